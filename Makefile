@@ -1,0 +1,62 @@
+# Every target sets up what it needs in .venv first; a machine with Python 3.11+ and make is enough.
+# Another interpreter: `make PYTHON=python3.12 demo`. Options for pip: `make PIP_ARGS=... demo`.
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+# One thread per test process: the models in the tests are tiny, and two processes use two cores better.
+WORKERS ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: help demo install test test-all lint format bench clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo      install, then train a small GPT on this machine and show what it writes"
+	@echo "make install   install only: afterwards .venv/bin/seedbed is the command"
+	@echo "make test      lint and the fast tests"
+	@echo "make test-all  the slow tests: fault matrix, drills, whole commands"
+	@echo "make lint      ruff and pyright        make format   let ruff rewrite the files"
+	@echo "make bench     the CPU benchmarks; each writes benchmarks/results/NAME.json"
+	@echo "make clean     remove .venv and caches"
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "seedbed needs Python 3.11 or newer; name one: make PYTHON=python3.12 demo"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.core: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install $(PIP_ARGS) -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml | $(VENV)/.made
+	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[dev]"
+	@touch $(VENV)/.core $@
+
+install: $(VENV)/.core
+
+demo: $(VENV)/.core
+	$(BIN)/seedbed demo
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(PYTEST) -m "not slow" -n $(WORKERS)
+
+test-all: $(VENV)/.dev
+	$(PYTEST) -m slow -n $(WORKERS)
+
+bench: $(VENV)/.core
+	@for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
