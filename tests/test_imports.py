@@ -1,0 +1,196 @@
+"""The import directions of the design, read from the source, and what the quick commands are allowed to load."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SRC = ROOT / "src"
+STANDARD = set(sys.stdlib_module_names)
+
+# What a folder (or file) of the package may import from the rest of it. Its own modules are always allowed.
+# "recipes" alone means the finder in recipes/__init__.py, never a named recipe.
+ALLOWED = {
+    "errors": set(),
+    "config": {"errors"},
+    "nn": {"errors"},
+    "data": {"errors", "config", "track.files"},
+    "train": {"errors", "config", "nn", "data", "track"},
+    "track": {"errors", "config", "train"},
+    "tune": {"errors", "config", "nn", "data", "train", "track", "recipes"},
+    "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
+    "serve": {"errors", "config", "data", "train", "track", "recipes"},
+    "launch": {"errors", "config", "data", "train", "track", "recipes", "tune", "checks"},
+    "recipes": {"errors", "config", "nn", "data", "train"},
+    "__init__": {"errors", "config", "data", "train"},
+    "__main__": {"cli"},
+    "cli": {"errors", "config", "data", "train", "track", "tune", "checks", "serve", "launch", "recipes"},
+}
+HEAVY = {"torch", "matplotlib", "safetensors", "tokenizers", "seedbed.train", "seedbed.nn"}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name to file, for every module of the package."""
+    found = {}
+    for path in sorted(SRC.rglob("*.py")):
+        parts = path.relative_to(SRC).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports(name: str, top_only: bool = False) -> Iterator[str]:
+    """Dotted names that a module imports; with `top_only`, only what importing it executes."""
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    for node in _walk(ast.parse(path.read_text()), top_only):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base]) if base else ".".join(parents)
+            for alias in node.names:
+                yield f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base
+
+
+def _walk(tree: ast.AST, top_only: bool) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        typing_only = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if top_only and (inside or typing_only):
+            continue
+        yield node
+        yield from _walk(node, top_only)
+
+
+def layer(name: str) -> str:
+    """The folder or file right under the package that a module belongs to."""
+    parts = name.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def violation(importer: str, imported: str) -> str | None:
+    """Why `importer` may not import `imported`, or None when it may."""
+    if not imported.startswith("seedbed"):
+        return None
+    source, target = layer(importer), layer(imported)
+    if target == "__init__":
+        return "import the module that holds the name, not the package's front door"
+    if source == target:
+        return _between_recipes(importer, imported) if source == "recipes" else None
+    if source not in ALLOWED:
+        return f"`{source}` has no rule; add it to ALLOWED with the design in mind"
+    tail = imported.removeprefix("seedbed.")
+    if target == "recipes" and tail != "recipes" and "recipes" in ALLOWED[source]:
+        return "a named recipe; find it through seedbed.recipes"
+    if any(tail == rule or tail.startswith(f"{rule}.") for rule in ALLOWED[source]):
+        return None
+    return f"`{source}` may import {sorted(ALLOWED[source]) or 'nothing of the package'}"
+
+
+def _between_recipes(importer: str, imported: str) -> str | None:
+    own, other = importer.split(".")[2:3], imported.split(".")[2:3]
+    if not own:
+        return "the finder names no recipe" if other else None
+    return None if other in ([], own) else "one recipe does not lean on another"
+
+
+def test_every_import_follows_the_design():
+    wrong = [
+        f"{name} imports {target}: {reason}"
+        for name in MODULES
+        for target in imports(name)
+        if (reason := violation(name, target)) is not None
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("importer", "imported"),
+    [
+        ("seedbed.nn.attention", "seedbed.train.engine"),
+        ("seedbed.nn.attention", "seedbed.config"),
+        ("seedbed.train.loop", "seedbed.recipes.gpt.model"),
+        ("seedbed.train.loop", "seedbed.recipes"),
+        ("seedbed.track.run", "seedbed.recipes.gpt.presets"),
+        ("seedbed.tune.plan", "seedbed.recipes.gpt.system"),
+        ("seedbed.data.feed", "seedbed.train.system"),
+        ("seedbed.data.store", "seedbed.track.run"),
+        ("seedbed.recipes.gpt.system", "seedbed.recipes.flow.model"),
+        ("seedbed.recipes", "seedbed.recipes.gpt.presets"),
+        ("seedbed.train.loop", "seedbed.cli"),
+        ("seedbed.launch.local", "seedbed.cli"),
+        ("seedbed.config", "seedbed.train.schedule"),
+        ("seedbed.nn.mlp", "seedbed"),
+        ("seedbed.novelty.thing", "seedbed.config"),
+    ],
+)
+def test_a_wrong_direction_is_caught(importer: str, imported: str):
+    assert violation(importer, imported) is not None
+
+
+def test_nothing_but_the_entry_point_imports_the_command_line():
+    users = {name for name in MODULES if "seedbed.cli" in set(imports(name)) and layer(name) not in ("cli", "__main__")}
+    assert not users
+
+
+def test_nn_needs_only_torch():
+    wrong = {
+        f"{name} imports {target}"
+        for name in MODULES
+        if layer(name) == "nn"
+        for target in imports(name)
+        if target.split(".")[0] not in STANDARD | {"torch", "seedbed"}
+    }
+    assert not wrong
+
+
+def at_import(start: str) -> dict[str, str]:
+    """Every module that importing `start` loads, by reading, with the module that asked for it."""
+    reached, waiting = {start: ""}, [start]
+    while waiting:
+        name = waiting.pop()
+        for target in imports(name, top_only=True):
+            parents = [".".join(target.split(".")[:n]) for n in range(1, target.count(".") + 2)]
+            for found in parents:
+                if found not in reached:
+                    reached[found] = name
+                    if found in MODULES:
+                        waiting.append(found)
+    return reached
+
+
+LIGHT = ["seedbed", "seedbed.cli", "seedbed.config", "seedbed.recipes", "seedbed.track.run"]
+LIGHT += [name for name in MODULES if name.startswith("seedbed.recipes.") and name.endswith(".presets")]
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_light_modules_load_nothing_heavy(name: str):
+    chain = {heavy: asked for heavy, asked in at_import(name).items() if heavy in HEAVY}
+    assert not chain, f"importing {name} loads {chain}"
+
+
+QUICK = [(), ("--help",), ("--version",), ("runs", "list"), ("runs", "list", "--json"), ("runs", "--help"), ("journal",)]
+
+
+@pytest.mark.parametrize("arguments", QUICK, ids=" ".join)
+def test_quick_commands_never_load_torch(seedbed, arguments: tuple[str, ...]):
+    done = seedbed(*arguments, python=("-X", "importtime"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "seedbed.cli" in loaded, "the listing of imports was not read"
+    assert not loaded & HEAVY
+
+
+def test_the_package_itself_is_light():
+    code = "import sys, seedbed; print(sorted(set(sys.modules) & {'torch', 'numpy', 'matplotlib', 'rich'}))"
+    shown = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
