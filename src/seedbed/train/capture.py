@@ -1,0 +1,150 @@
+"""One step as one call: compiled where asked, captured as one CUDA graph per variant where possible, eager otherwise.
+
+Measurements leave the device as one small vector that is read a step later, so nobody waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from seedbed.data.feed import Feed
+    from seedbed.train.engine import Engine
+
+NUM_WARMUPS = 3
+
+
+def compile_system(system: nn.Module, mode: str) -> list[nn.Module]:
+    """Compile in place, so that parameter names stay as they are; returns the compiled modules."""
+    units = {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
+    for unit in units:
+        unit.compile(dynamic=False)
+    return units
+
+
+class StepRunner:
+    """Calls the engine's step in the fastest way that works, and says which one that was."""
+
+    def __init__(self, engine: Engine, feed: Feed, say: Callable[[str], None]) -> None:
+        self.engine, self.feed, self.say = engine, feed, say
+        self.units = compile_system(engine.system, engine.config.compile)
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.names: list[str] = []
+        self.why_not = self._why_not_captured()
+        self.ready: set[Hashable] = set()
+
+    @property
+    def how(self) -> str:
+        """In words, for the run's header: how a step runs."""
+        compiled = f"compiled ({self.engine.config.compile})" if self.units else "eager"
+        return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
+
+    def __call__(self) -> Tensor:
+        """Run the loaded step; returns its measurements as one vector, in the order of `names`."""
+        if self.why_not:
+            return self._body()
+        graph, vector = self.graphs[self.engine.variant]
+        graph.replay()
+        return vector
+
+    def prepare(self) -> None:
+        """Compile and capture for the engine's present variant, changing nothing."""
+        variant = self.engine.variant
+        if variant in self.ready:
+            return
+        self.ready.add(variant)
+        if not self.units and self.why_not:
+            return
+        try:
+            self._rehearse()
+        except Exception as error:
+            if not self.units:
+                raise
+            self._give_up_compiling(error)
+            self._rehearse()
+        if not self.why_not:
+            self._capture(variant)
+
+    def _rehearse(self) -> None:
+        with self.engine.rehearsal():
+            if self.engine.device.type != "cuda":
+                self._body()
+                return
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(NUM_WARMUPS):
+                    self._body()
+            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.synchronize()
+
+    def _capture(self, variant: Hashable) -> None:
+        graph = torch.cuda.CUDAGraph()
+        pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+        try:
+            with self.engine.rehearsal(), torch.cuda.graph(graph, pool=pool):
+                vector = self._body()
+        except Exception as error:
+            self.why_not = _first_line(error)
+            self.graphs.clear()
+            torch.cuda.synchronize()
+            self.say(f"the step could not be captured and runs uncaptured: {self.why_not}")
+            return
+        self.graphs[variant] = (graph, vector)
+
+    def _body(self) -> Tensor:
+        measured = self.engine.step(self.feed.part)
+        measured["halted"] = self.engine.halted
+        self.names = list(measured)
+        return torch.stack([v.detach().float().reshape(()) for v in measured.values()])
+
+    def _why_not_captured(self) -> str:
+        if self.engine.device.type != "cuda":
+            return f"no CUDA graphs on {self.engine.device.type}"
+        return "capture=off" if self.engine.config.capture == "off" else ""
+
+    def _give_up_compiling(self, error: Exception) -> None:
+        for unit in self.units:
+            unit._compiled_call_impl = None
+        self.units = []
+        torch.compiler.reset()
+        self.say(f"compile failed and the run goes on eager: {_first_line(error)}")
+
+
+class Readback:
+    """A short queue of measurement vectors on their way to the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.queue: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+
+    def push(self, step: int, vector: Tensor) -> None:
+        event = None
+        if self.on_cuda:
+            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            vector = host.copy_(vector, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self.queue.append((step, vector, event))
+
+    def pop(self, leave: int) -> tuple[int, list[float]] | None:
+        """The oldest measurements, once more than `leave` are under way."""
+        if len(self.queue) <= leave:
+            return None
+        step, vector, event = self.queue.popleft()
+        if event:
+            event.synchronize()
+        return step, vector.tolist()
+
+    def drop(self) -> None:
+        self.queue.clear()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"[:200]

@@ -1,0 +1,256 @@
+"""The engine: what happens between a batch and new weights, all on the device and without a host sync.
+
+It owns accumulation, precision, clipping, the finite guard, the optimizers, the moving average and step counting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.config import Config
+from seedbed.errors import UserError
+from seedbed.train.ema import Ema
+from seedbed.train.optim import Optimizer, param_groups
+from seedbed.train.schedule import multiplier
+
+if TYPE_CHECKING:
+    from seedbed.train.system import Batch, System
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+FIRST_SCALE, SCALE_PATIENCE = 2.0**15, 1000
+_RATE, _PROGRESS, _EMA = range(3)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device a config asks for; `auto` prefers CUDA, then MPS, then the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda, but torch sees no CUDA device; use device=cpu or check the driver")
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device=mps, but torch sees no Metal device; use device=cpu")
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
+
+
+def mix(*numbers: int) -> int:
+    """A 63-bit seed from whole numbers, so that neighbouring steps share nothing (splitmix64)."""
+    state = 0x9E3779B97F4A7C15
+    for number in numbers:
+        state = (state + number * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+class Engine:
+    """Runs a system's updates. Recipes see `device`, `variant`, `progress` and `descend`; the loop sees the rest."""
+
+    def __init__(self, system: System, config: Config, device: torch.device) -> None:
+        self.system, self.config, self.device = system, config, device
+        self.dtype = DTYPES[config.precision]
+        modules = system.players()
+        self.optimizers = {
+            name: Optimizer(param_groups(module, config.optim, _prefix_of(module, system)), config.optim)
+            for name, module in modules.items()
+        }
+        self.ema = Ema(system, config.ema) if config.ema else None
+        self.variant = None
+        self._dials = torch.zeros(3, device=device)
+        self._host_dials = torch.zeros(3)
+        self.halted = torch.zeros((), dtype=torch.bool, device=device)
+        self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
+        self.calm = {n: torch.zeros((), device=device) for n in self.scale}
+        self._part, self._num_parts, self._share = 0, 1, None
+        self._totals: dict[str, Tensor] = {}
+        self.norms: dict[str, Tensor] = {}
+
+    @property
+    def progress(self) -> Tensor:
+        """How much of the run is done, 0 to 1, as a tensor: safe to use inside a captured step."""
+        return self._dials[_PROGRESS]
+
+    # ---- before a step, on the host -----------------------------------------------------------------------------
+
+    def begin(self, step: int, progress: float) -> None:
+        """Set what changes from step to step: rates, progress, dice."""
+        dials = self._host_dials if self.device.type == "cpu" else torch.zeros(3, pin_memory=self.device.type == "cuda")
+        view = dials.numpy()
+        view[_RATE] = multiplier(self.config.schedule, progress)
+        view[_PROGRESS] = progress
+        view[_EMA] = self.ema.weight(step) if self.ema else 0.0
+        self._dials.copy_(dials, non_blocking=True)
+        self.roll_dice(step)
+
+    def roll_dice(self, step: int) -> None:
+        """All noise of a step follows from (seed, step): nothing to save, and evaluation cannot disturb training."""
+        seed = mix(self.config.seed, step)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seed)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(seed)
+
+    # ---- one step, on the device -----------------------------------------------------------------------------------
+
+    def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]:
+        """One update from all micro-batches; returns measurements as tensors, averaged over targets."""
+        self._num_parts = self.config.accum
+        self._totals.clear()
+        self.norms.clear()
+        if self._num_parts == 1:
+            out = self._update(parts(0), 0)
+        else:
+            batches = [parts(k) for k in range(self._num_parts)]
+            counts = torch.stack([_as_float(self.system.num_targets(b), self.device) for b in batches])
+            shares = counts / counts.sum().clamp_min(1.0)
+            out = {}
+            for k, batch in enumerate(batches):
+                self._share = shares[k]
+                for name, value in self._update(batch, k).items():
+                    out[name] = out[name] + value * shares[k] if name in out else value * shares[k]
+            self._share = None
+        if self.ema:
+            self.ema.update(self._dials[_EMA] * ~self.halted)
+        return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
+
+    def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
+        self._part = part
+        with self.autocast():
+            return self.system.update(batch, self)
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """The run's precision, for training and evaluation alike."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def descend(self, loss: Tensor, name: str = "main") -> None:
+        """Backward through `loss` for one player; on the step's last micro-batch also clip, guard and step."""
+        optimizer = self.optimizers[name]
+        if self._share is not None:
+            loss = loss * self._share
+        total = self._totals.get(name)
+        self._totals[name] = loss.detach() if total is None else total + loss.detach()
+        scaled = loss * self.scale[name] if self.scale else loss
+        with torch.autocast(self.device.type, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():
+            scaled.backward(inputs=optimizer.params if len(self.optimizers) > 1 else None)
+            if self._part == self._num_parts - 1:
+                self._finish(name, optimizer)
+
+    @torch.no_grad()
+    def _finish(self, name: str, optimizer: Optimizer) -> None:
+        for param in optimizer.params:
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+        norm = total_norm([p.grad for p in optimizer.params])
+        scale = self.scale.get(name)
+        true_norm = norm if scale is None else norm / scale
+        skip = self._guard(name, true_norm)
+        clip = self.config.optim.clip
+        divisor = (true_norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
+        optimizer.step(self._dials[_RATE], divisor if scale is None else divisor * scale, skip)
+        for param in optimizer.params:
+            param.grad = None
+        self.norms[name] = true_norm
+
+    def _guard(self, name: str, norm: Tensor) -> Tensor:
+        """1 when this update must not happen. A bad step also halts all later ones until the host has looked."""
+        loss = self._totals[name]
+        if not self.scale:
+            self.halted.logical_or_(_not_finite(loss + norm))
+            return self.halted.float()
+        # With fp16 an overflow of the gradient is expected now and then: skip, lower the scale, go on.
+        self.halted.logical_or_(_not_finite(loss))
+        overflow = _not_finite(norm)
+        calm = torch.where(overflow, 0.0, self.calm[name] + 1.0)
+        grow = calm >= SCALE_PATIENCE
+        factor = torch.where(overflow, 0.5, torch.where(grow, 2.0, 1.0))
+        frozen = self.halted
+        self.scale[name].copy_(torch.where(frozen, self.scale[name], (self.scale[name] * factor).clamp(1.0, 2.0**24)))
+        self.calm[name].copy_(torch.where(frozen, self.calm[name], torch.where(grow, 0.0, calm)))
+        return torch.logical_or(frozen, overflow).float()
+
+    # ---- around steps ------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode with averaged weights, no gradients and dice of its own; everything is put back after."""
+        was_training = self.system.training
+        self.system.eval()
+        averaged = self.ema.swapped_in() if self.ema else contextlib.nullcontext()
+        try:
+            with forked_dice(self.device), averaged, torch.no_grad(), self.autocast():
+                torch.manual_seed(mix(self.config.seed, -1))
+                yield
+        finally:
+            self.system.train(was_training)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Steps that cost the same and change nothing: the guard is halted, and buffers are put back after."""
+        buffers = {n: b.clone() for n, b in self.system.named_buffers()}
+        halted = self.halted.clone()
+        with forked_dice(self.device):
+            self.halted.fill_(True)
+            try:
+                yield
+            finally:
+                self.halted.copy_(halted)
+                for name, buffer in self.system.named_buffers():
+                    buffer.copy_(buffers[name])
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything on the device that a checkpoint keeps, by file."""
+        optim = {f"{player}.{n}": t for player, o in self.optimizers.items() for n, t in o.tensors().items()}
+        optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.calm": t for n, t in self.calm.items()}
+        files = {"model": dict(self.system.named_parameters()) | saved_buffers(self.system), "optim": optim}
+        return files | ({"ema": dict(self.ema.shadow)} if self.ema else {})
+
+
+@contextlib.contextmanager
+def forked_dice(device: torch.device) -> Iterator[None]:
+    """Leave the random generators as they were found."""
+    kind = device.type if device.type != "cpu" else "cuda"
+    devices = [device.index or 0] if device.type != "cpu" else []
+    python, legacy_numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices, device_type=kind):
+        yield
+    random.setstate(python)
+    np.random.set_state(legacy_numpy)
+
+
+def total_norm(grads: list[Tensor]) -> Tensor:
+    """The norm of all gradients together."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+
+def saved_buffers(system: System) -> dict[str, Tensor]:
+    """The buffers a checkpoint keeps: those the module did not mark as non-persistent."""
+    keys = set(system.state_dict(keep_vars=True))
+    return {n: b for n, b in system.named_buffers() if n in keys}
+
+
+def _not_finite(x: Tensor) -> Tensor:
+    return (x - x) != 0  # two cheap kernels; isfinite is four
+
+
+def _as_float(count: Tensor | int, device: torch.device) -> Tensor:
+    return count.float() if isinstance(count, Tensor) else torch.full((), float(count), device=device)
+
+
+def _norm_name(player: str) -> str:
+    return "grad_norm" if player == "main" else f"grad_norm_{player}"
+
+
+def _prefix_of(module: torch.nn.Module, system: System) -> str:
+    """The dotted path of a player inside the system, so that names in checkpoints agree with the weights'."""
+    path = next(name for name, m in system.named_modules() if m is module)
+    return f"{path}." if path else ""

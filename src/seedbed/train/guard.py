@@ -1,0 +1,90 @@
+"""Guards on the host side: what to do when a step was not finite, or the loss left its band."""
+
+import math
+from collections import deque
+
+from seedbed.config import Guard
+
+
+class SpikeWatch:
+    """Mean and deviation of the last finite losses; a loss above mean + sigmas x deviation is a spike."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+        self.losses: deque[float] = deque(maxlen=guard.window)
+        self._sum = self._squares = self._shift = 0.0
+
+    def spikes(self, loss: float) -> bool:
+        """Look at the next loss. Spikes and non-finite values never enter the statistics."""
+        if not math.isfinite(loss):
+            return False
+        if len(self.losses) == self.guard.window and loss > self.limit():
+            return True
+        self._add(loss)
+        return False
+
+    def limit(self) -> float:
+        mean = self._sum / len(self.losses)
+        variance = max(self._squares / len(self.losses) - mean * mean, 0.0)
+        return mean + self._shift + self.guard.sigmas * max(math.sqrt(variance), 1e-3 * abs(mean + self._shift), 1e-9)
+
+    def restart(self) -> None:
+        """Forget everything: after a roll-back or a change of stage the old band means nothing."""
+        self.losses.clear()
+        self._sum = self._squares = 0.0
+
+    def state(self) -> dict:
+        return {"losses": list(self.losses), "sums": [self._sum, self._squares, self._shift]}
+
+    def load_state(self, state: dict) -> None:
+        self.losses = deque(state["losses"], maxlen=self.guard.window)
+        self._sum, self._squares, self._shift = state["sums"]  # the sums as they were, not summed anew: rounding counts
+
+    def _add(self, loss: float) -> None:
+        if not self.losses:
+            self._shift = loss  # sums of differences keep their digits
+        if len(self.losses) == self.losses.maxlen:
+            gone = self.losses[0] - self._shift
+            self._sum -= gone
+            self._squares -= gone * gone
+        self.losses.append(loss)
+        self._sum += loss - self._shift
+        self._squares += (loss - self._shift) ** 2
+
+
+class Incidents:
+    """Counts trouble and decides: go on, roll back, or stop. Its state travels with the checkpoint."""
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard, self.watch = guard, SpikeWatch(guard)
+        self.num_skips = self.num_rollbacks = 0
+        self.spikes: deque[int] = deque(maxlen=3)
+
+    def not_finite(self) -> str:
+        """The answer to a step that was not finite: "skip", "rollback" or "stop"."""
+        self.num_skips += 1
+        if self.guard.policy == "stop" or (self.guard.policy == "skip" and self.num_skips > self.guard.max_skips):
+            return "stop"
+        return "skip" if self.num_skips <= self.guard.max_skips else self._roll_back()
+
+    def spike(self, step: int) -> str:
+        """The answer to a spike: "warn", and a roll-back at the third within 50 steps."""
+        self.spikes.append(step)
+        crowded = len(self.spikes) == 3 and self.spikes[-1] - self.spikes[0] < 50
+        return self._roll_back() if crowded and self.guard.policy == "rollback" else "warn"
+
+    def _roll_back(self) -> str:
+        self.num_rollbacks += 1
+        self.num_skips = 0
+        self.spikes.clear()
+        self.watch.restart()
+        return "rollback" if self.num_rollbacks <= self.guard.max_rollbacks else "stop"
+
+    def state(self) -> dict:
+        counts = {"num_skips": self.num_skips, "num_rollbacks": self.num_rollbacks}
+        return {**counts, "spikes": list(self.spikes), "watch": self.watch.state()}
+
+    def load_state(self, state: dict) -> None:
+        self.num_skips, self.num_rollbacks = state["num_skips"], state["num_rollbacks"]
+        self.spikes = deque(state["spikes"], maxlen=3)
+        self.watch.load_state(state["watch"])

@@ -1,0 +1,396 @@
+"""The loop that trains every system: load, step, read the step before, and let the instruments act in order."""
+
+from __future__ import annotations
+
+import gc
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from seedbed.config import Config
+from seedbed.data.feed import Data, Feed
+from seedbed.errors import UserError
+from seedbed.track.clocks import Stopwatch
+from seedbed.track.console import Console
+from seedbed.track.flops import Meter
+from seedbed.track.run import Run
+from seedbed.train import checkpoint
+from seedbed.train.capture import Readback, StepRunner
+from seedbed.train.engine import Engine
+from seedbed.train.guard import Incidents
+from seedbed.train.schedule import multiplier
+from seedbed.train.system import System
+
+
+@dataclass
+class Job:
+    """One run in this process: its parts, and the few numbers that move."""
+
+    run: Run
+    config: Config
+    system: System
+    data: Data
+    engine: Engine
+    console: Console
+    step: int = 0
+    items: int = 0
+    skipped_items: int = 0
+    total_items: int = 0
+    best: float | None = None
+    best_step: int = 0
+    last_loss: float = float("nan")
+    status: str = "running"
+    stop_signal: int = 0
+    feed: Feed = field(init=False)
+    runner: StepRunner = field(init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.feed = Feed(
+            self.data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=self.engine.device
+        )
+        self.runner = StepRunner(self.engine, self.feed, self.console.line)
+        self.readback = Readback(self.engine.device)
+        self.incidents = Incidents(config.guard)
+        self.clock = Stopwatch()
+        self.meter = Meter(self.system.flops_per_item(), self.engine.device, config.precision)
+        self.total_items = config.steps * config.batch
+
+    @property
+    def counter(self) -> int:
+        """The next item of the data's order; roll-backs skip past what spoiled the run."""
+        return self.items + self.skipped_items
+
+    @property
+    def num_steps(self) -> int:
+        """The step at which the run ends, at the present batch size."""
+        return self.step + -(-(self.total_items - self.items) // self.config.batch)
+
+    @property
+    def progress(self) -> float:
+        """The share of the run done once the next step is taken."""
+        return (self.items + self.config.batch) / self.total_items
+
+
+@dataclass(frozen=True)
+class Instrument:
+    """Something that happens every n steps, in the order of the list; 0 means only at the end."""
+
+    every: int
+    act: Callable[[Job], None]
+
+    def due(self, step: int) -> bool:
+        return bool(self.every) and step % self.every == 0
+
+
+def instruments(config: Config) -> list[Instrument]:
+    every = config.every
+    return [Instrument(every.eval, evaluate), Instrument(every.sample, sample), Instrument(every.save, save)]
+
+
+def fit(job: Job) -> str:
+    """Train until done, stopped or spoiled; returns the run's status in a word."""
+    tools = instruments(job.config)
+    handlers = _catch_signals(job)
+    try:
+        _warm_up(job)
+        last_step = job.num_steps
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        job.meter.start(job.items, job.clock["train"], job.feed.wait)
+        job.clock.start("train")
+        while job.status == "running" and not job.stop_signal:
+            if job.step >= last_step:
+                if _settled(job):
+                    break
+                continue
+            _take_step(job)
+            measured = job.readback.pop(leave=1)
+            if measured and _look(job, *measured):
+                continue
+            for tool in tools:
+                if tool.due(job.step) and job.step < last_step and _settled(job):
+                    tool.act(job)
+        _finish(job)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+        job.feed.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return job.status
+
+
+def _take_step(job: Job) -> None:
+    engine = job.engine
+    engine.variant = job.system.variant(job.step, job.config.steps)
+    job.feed.load(job.counter)
+    if engine.variant not in job.runner.ready:
+        with job.clock.lap("compile"):
+            job.runner.prepare()
+    engine.begin(job.step, job.progress)
+    job.readback.push(job.step + 1, job.runner())
+    job.step += 1
+    job.items += job.config.batch
+
+
+def _warm_up(job: Job) -> None:
+    """Compile and capture before the clock starts; with a time budget, measure a step and fix the run's length by it."""
+    job.engine.variant = job.system.variant(job.step, job.config.steps)
+    with job.clock.lap("compile"):
+        job.feed.load(job.counter)
+        job.engine.begin(job.step, job.progress)
+        job.runner.prepare()
+        if job.config.budget and job.step == 0:
+            seconds = _time_steps(job)
+            job.total_items = max(1, int(0.98 * job.config.budget / seconds)) * job.config.batch
+            length = job.total_items // job.config.batch
+            job.console.line(f"budget {job.config.budget:g} s at {seconds * 1e3:.2f} ms a step: {length:,} steps")
+            job.run.event(job.step, "budget", seconds_per_step=seconds, steps=length)
+    job.console.line(f"step: {job.runner.how}; data: {job.feed.describe()}")
+
+
+def _time_steps(job: Job) -> float:
+    """Seconds per step, by steps that change nothing."""
+    with job.engine.rehearsal():
+        for count in (2, 0):
+            start, counter = time.perf_counter(), job.counter
+            done = 0
+            while done < (count or 400) and (count or done < 5 or time.perf_counter() - start < 1.5):
+                job.feed.load(counter)
+                job.engine.begin(job.step, job.progress)
+                job.readback.push(0, job.runner())
+                job.readback.pop(leave=1)
+                counter += job.config.batch
+                done += 1
+            job.readback.pop(leave=0)
+    return (time.perf_counter() - start) / done
+
+
+def _settled(job: Job) -> bool:
+    """Read what is still under way; False when that sent the run back to an earlier step."""
+    while measured := job.readback.pop(leave=0):
+        if _look(job, *measured):
+            return False
+    return job.status == "running"
+
+
+def _look(job: Job, step: int, values: list[float]) -> bool:
+    """Judge the measurements of a step and log them; True when the run was sent back."""
+    measured = dict(zip(job.runner.names, values, strict=True))
+    if measured.pop("halted"):
+        _on_not_finite(job, step, measured)
+        return True
+    job.last_loss = measured["loss"]
+    if job.incidents.watch.spikes(job.last_loss):
+        answer = job.incidents.spike(step)
+        limit = job.incidents.watch.limit() if job.incidents.watch.losses else float("nan")
+        _report(job, step, "spike", f"loss {job.last_loss:.4g} left its band (limit {limit:.4g})", answer, measured)
+        if answer != "warn":
+            return _send_back(job, answer)
+    if step % job.config.every.log == 0:
+        _log(job, step, measured)
+    return False
+
+
+def _on_not_finite(job: Job, step: int, measured: dict[str, float]) -> None:
+    """The device has kept the state from before the bad step; decide how to go on from there."""
+    job.readback.drop()
+    behind = job.step - step
+    job.step, job.items = step, job.items - behind * job.config.batch
+    job.engine.halted.fill_(False)
+    answer = job.incidents.not_finite()
+    where = "loss" if not np.isfinite(measured["loss"]) else "gradient"
+    _report(job, step, "nonfinite", f"the {where} is not finite", answer, measured)
+    if answer != "skip":
+        _send_back(job, answer)
+
+
+def _report(job: Job, step: int, kind: str, what: str, answer: str, measured: dict[str, float]) -> None:
+    plain = {k: v if np.isfinite(v) else str(v) for k, v in measured.items()}
+    job.run.event(step, kind, what=what, answer=answer, **plain)
+    job.console.line(f"step {step}: {what}; {_ANSWERS[answer]}")
+
+
+_ANSWERS = {
+    "warn": "going on",
+    "skip": "this batch is skipped, weights and moments are untouched",
+    "rollback": "going back to the best checkpoint",
+    "stop": "stopping",
+}
+
+
+def _send_back(job: Job, answer: str) -> bool:
+    """Restore the best checkpoint with its optimizer state and skip the data that led here; or stop."""
+    job.readback.drop()
+    folder = job.run.path / "checkpoints"
+    found = _best_or_newest(folder, job.console.line) if answer == "rollback" else None
+    if found is None:
+        job.status = "nan" if not np.isfinite(job.last_loss) or job.incidents.num_skips else "diverged"
+        if answer == "rollback":
+            job.console.line("there is no checkpoint to go back to; stopping")
+        return True
+    counter, before = job.counter, job.step
+    clock, incidents = job.clock, job.incidents.state()
+    take_back(job, found)
+    job.clock = clock
+    job.incidents.load_state(incidents)
+    job.skipped_items = counter - job.items
+    checkpoint.forget_after(folder, job.step)
+    job.run.rewind(job.step, events=False)
+    job.run.event(before, "rollback", to=job.step, skipped_items=job.skipped_items)
+    job.console.line(f"rolled back {before} -> {job.step} ({job.incidents.num_rollbacks} of {job.config.guard.max_rollbacks})")
+    return True
+
+
+def _best_or_newest(folder: Any, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
+    path = checkpoint.best(folder)
+    if path:
+        try:
+            return checkpoint.load(path)
+        except checkpoint.Damaged as problem:
+            warn(f"the best checkpoint is damaged: {problem}")
+    return checkpoint.load_newest(folder, warn)
+
+
+# ---- instruments ---------------------------------------------------------------------------------------------------
+
+
+def _log(job: Job, step: int, measured: dict[str, float]) -> None:
+    items = job.items - (job.step - step) * job.config.batch
+    rate = multiplier(job.config.schedule, items / job.total_items)
+    groups = {g.name: g.lr * rate for o in job.engine.optimizers.values() for g in o.groups}
+    row = {"step": step, **measured, "lr": next(iter(groups.values())), "lrs": groups, "items": items}
+    if job.data.train.num_items:
+        row["epoch"] = round(items / job.data.train.num_items, 4)
+    row |= job.meter.read(items, job.clock["train"], job.feed.wait)
+    job.run.row(row)
+    job.console.step_row(row, last_step=job.num_steps)
+
+
+def evaluate(job: Job) -> None:
+    """The recipe's numbers on held-out data, with the averaged weights when there are any."""
+    with job.clock.lap("eval"), job.engine.evaluating():
+        numbers = job.system.evaluate(job.data.valid, job.engine)
+    name, value = next(iter(numbers.items()))
+    improved = job.best is None or value < job.best
+    if improved:
+        job.best, job.best_step = value, job.step
+    weights = "ema" if job.engine.ema else "live"
+    job.run.event(job.step, "eval", **numbers, weights=weights, best=improved, seconds=job.clock["train"])
+    job.console.evaluation(job.step, numbers, improved)
+    if improved and job.step:
+        _save(job, best=True)
+
+
+def sample(job: Job) -> None:
+    """What the model can do by now, for a person to look at."""
+    folder = job.run.path / "samples"
+    folder.mkdir(exist_ok=True)
+    with job.clock.lap("sample"), job.engine.evaluating():
+        shown = job.system.sample(job.engine, folder / f"step-{job.step:06d}")
+    names = [str(f.relative_to(job.run.path)) for f in shown.files]
+    job.run.event(job.step, "sample", text=shown.text, files=names, **shown.facts)
+    job.console.sample(job.step, shown.text, names)
+
+
+def save(job: Job) -> None:
+    """A checkpoint; a disk that is full or failing costs a warning, not the run."""
+    _save(job, best=False)
+
+
+def _save(job: Job, best: bool) -> bool:
+    folder = job.run.path / "checkpoints"
+    if not best and (folder / checkpoint.folder_name(job.step)).exists():
+        return True
+    try:
+        with job.clock.lap("save"):
+            path = checkpoint.save(folder, job.step, job.engine.tensors(), _state(job))
+            if best:
+                checkpoint.mark_best(folder, path)
+            checkpoint.prune(folder, job.config.keep)
+    except OSError as error:
+        job.run.event(job.step, "save_failed", error=str(error))
+        job.console.line(f"step {job.step}: no checkpoint could be written ({error}); the ones before are whole")
+        return False
+    job.run.event(job.step, "checkpoint", path=path.name, best=best)
+    job.run.set_status("running", step=job.step, loss=job.last_loss, best=job.best, last_step=job.num_steps)
+    return True
+
+
+def _state(job: Job) -> dict[str, Any]:
+    python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
+    return {
+        "items": job.items,
+        "skipped_items": job.skipped_items,
+        "total_items": job.total_items,
+        "batch": job.config.batch,
+        "best": job.best,
+        "best_step": job.best_step,
+        "incidents": job.incidents.state(),
+        "clock": job.clock.state(),
+        "system": job.system.state(),
+        "data": job.data.facts.get("fingerprint", ""),
+        "python_dice": [python[0], list(python[1]), python[2]],
+        "numpy_dice": [kind, keys.tolist(), *rest],
+    }
+
+
+def take_back(job: Job, saved: checkpoint.Checkpoint) -> None:
+    """Continue from a checkpoint: every tensor in place, every counter as it was."""
+    state = saved.state
+    have, want = job.data.facts.get("fingerprint", ""), state["data"]
+    if have != want:
+        raise UserError(f"the data has changed: this run was trained on {want}, the source now gives {have}")
+    checkpoint.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")
+    job.step, job.items, job.skipped_items = saved.step, state["items"], state["skipped_items"]
+    job.total_items = state["total_items"]
+    job.best, job.best_step = state["best"], state["best_step"]
+    job.incidents.load_state(state["incidents"])
+    job.clock = Stopwatch(saved=state["clock"])
+    job.system.load_state(state["system"])
+    version, numbers, gauss = state["python_dice"]
+    random.setstate((version, tuple(numbers), gauss))
+    kind, keys, *rest = state["numpy_dice"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+
+
+# ---- the end ---------------------------------------------------------------------------------------------------------
+
+
+def _finish(job: Job) -> None:
+    while job.status == "running" and not _settled(job):
+        pass
+    job.clock.pause()
+    if job.status == "running":
+        if job.stop_signal:
+            job.status = "interrupted"
+            _save(job, best=False)
+        else:
+            job.status = "done"
+            evaluate(job)
+            sample(job)
+            if not _save(job, best=False):
+                raise UserError("the run is finished but its last checkpoint could not be written; free some space and resume")
+    job.run.event(job.step, "end", status=job.status)
+    job.run.set_status(job.status, step=job.step, loss=job.last_loss, best=job.best, last_step=job.num_steps)
+
+
+def _catch_signals(job: Job) -> dict[int, Any]:
+    """The first signal ends the run at the next step; a second Ctrl-C ends it at once."""
+
+    def on_signal(number: int, _frame: Any) -> None:
+        if job.stop_signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        job.stop_signal = number
+
+    try:
+        return {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not in the main thread: the caller owns the signals
+        return {}

@@ -1,0 +1,154 @@
+"""Optimizers that never ask the host: AdamW in one fused call, Muon batched by shape, learning rates as tensors.
+
+Both leave weights and moments exactly as they were when `skip` is 1, so a bad step is undone by not happening.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.config import Optim
+from seedbed.errors import UserError
+from seedbed.nn.groups import kind_of, rows_of, settings_of
+from seedbed.train.system import ParamGroup
+
+
+def param_groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[ParamGroup]:
+    """Every trainable parameter in exactly one group, by kind, learning rate and weight decay."""
+    found: dict[tuple, dict[str, nn.Parameter]] = defaultdict(dict)
+    owners = {id(p): m for m in module.modules() for p in m.parameters(recurse=False)}
+    for name, param in module.named_parameters():
+        if not param.requires_grad:
+            continue
+        kind = kind_of(name, owners[id(param)], param)
+        scale, decay = settings_of(param)
+        use_muon = optim.kind == "muon" and kind == "matrix" and param.ndim == 2
+        lr = (optim.muon_lr if use_muon else optim.lr) * scale
+        base_decay = optim.muon_weight_decay if use_muon else optim.weight_decay
+        wants_decay = kind != "scalar" and param.ndim >= 2 if decay is None else decay
+        found[("muon" if use_muon else "adamw", kind, lr, base_decay if wants_decay else 0.0)][prefix + name] = param
+    if not found:
+        raise UserError("the system has no trainable parameter; nothing would be learned")
+    return [
+        ParamGroup(name=f"{algo}:{kind}", kind=algo, lr=lr, weight_decay=decay, params=params)
+        for (algo, kind, lr, decay), params in found.items()
+    ]
+
+
+class AdamW:
+    """Decoupled AdamW over one group, as one fused kernel; gradients are divided by `divisor` inside it."""
+
+    def __init__(self, group: ParamGroup, optim: Optim) -> None:
+        self.group, self.optim = group, optim
+        self.names, self.params = list(group.params), list(group.params.values())
+        self.means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
+        self.squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
+        self.count = torch.zeros((), device=self.params[0].device)
+        self._counts = [self.count] * len(self.params)
+
+    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        self.count += 1.0 - skip
+        # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
+        torch._fused_adamw_(
+            self.params,
+            [p.grad for p in self.params],
+            self.means,
+            self.squares,
+            [],
+            self._counts,
+            lr=rate * self.group.lr,
+            beta1=self.optim.beta1,
+            beta2=self.optim.beta2,
+            weight_decay=self.group.weight_decay,
+            eps=self.optim.eps,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=divisor,
+            found_inf=skip,
+        )
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        yield f"count.{self.names[0]}", self.count
+        for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
+            yield f"mean.{name}", mean
+            yield f"square.{name}", square
+
+
+MUON_COEFFICIENTS = (3.4445, -4.775, 2.0315)
+
+
+def orthogonalise(x_kmn: Tensor, steps: int = 5) -> Tensor:
+    """The nearest semi-orthogonal matrix of each of k stacked matrices, by Newton-Schulz iterations."""
+    a, b, c = MUON_COEFFICIENTS
+    tall = x_kmn.shape[-2] > x_kmn.shape[-1]
+    x = x_kmn.mT if tall else x_kmn
+    x = x.to(torch.bfloat16) if x.is_cuda else x
+    x = x / x.norm(dim=(-2, -1), keepdim=True).clamp_min(1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if tall else x).to(x_kmn.dtype)
+
+
+class Muon:
+    """Momentum orthogonalised per matrix; matrices of one shape, fused ones taken apart, are processed as one batch."""
+
+    def __init__(self, group: ParamGroup, optim: Optim) -> None:
+        self.group, self.optim = group, optim
+        shapes: dict[tuple[int, int], list[tuple[str, nn.Parameter, int]]] = defaultdict(list)
+        for name, param in group.params.items():
+            first = 0
+            for height in rows_of(param):
+                shapes[height, param.shape[1]].append((f"{name}.{first}", param, first))
+                first += height
+        self.buckets = list(shapes.items())
+        self.momenta = [params[0][1].new_zeros(len(params), *shape) for shape, params in self.buckets]
+
+    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        lr, keep = rate * self.group.lr, skip == 0
+        shrink = 1.0 - lr * self.group.weight_decay * keep
+        for (shape, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
+            height = shape[0]
+            grad_kmn = torch.stack([p.grad[first : first + height] for _, p, first in pieces]) / divisor
+            blended = torch.lerp(momentum_kmn, grad_kmn, 1.0 - self.optim.momentum)
+            # `where`, never a product with 0: 0 x NaN is NaN.
+            momentum_kmn.copy_(torch.where(keep, blended, momentum_kmn))
+            nesterov = torch.lerp(grad_kmn, momentum_kmn, self.optim.momentum)
+            scale = 0.2 * math.sqrt(max(shape))
+            change = torch.where(keep, orthogonalise(nesterov) * (-scale * lr), 0.0)
+            weights = [p.detach()[first : first + height] for _, p, first in pieces]
+            torch._foreach_mul_(weights, shrink)
+            torch._foreach_add_(weights, list(change.unbind()))
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for (_, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
+            for (name, _, _), momentum in zip(pieces, momentum_kmn.unbind(), strict=True):
+                yield f"momentum.{name}", momentum
+
+
+class Optimizer:
+    """All groups of one player: audited once, stepped together, saved by parameter name."""
+
+    def __init__(self, groups: list[ParamGroup], optim: Optim) -> None:
+        self.groups = groups
+        self.parts = [(Muon if g.kind == "muon" else AdamW)(g, optim) for g in groups]
+        self.params = [p for g in groups for p in g.params.values()]
+
+    @torch.no_grad()
+    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        for part in self.parts:
+            part.step(rate, divisor, skip)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for part in self.parts for name, tensor in part.tensors()}
+
+    def audit(self) -> list[dict]:
+        """One line per parameter: name, shape, group, base rate, decay. For the console and the checks."""
+        return [
+            {"name": n, "shape": tuple(p.shape), "group": g.name, "lr": g.lr, "weight_decay": g.weight_decay}
+            for g in self.groups
+            for n, p in g.params.items()
+        ]

@@ -1,0 +1,86 @@
+"""The seam: one class per recipe holds the model and the objective, and one loop runs them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    from seedbed.data.feed import Source
+    from seedbed.train.engine import Engine
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Something a person looks at: a text, or files written beside it (pictures, videos)."""
+
+    text: str = ""
+    files: tuple[Path, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ParamGroup:
+    """Parameters that share an optimizer and its numbers; `lr` and `weight_decay` are base values."""
+
+    name: str
+    kind: str
+    lr: float
+    weight_decay: float
+    params: dict[str, nn.Parameter]
+
+
+class System(nn.Module):
+    """A recipe's model and objective. Override `loss`; override `update` only when one loss is not the story."""
+
+    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss over this batch's targets, and further measurements."""
+        raise NotImplementedError
+
+    def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
+        """One step on one batch: call `engine.descend` once per player."""
+        loss, extra = self.loss(batch, engine)
+        engine.descend(loss)
+        return {"loss": loss.detach(), **extra}
+
+    def num_targets(self, batch: Batch) -> Tensor | int:
+        """How many targets the loss of this batch averages; unequal parts of a step are weighted by it."""
+        return len(next(iter(batch.values())))
+
+    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
+        """The recipe's own numbers on held-out data, exact and deterministic. The first entry decides `best`, lower is better."""
+        raise NotImplementedError
+
+    def sample(self, engine: Engine, folder: Path) -> Sample:
+        """What to show a person while training; files go into `folder`. Deterministic for equal weights."""
+        return Sample()
+
+    def players(self) -> dict[str, nn.Module]:
+        """The modules that descend under their own name; one player called "main" unless a recipe says otherwise."""
+        return {"main": self}
+
+    def compile_units(self) -> Iterator[nn.Module]:
+        """The modules that `compile=blocks` compiles one by one."""
+        return iter(())
+
+    def variant(self, step: int, num_steps: int) -> Hashable:
+        """What the host decides before a step (a length, a number of iterations); every value is captured apart."""
+        return None
+
+    def flops_per_item(self) -> float:
+        """Floating-point operations to train on one item, forward and backward; 0 when unknown."""
+        return 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Further state of the objective that a checkpoint must keep, as plain JSON values."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
