@@ -1,0 +1,353 @@
+"""The run folder: everything one training run leaves behind, in open files that a crash cannot half-write."""
+
+import contextlib
+import datetime
+import difflib
+import errno
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from seedbed import config as configs
+from seedbed.errors import UserError
+from seedbed.track import files, lines, names
+
+# Locks live on open files, and a forked child shares them: it must let go, or a dead parent would seem alive.
+_held: set[int] = set()
+
+
+def _release_in_child() -> None:
+    for fd in _held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+class Run:
+    """One folder under `runs/`. Rows and events are appended to open files; a full disk never stops training."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.name = path.name
+        self.warn = _warn
+        self._appenders: dict[str, files.Appender] = {}
+        self._troubled: set[str] = set()
+
+    @classmethod
+    def create(
+        cls,
+        root: Path,
+        recipe: str,
+        preset: str,
+        config: Any,
+        *,
+        name: str | None = None,
+        why: str = "",
+        parent: str | None = None,
+        code: dict[str, Any],
+        base: Any = None,
+    ) -> "Run":
+        """A new run folder, complete or not there at all. `base` is the preset's own config: the changes are recorded."""
+        root = Path(root)
+        parent = cls.open(root, parent).name if parent else None
+        if name is not None and os.path.lexists(root / names.check_name(name)):
+            raise UserError(f"run {name} exists already; choose another --run NAME, or go on with: seedbed resume {name}")
+        now = datetime.datetime.now().astimezone()
+        changes = configs.diff(configs.flatten(base), configs.flatten(config)) if base is not None else {}
+        facts = {
+            "recipe": recipe,
+            "preset": preset,
+            "config": configs.to_json(config),
+            "hash": configs.digest(config),
+            "changes": {key: new for key, (_, new) in changes.items()},
+            "parent": parent,
+            "why": why,
+            "created": now.isoformat(timespec="seconds"),
+            "version": code.get("version"),
+        }
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            aside = _build_aside(root, facts, code)
+            return cls(_give_name(aside, root, name, recipe, now))
+        except OSError as error:
+            raise UserError(f"the run cannot be created in {root}: {error.strerror or error}") from None
+
+    @classmethod
+    def open(cls, root: Path, name: str) -> "Run":
+        """An existing run by its name, or by its path as the shell completes it."""
+        root = Path(root)
+        typed = Path(name)
+        if len(typed.parts) > 1 and typed.parent.resolve() == root.resolve():
+            name = typed.name
+        path = root / name
+        if Path(name).name == name and not name.startswith(".") and path.is_dir():
+            return cls(path)
+        known = run_names(root)
+        if not known:
+            raise UserError(f"there is no run {name!r}: {root} holds no runs yet; start one with: seedbed train RECIPE/PRESET")
+        near = difflib.get_close_matches(name, known, 3, 0.4) or [n for n in known if name and name in n][-3:] or known[-3:]
+        raise UserError(f"there is no run {name!r} in {root}; nearest: {', '.join(near)}")
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the run for this process; a UserError names the process that has it. The system frees it when we die."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise UserError(f"run {self.name} cannot be locked ({error.strerror}); is the folder writable?") from None
+        _held.add(fd)
+        try:
+            self._acquire(fd)
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, lines.encode({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}), 0)
+            for leftover in files.leftovers(self.path, older_than=0):
+                leftover.unlink(missing_ok=True)
+            yield
+        finally:
+            _held.discard(fd)
+            os.close(fd)
+
+    def _acquire(self, fd: int) -> None:
+        deadline = time.monotonic() + 0.5
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                # A listing in another process touches the lock for an instant; a training process keeps it.
+                if time.monotonic() > deadline:
+                    raise UserError(self._holder()) from None
+                time.sleep(0.02)
+            except OSError as error:
+                self.warn(f"{self.path} is on a disk without locks ({error.strerror}): train this run from one process only")
+                return
+
+    def _holder(self) -> str:
+        try:
+            facts = json.loads((self.path / "lock").read_bytes())
+            who = f"process {facts['pid']} on {facts['host']} since {facts['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            who = "another process"
+        return f"run {self.name} is in use by {who}; stop that one first or wait for it"
+
+    def is_running(self) -> bool:
+        """Whether a live process holds the lock; what status.json says does not matter."""
+        try:
+            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+        return False
+
+    def config_json(self) -> dict[str, Any]:
+        """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
+        facts = lines.read_object(self.path / "config.json")
+        if not isinstance(facts.get("config"), dict) or not all(isinstance(facts.get(k), str) for k in ("recipe", "preset")):
+            raise UserError(f"{self.path / 'config.json'} is damaged: it lacks recipe, preset or config")
+        return facts
+
+    def code_json(self) -> dict[str, Any]:
+        """code.json: version, git state and environment at the start; empty when it is lost."""
+        try:
+            return lines.read_object(self.path / "code.json")
+        except UserError:
+            return {}
+
+    def status(self) -> dict[str, Any]:
+        """status.json as it was last written; empty when it is lost."""
+        try:
+            return lines.read_object(self.path / "status.json")
+        except UserError:
+            return {}
+
+    def set_status(self, status: str, **facts: Any) -> None:
+        """Record running, done, interrupted, failed, nan or diverged; facts (step, loss, best, best_step ...) add to the earlier."""
+        values = {**self.status(), "status": status, **facts, "updated": _now()}
+        with self._tolerating("status.json"):
+            files.write_atomic(self.path / "status.json", lines.pretty(values))
+
+    def row(self, values: dict[str, Any]) -> None:
+        """Append one log point to rows.jsonl."""
+        self._append("rows.jsonl", values)
+
+    def event(self, step: int, kind: str, **facts: Any) -> None:
+        """Append to events.jsonl. The first number of an "eval" event is the one that decides `best`."""
+        self._append("events.jsonl", {"step": step, "kind": kind, **facts, "time": round(time.time(), 3)})
+
+    def _append(self, name: str, values: dict[str, Any]) -> None:
+        with self._tolerating(name):
+            appender = self._appenders.get(name)
+            if appender is None:
+                appender = self._appenders[name] = files.Appender(self.path / name)
+            appender.write(lines.encode(values))
+
+    def _tolerating(self, name: str) -> "_Tolerating":
+        return _Tolerating(self, name)
+
+    def rows(self) -> list[dict[str, Any]]:
+        return lines.read(self.path / "rows.jsonl")
+
+    def events(self) -> list[dict[str, Any]]:
+        return lines.read(self.path / "events.jsonl")
+
+    def rewind(self, step: int, *, events: bool = True) -> None:
+        """Forget rows (and events) after `step`, and any half-written tail: training will write them again."""
+        self.close()
+        for name in ("rows.jsonl", "events.jsonl") if events else ("rows.jsonl",):
+            path = self.path / name
+            old = path.read_bytes() if path.exists() else b""
+            kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
+            if kept != old:
+                files.write_atomic(path, kept)
+
+    def close(self) -> None:
+        """Close the open files; the next row opens them again."""
+        for appender in self._appenders.values():
+            appender.close()
+        self._appenders.clear()
+
+    def checkpoints(self) -> tuple[list[str], str | None]:
+        """Names of the checkpoint folders, oldest first, and the one that `best` points at."""
+        folder = self.path / "checkpoints"
+        try:
+            found = sorted(e.name for e in os.scandir(folder) if e.name.startswith("step-") and e.is_dir(follow_symlinks=False))
+        except OSError:
+            return [], None
+        try:
+            best = os.readlink(folder / "best")
+        except OSError:
+            return found, None
+        return found, best if best in found else None
+
+    def command(self) -> str:
+        """What to type to train this run again."""
+        facts = self.config_json()
+        changes = facts.get("changes") or {}
+        words = [f"{key}={spell(value)}" for key, value in changes.items()]
+        return shlex.join(["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *words])
+
+
+class _Tolerating:
+    """A write that training can do without: the first failure of a series warns, and nothing is raised."""
+
+    def __init__(self, run: Run, name: str):
+        self.run, self.name = run, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is None:
+            self.run._troubled.discard(self.name)
+            return False
+        if not isinstance(error, OSError):
+            return False
+        if self.name not in self.run._troubled:
+            self.run._troubled.add(self.name)
+            reason = error.strerror or error
+            self.run.warn(f"{self.run.path / self.name} cannot be written ({reason}); training goes on, lines may be lost")
+        return True
+
+
+def run_names(root: Path) -> list[str]:
+    """Every folder that is or was meant to be a run, in order of name."""
+    try:
+        with os.scandir(root) as entries:
+            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+    except OSError:
+        return []
+
+
+def full_name(recipe: str, preset: str) -> str:
+    """How a recipe and its preset are typed: gpt/demo, or path/to/file.py:preset, relative where that is shorter."""
+    if not recipe.endswith(".py"):
+        return f"{recipe}/{preset}"
+    return f"{min(recipe, os.path.relpath(recipe), key=len)}:{preset}"
+
+
+def spell(value: Any) -> str:
+    """A config value as the command line reads it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(spell, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value for a config as it is saved."""
+    found = {}
+    for key, value in values.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return found
+
+
+def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
+    for leftover in files.leftovers(root):
+        shutil.rmtree(leftover, ignore_errors=True)
+    aside = root / f".new-{os.getpid()}-{time.monotonic_ns()}.tmp"
+    aside.mkdir()
+    try:
+        (aside / "samples").mkdir()
+        (aside / "checkpoints").mkdir()
+        files.write_synced(aside / "config.json", lines.pretty(facts).encode())
+        files.write_synced(aside / "code.json", lines.pretty({k: v for k, v in code.items() if k != "patch"}).encode())
+        if code.get("patch"):
+            files.write_synced(aside / "code.patch", code["patch"].encode(errors="surrogateescape"))
+        files.sync_folder(aside)
+    except OSError:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+    return aside
+
+
+def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: datetime.datetime) -> Path:
+    try:
+        while True:
+            path = root / (name or names.new_name(recipe, now, set(os.listdir(root))))
+            try:
+                # Renaming a folder onto one that holds something fails, so two processes cannot share a name.
+                files.replace(aside, path)
+                files.sync_folder(root)
+                return path
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                if name is not None:
+                    raise UserError(f"run {name} exists already; choose another --run NAME") from None
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise
+
+
+def _is_upto(line: bytes, step: int) -> bool:
+    found = lines.decode([line])
+    at = found[0].get("step") if found else None
+    return bool(found) and not (isinstance(at, int | float) and at > step)
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def _warn(text: str) -> None:
+    print(f"seedbed: warning: {text}", file=sys.stderr)
