@@ -1,0 +1,1 @@
+"""Building blocks shared by all recipes: plain torch modules that know nothing of training."""

@@ -1,0 +1,148 @@
+"""Causal self-attention, and the choice of the kernel that runs it. B batch, T time, H heads, K key heads, D head width."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from seedbed.nn.cache import Decode, Prefill
+from seedbed.nn.groups import declare
+from seedbed.nn.init import normal_
+from seedbed.nn.norms import rms_norm
+from seedbed.nn.rope import Rope, apply_rope
+
+QK_SCALE = 1.2
+KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with optional grouped keys, query-key norm, per-head gate and values read from the embedding."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        kv_heads: int = 0,
+        qk_norm: bool = True,
+        dropout: float = 0.0,
+        gate: bool = False,
+        values_x0: bool = False,
+    ) -> None:
+        super().__init__()
+        assert width % heads == 0, f"width {width} does not divide into {heads} heads"
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, width // heads
+        assert heads % self.kv_heads == 0, f"{heads} heads do not share {self.kv_heads} key heads evenly"
+        self.qk_norm, self.dropout = qk_norm, dropout
+        # Normed queries and keys are both meant to be 1.2 times as long; the scale of their product does it for free.
+        self.scale = self.head_dim**-0.5 * (QK_SCALE**2 if qk_norm else 1.0)
+        rows = (width, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
+        # One matmul for queries, keys and values; an optimizer that works per matrix finds the three in `rows`.
+        self.qkv = nn.Linear(width, sum(rows), bias=False)
+        declare(self.qkv.weight, "matrix", rows=rows)
+        self.out = nn.Linear(width, width, bias=False)
+        self.gate = nn.Linear(width, heads, bias=False) if gate else None
+        if self.gate:
+            declare(self.gate.weight, "scalar")
+        self.values_x0 = nn.Linear(width, rows[2], bias=False) if values_x0 else None
+
+    def init_weights(self, in_std: float, out_std: float, generator: torch.Generator) -> None:
+        normal_(self.qkv.weight, in_std, generator)
+        normal_(self.out.weight, out_std, generator)
+        if self.gate:
+            normal_(self.gate.weight, 0.0, generator)  # twice a sigmoid of 0: every gate starts open at 1
+        if self.values_x0:
+            normal_(self.values_x0.weight, in_std, generator)
+
+    def forward(
+        self, x_BTC: Tensor, rope: Rope | None = None, x0_BTC: Tensor | None = None, cache: Prefill | Decode | None = None
+    ) -> Tensor:
+        q_BHTD, k_BKTD, v_BKTD = self._project(x_BTC, rope, x0_BTC)
+        mask = None
+        if cache is not None:
+            k_BKTD, v_BKTD, mask = cache.update(k_BKTD, v_BKTD)
+        y_BHTD = F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BKTD,
+            v_BKTD,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=mask is None,
+            scale=self.scale,
+            enable_gqa=self.kv_heads != self.heads,
+        )
+        y_BTHD = y_BHTD.transpose(1, 2)
+        if self.gate:
+            y_BTHD = y_BTHD * (2.0 * torch.sigmoid(self.gate(x_BTC)))[..., None]
+        return self.out(y_BTHD.flatten(2))
+
+    def _project(self, x_BTC: Tensor, rope: Rope | None, x0_BTC: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        batch, num_tokens, _ = x_BTC.shape
+        heads_BTHD = self.qkv(x_BTC).view(batch, num_tokens, -1, self.head_dim)
+        qk, v = heads_BTHD.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        if self.values_x0:
+            v = v + self.values_x0(x0_BTC).view(v.shape)
+        if self.qk_norm:
+            qk = rms_norm(qk)
+        if rope is not None:
+            qk = apply_rope(qk, rope)
+        q, k = qk.split((self.heads, self.kv_heads), dim=2)
+        return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+@functools.cache
+def choose_attention(
+    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, kv_heads: int = 0, dropout: float = 0.0
+) -> tuple[SDPBackend, ...]:
+    """The attention kernels that run causal (B, H, T, D) forward and backward on `device`, fastest first, timed once.
+
+    Empty where there is no choice to make, that is anywhere but on CUDA.
+    """
+    if device.type != "cuda":
+        return ()
+    times = {kernel: _time_kernel(kernel, shape, dtype, device, kv_heads or shape[1], dropout) for kernel in KERNELS}
+    return tuple(sorted((k for k, t in times.items() if t is not None), key=lambda k: times[k] or 0.0))
+
+
+def attention_scope(kernels: Sequence[SDPBackend]) -> contextlib.AbstractContextManager:
+    """Run attention with the first of `kernels` that can; with none named, as torch decides."""
+    return sdpa_kernel(list(kernels), set_priority=True) if kernels else contextlib.nullcontext()
+
+
+def _time_kernel(
+    kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kv_heads: int, dropout: float
+) -> float | None:
+    """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel refuses this shape."""
+    batch, heads, length, head_dim = shape
+
+    def tensor(num_heads: int) -> Tensor:  # laid out as `Attention` makes them
+        x = torch.randn(batch, length, num_heads, head_dim, dtype=dtype, device=device)
+        return x.transpose(1, 2).requires_grad_()
+
+    try:
+        dice = torch.random.fork_rng([device], device_type=device.type)  # measuring must not change what is trained
+        with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), sdpa_kernel(kernel):
+            q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
+
+            def once() -> None:
+                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=kv_heads != heads)
+                torch.autograd.grad(y, (q, k, v), y)
+
+            return min(_seconds(once, device) for _ in range(3))
+    except RuntimeError:  # no such kernel for this shape, or not enough memory for it
+        return None
+
+
+def _seconds(work, device: torch.device, num_calls: int = 5) -> float:
+    work()
+    torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    for _ in range(num_calls):
+        work()
+    torch.cuda.synchronize(device)
+    return (time.perf_counter() - start) / num_calls
