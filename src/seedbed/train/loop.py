@@ -24,7 +24,7 @@ from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
 from seedbed.train.schedule import multiplier
-from seedbed.train.system import System
+from seedbed.train.system import Request, System
 
 
 @dataclass
@@ -294,7 +294,7 @@ def sample(job: Job) -> None:
     folder = job.run.path / "samples"
     folder.mkdir(exist_ok=True)
     with job.clock.lap("sample"), job.engine.evaluating():
-        shown = job.system.sample(job.engine, folder / f"step-{job.step:06d}")
+        shown = job.system.sample(Request(folder / f"step-{job.step:06d}"), job.engine)
     names = [str(f.relative_to(job.run.path)) for f in shown.files]
     job.run.event(job.step, "sample", text=shown.text, files=names, **shown.facts)
     job.console.sample(job.step, shown.text, names)
@@ -330,7 +330,7 @@ def _state(job: Job) -> dict[str, Any]:
         "items": job.items,
         "skipped_items": job.skipped_items,
         "total_items": job.total_items,
-        "batch": job.config.batch,
+        "planned_steps": job.config.steps,
         "best": job.best,
         "best_step": job.best_step,
         "incidents": job.incidents.state(),

@@ -66,7 +66,7 @@ class AdamW:
             eps=self.optim.eps,
             amsgrad=False,
             maximize=False,
-            grad_scale=divisor,
+            grad_scale=divisor.float(),
             found_inf=skip,
         )
 

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from seedbed.errors import UserError
+
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine
@@ -24,6 +26,23 @@ class Sample:
     text: str = ""
     files: tuple[Path, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What somebody wants to see: the options they gave, a folder for files, and where text goes as it comes."""
+
+    folder: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    write: Callable[[str], None] | None = None
+
+    def read(self, **defaults: Any) -> dict[str, Any]:
+        """The options over a recipe's defaults; one the recipe does not know is an error."""
+        for name in self.options:
+            if name not in defaults:
+                known = ", ".join("--" + n.replace("_", "-") for n in defaults)
+                raise UserError(f"this recipe does not know --{name.replace('_', '-')}; it knows {known}")
+        return {**defaults, **self.options}
 
 
 @dataclass(frozen=True)
@@ -58,9 +77,17 @@ class System(nn.Module):
         """The recipe's own numbers on held-out data, exact and deterministic. The first entry decides `best`, lower is better."""
         raise NotImplementedError
 
-    def sample(self, engine: Engine, folder: Path) -> Sample:
-        """What to show a person while training; files go into `folder`. Deterministic for equal weights."""
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        """What to show a person, while training or on request. Deterministic for equal weights and options."""
         return Sample()
+
+    def describe(self) -> dict[str, Any]:
+        """What a person wants to know before step 0, beside the number of parameters."""
+        return {}
+
+    def export(self, folder: Path) -> list[Path]:
+        """Write what is needed to use the weights elsewhere; the files written."""
+        raise UserError("this recipe has no export")
 
     def players(self) -> dict[str, nn.Module]:
         """The modules that descend under their own name; one player called "main" unless a recipe says otherwise."""

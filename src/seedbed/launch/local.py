@@ -1,0 +1,231 @@
+"""Runs on this machine: start, resume, sample and export, from names on a command line to exit codes."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seedbed import config as configs
+from seedbed.config import Config
+from seedbed.data.feed import Data
+from seedbed.errors import UserError
+from seedbed.recipes import Recipe, find
+from seedbed.track import code, journal, report
+from seedbed.track.console import Console
+from seedbed.track.run import Run
+from seedbed.train import checkpoint
+from seedbed.train.engine import Engine, mix, pick_device
+from seedbed.train.loop import Job, fit, take_back
+from seedbed.train.system import Request, System
+
+EXIT_OK, EXIT_FAILED = 0, 1
+# What a resumed run may change without becoming another run.
+FREE_KEYS = {"batch", "accum", "device", "precision", "compile", "capture", "keep", "steps"}
+FREE_GROUPS = ("every.", "guard.")
+
+
+@dataclass
+class Trained:
+    """A system built as its run describes it, with the weights of one checkpoint."""
+
+    run: Run
+    config: Config
+    data: Data
+    system: System
+    engine: Engine
+
+
+def train(
+    name: str,
+    assignments: list[str],
+    *,
+    root: Path,
+    run_name: str | None = None,
+    why: str = "",
+    dirty: bool = False,
+    parent: str | None = None,
+) -> int:
+    """Start a run and stay with it to its end."""
+    recipe, preset = find(name)
+    base = recipe.preset(preset)
+    config = configs.override(base, assignments)
+    pick_device(config.device)
+    state = code.state(Path.cwd(), root)
+    code.require_clean(state, dirty)
+    run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
+    _keep_recipe_files(recipe, run)
+    with run.lock(), Console(run) as console:
+        console.header(run, config, base)
+        return _execute(run, recipe, config, console, resumed=False)
+
+
+def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False) -> int:
+    """Go on with a run where its newest whole checkpoint left it."""
+    run = Run.open(root, run_name)
+    with run.lock(), Console(run) as console:
+        recipe, saved = _saved_config(run)
+        if run.status().get("status") == "done" and not assignments and not force:
+            raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
+        config = configs.override(saved, assignments)
+        changes = configs.diff(configs.flatten(saved), configs.flatten(config))
+        for key in changes:
+            if key not in FREE_KEYS and not key.startswith(FREE_GROUPS):
+                raise UserError(f"{key} cannot change on resume: it would be another run; start one with --parent {run.name}")
+        for key, (old, new) in changes.items():
+            console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
+        return _execute(run, recipe, config, console, resumed=True)
+
+
+def sample(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_name: str = "", write: Any = None) -> int:
+    """Show what a trained run can do."""
+    trained = load(root, run_name, checkpoint_name)
+    folder = trained.run.path / "samples" / "asked"
+    with trained.engine.evaluating():
+        shown = trained.system.sample(Request(folder, options, write), trained.engine)
+    if write is None and shown.text:
+        print(shown.text)
+    for path in shown.files:
+        print(path)
+    return EXIT_OK
+
+
+def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "auto") -> Trained:
+    """A run's system with its best weights, or those of a named checkpoint; averaged ones where the run has them."""
+    run = Run.open(root, run_name)
+    recipe, config = _saved_config(run)
+    config = configs.override(config, [f"device={device}", "compile=off"])
+    folder = run.path / "checkpoints"
+    path = folder / checkpoint_name if checkpoint_name else checkpoint.best(folder)
+    if checkpoint_name and not path.is_dir():
+        names = ", ".join(p.name for p in checkpoint.steps_in(folder)) or "none yet"
+        raise UserError(f"run {run.name} has no checkpoint {checkpoint_name!r}; there are: {names}")
+    try:
+        saved = checkpoint.load(path) if path else checkpoint.load_newest(folder)
+    except checkpoint.Damaged as problem:
+        raise UserError(f"checkpoint damaged: {problem}; name another with --checkpoint") from None
+    if saved is None:
+        raise UserError(f"run {run.name} has no checkpoint yet; wait for its first save")
+    data = recipe.open_data(config)
+    engine, system = _build(recipe, config, data)
+    have, want = data.facts.get("fingerprint", ""), saved.state["data"]
+    if have != want:
+        raise UserError(f"the data has changed: run {run.name} was trained on {want}, the source now gives {have}")
+    live = {k: v for k, v in engine.tensors().items() if k in ("model", "ema")}
+    checkpoint.restore(live, {k: v for k, v in saved.tensors.items() if k in live}, f"checkpoint {saved.path.name}")
+    return Trained(run, config, data, system, engine)
+
+
+def export(root: Path, run_name: str, out: Path, checkpoint_name: str = "") -> int:
+    """Write the weights and all that is needed to use them elsewhere, as safetensors and JSON."""
+    trained = load(root, run_name, checkpoint_name, device="cpu")
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; name a new folder with --out")
+    with trained.engine.evaluating():
+        files = trained.system.export(out)
+    for path in files:
+        print(path)
+    return EXIT_OK
+
+
+def demo(root: Path) -> int:
+    """A small GPT learns in about a minute; then, what to try next."""
+    status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True)
+    if status == EXIT_OK:
+        name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name
+        print("\nNow try:")
+        print(f'  seedbed sample {name} --prompt "The statement " --tokens 300')
+        print("  seedbed train gpt/demo model.depth=2 -m 'is half the depth enough?'")
+        print("  seedbed runs list")
+    return status
+
+
+def _saved_config(run: Run) -> tuple[Recipe, Config]:
+    facts = run.config_json()
+    recipe, _ = find(facts["recipe"])
+    return recipe, configs.from_json(recipe.preset(facts["preset"]), facts["config"])
+
+
+def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
+    device = pick_device(config.device)
+    torch.manual_seed(mix(config.seed))
+    system = recipe.build(config, data).to(device)
+    return Engine(system, config, device), system
+
+
+def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resumed: bool) -> int:
+    run.set_status("running")
+    job = None
+    try:
+        data = recipe.open_data(config)
+        engine, system = _build(recipe, config, data)
+        job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
+        console.facts(_facts(job))
+        if resumed:
+            _continue(job)
+            run.change_config(config, recipe.preset(run.config_json()["preset"]))
+        else:
+            run.event(0, "start", device=str(engine.device), data=data.facts)
+        status = fit(job)
+    except BaseException as error:
+        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error=str(error)[:500])
+        raise
+    finally:
+        run.close()
+    return _close(job, status)
+
+
+def _continue(job: Job) -> None:
+    folder = job.run.path / "checkpoints"
+    saved = checkpoint.load_newest(folder, job.console.line)
+    if saved is None:
+        job.console.line("no checkpoint was written before the run ended; starting again from step 0")
+    else:
+        take_back(job, saved)
+        checkpoint.forget_after(folder, job.step)
+        _stretch(job, saved)
+        job.console.line(f"resumed at step {job.step} of {job.num_steps}")
+    job.run.rewind(job.step)
+    job.run.event(job.step, "resume", device=str(job.engine.device))
+
+
+def _stretch(job: Job, saved: checkpoint.Checkpoint) -> None:
+    """A new number of steps moves the end of the run; without one, the end stays where it was, counted in items."""
+    planned = saved.state["planned_steps"]
+    if job.config.steps != planned:
+        if job.config.steps <= job.step:
+            raise UserError(f"steps={job.config.steps} is behind step {job.step}, where the run stands")
+        job.total_items = job.items + (job.config.steps - job.step) * job.config.batch
+
+
+def _facts(job: Job) -> dict[str, Any]:
+    """What a person wants to see before step 0."""
+    num_params = sum(p.numel() for p in job.system.parameters())
+    facts = {"parameters": f"{num_params:,}", "device": _device_name(job.engine.device), "precision": job.config.precision}
+    return facts | job.data.facts | job.system.describe()
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _keep_recipe_files(recipe: Recipe, run: Run) -> None:
+    """A user's own recipe travels with its run: the file may change tomorrow."""
+    if recipe.name.endswith(".py"):
+        for path in recipe.files():
+            shutil.copy2(path, run.path / path.name)
+
+
+def _close(job: Job, status: str) -> int:
+    run, console = job.run, job.console
+    if status == "interrupted":
+        console.line(f"stopped at step {job.step}, checkpoint saved; go on with: seedbed resume {run.name}")
+        return 128 + (job.stop_signal or signal.SIGINT)
+    picture = report.write(run)
+    journal.add_run(run)
+    console.ending(run, status, picture)
+    return EXIT_OK if status == "done" else EXIT_FAILED

@@ -1,0 +1,82 @@
+"""Guards on the host: what is a spike, what is not, and how often a run may be sent back."""
+
+import json
+import random
+
+import pytest
+
+from seedbed.config import Guard
+from seedbed.train.guard import Incidents, SpikeWatch
+
+
+def noisy(num: int, seed: int = 0, start: float = 4.0) -> list[float]:
+    dice = random.Random(seed)
+    return [start * (0.999**n) + 0.05 * dice.gauss(0, 1) for n in range(num)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_raises_no_alarm(seed: int) -> None:
+    watch = SpikeWatch(Guard())
+    assert not any(watch.spikes(loss) for loss in noisy(2500, seed))
+
+
+def test_a_spike_is_seen_and_does_not_enter_the_statistics() -> None:
+    watch = SpikeWatch(Guard())
+    for loss in noisy(200):
+        watch.spikes(loss)
+    limit = watch.limit()
+    assert watch.spikes(limit * 1.5) and watch.limit() == limit
+    assert watch.spikes(limit * 1.5), "a second one is as visible as the first"
+
+
+def test_values_that_are_not_finite_never_enter() -> None:
+    watch = SpikeWatch(Guard())
+    for loss in noisy(200):
+        watch.spikes(loss)
+    limit = watch.limit()
+    assert not watch.spikes(float("nan")) and not watch.spikes(float("inf"))
+    assert watch.limit() == limit
+
+
+def test_a_flat_loss_is_not_a_band_of_width_zero() -> None:
+    watch = SpikeWatch(Guard())
+    assert not any(watch.spikes(1.0) for _ in range(200))
+    assert not watch.spikes(1.001) and watch.spikes(1.1)
+
+
+def test_the_statistics_equal_those_of_the_window() -> None:
+    watch, losses = SpikeWatch(Guard(window=32, sigmas=1e6)), noisy(500)
+    for loss in losses:
+        watch.spikes(loss)
+    window = losses[-32:]
+    mean = sum(window) / 32
+    deviation = (sum((x - mean) ** 2 for x in window) / 32) ** 0.5
+    assert watch.limit() == pytest.approx(mean + 1e6 * deviation, rel=1e-6)
+
+
+def test_state_survives_json_exactly() -> None:
+    one, other = Incidents(Guard()), Incidents(Guard())
+    for loss in noisy(333):
+        one.watch.spikes(loss)
+    one.not_finite()
+    one.spike(300)
+    other.load_state(json.loads(json.dumps(one.state())))
+    assert other.state() == one.state() and other.watch.limit() == one.watch.limit()
+
+
+def test_skip_then_roll_back_then_stop() -> None:
+    incidents = Incidents(Guard(policy="rollback", max_skips=2, max_rollbacks=2))
+    answers = [incidents.not_finite() for _ in range(9)]
+    assert answers == ["skip", "skip", "rollback", "skip", "skip", "rollback", "skip", "skip", "stop"]
+    assert [Incidents(Guard(policy="stop")).not_finite()] == ["stop"]
+    skipping = Incidents(Guard(policy="skip", max_skips=1))
+    assert [skipping.not_finite(), skipping.not_finite()] == ["skip", "stop"]
+
+
+def test_three_spikes_close_together_roll_back() -> None:
+    incidents = Incidents(Guard())
+    assert [incidents.spike(s) for s in (100, 200, 300)] == ["warn"] * 3
+    incidents = Incidents(Guard())
+    assert [incidents.spike(s) for s in (100, 110, 120, 130)] == ["warn", "warn", "rollback", "warn"]
+    patient = Incidents(Guard(policy="skip"))
+    assert [patient.spike(s) for s in (1, 2, 3, 4)] == ["warn"] * 4
