@@ -79,11 +79,11 @@ class Engine:
 
     # ---- before a step, on the host -----------------------------------------------------------------------------
 
-    def begin(self, step: int, progress: float) -> None:
-        """Set what changes from step to step: rates, progress, dice."""
+    def begin(self, step: int, progress: float, rate: float | None = None) -> None:
+        """Set what changes from step to step: rates (by the schedule unless `rate` is given), progress, dice."""
         dials = self._host_dials if self.device.type == "cpu" else torch.zeros(3, pin_memory=self.device.type == "cuda")
         view = dials.numpy()
-        view[_RATE] = multiplier(self.config.schedule, progress)
+        view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate
         view[_PROGRESS] = progress
         view[_EMA] = self.ema.weight(step) if self.ema else 0.0
         self._dials.copy_(dials, non_blocking=True)
