@@ -1,0 +1,290 @@
+"""What the loop itself costs per step: seedbed beside a plain PyTorch loop and Lightning's Trainer, on a d=16 model on the CPU.
+
+One process, contestants interleaved round by round, overhead = median of the differences within a round.
+Run `python benchmarks/loop.py`; Lightning is measured when it is installed (extra `bench`).
+"""
+
+import argparse
+import contextlib
+import gc
+import io
+import logging
+import math
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from _report import write_result
+from torch import Tensor, nn
+
+from seedbed.config import Config, Every, Optim, Schedule
+from seedbed.data.feed import Data, Source
+from seedbed.track.console import Console
+from seedbed.track.run import Run
+from seedbed.train.engine import Engine
+from seedbed.train.loop import Job, fit
+from seedbed.train.system import Batch, System
+
+Pair = tuple[float, float]
+Contestant = Callable[[int], Pair]
+
+# B items of a batch, T positions, D width, V symbols
+B, T, D, V, NUM_LAYERS, NUM_HEADS = 4, 16, 16, 64, 1, 2
+LR, CLIP, LOG = 1e-3, 1.0, 10
+NUM_WARM = 50
+TARGET = 40.0
+TOKENS = np.random.default_rng(1).integers(0, V, size=200 * T * B + 1, dtype=np.uint8)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(D), nn.LayerNorm(D)
+        self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
+        self.mlp = nn.Sequential(nn.Linear(D, 4 * D), nn.GELU(), nn.Linear(4 * D, D))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x_BTD)).view(B, T, 3, NUM_HEADS, -1).permute(2, 0, 3, 1, 4)
+        y_BTD = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(B, T, D)
+        x_BTD = x_BTD + self.out(y_BTD)
+        return x_BTD + self.mlp(self.norm2(x_BTD))
+
+
+class Model(nn.Module):
+    """The same small transformer for every contestant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(V, D), nn.Linear(D, V)
+        self.blocks = nn.Sequential(*[Block() for _ in range(NUM_LAYERS)])
+
+    def forward(self, window: Tensor) -> Tensor:
+        x_BTD = self.blocks(self.embed(window[:, :-1]))
+        return F.cross_entropy(self.head(x_BTD).view(-1, V), window[:, 1:].reshape(-1))
+
+
+class Clock:
+    """Wall and processor seconds per step, from the first call after warm-up to the last."""
+
+    def __init__(self) -> None:
+        self.stamps: list[tuple[float, float]] = []
+
+    def tick(self) -> None:
+        self.stamps.append((time.perf_counter(), time.process_time()))
+
+    def seconds(self) -> Pair:
+        first, last = self.stamps[NUM_WARM], self.stamps[-1]
+        num_steps = len(self.stamps) - 1 - NUM_WARM
+        return (last[0] - first[0]) / num_steps, (last[1] - first[1]) / num_steps
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """seedbed keeps the garbage collector out of the steps, so every contestant is given the same."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def rate(step: int, num_steps: int) -> float:
+    """Warm-up and cosine to 10 %, as a person would write it."""
+    warmup = 0.02 * num_steps
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / (num_steps - warmup)))
+
+
+def windows() -> Iterator[Tensor]:
+    """Shuffled blocks, gathered by `index_select`: the fast way on a CPU."""
+    tokens, offsets_T = torch.from_numpy(TOKENS), torch.arange(T + 1)
+    dice = torch.Generator().manual_seed(1)
+    while True:
+        starts = torch.randperm((len(TOKENS) - 1) // T, generator=dice) * T
+        for starts_B in starts.split(B):
+            yield tokens.index_select(0, (starts_B[:, None] + offsets_T).view(-1)).view(B, T + 1).long()
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+
+def bare(num_steps: int) -> Pair:
+    """Forward, backward, optimizer step, on one fixed batch: nothing else."""
+    torch.manual_seed(1)
+    model, clock, window = Model(), Clock(), next(windows())
+    optimizer = adamw(model)
+    with quiet_collector():
+        for _ in range(num_steps):
+            clock.tick()
+            model(window).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return clock.seconds()
+
+
+def plain(num_steps: int) -> Pair:
+    """A good hand-written loop: data, schedule, clipping, the loss read every ten steps."""
+    torch.manual_seed(1)
+    model, clock, losses, batches = Model(), Clock(), [], windows()
+    optimizer, params = adamw(model), list(model.parameters())
+    with quiet_collector():
+        for step in range(num_steps):
+            clock.tick()
+            for group in optimizer.param_groups:
+                group["lr"] = LR * rate(step, num_steps)
+            loss = model(next(batches))
+            loss.backward()
+            nn.utils.clip_grad_norm_(params, CLIP)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if step % LOG == 0:
+                losses.append(loss.item())
+    return clock.seconds()
+
+
+class Tokens(Source):
+    """The same blocks, as seedbed's feed takes them."""
+
+    num_items = (len(TOKENS) - 1) // T
+    arrays: ClassVar = {"tokens": TOKENS}
+    spans: ClassVar = {"tokens": T + 1}
+
+    def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
+        return index_B * T
+
+    def batch(self, raw: Batch) -> Batch:
+        return {"window": raw["tokens"].long()}
+
+
+class Timed(System):
+    """The same model as a system. The loop asks for the variant once per step, which is where the clock ticks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.clock = Model(), Clock()
+
+    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+        return self.model(batch["window"]), {}
+
+    def variant(self, step: int, num_steps: int) -> None:
+        self.clock.tick()
+
+    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
+        return {"loss": 0.0}
+
+
+def seedbed(num_steps: int) -> Pair:
+    """The real thing: `fit` on a real run folder, with rows, console, guard and read-back."""
+    config = Config(
+        model=None,
+        data=None,
+        optim=Optim(lr=LR, clip=CLIP),
+        schedule=Schedule(kind="gpt3"),
+        every=Every(log=LOG, eval=0, sample=0, save=0),
+        steps=num_steps,
+        batch=B,
+        device="cpu",
+    )
+    torch.manual_seed(1)
+    system, data = Timed(), Data(train=Tokens(), valid=Tokens(), facts={})
+    engine = Engine(system, config, torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run.create(Path(folder), "bench", "loop", config, code={})
+        console = Console(run.path / "console.log", stream=io.StringIO())
+        fit(Job(run=run, config=config, system=system, data=data, engine=engine, console=console))
+        run.close()
+    return system.clock.seconds()
+
+
+def lightning_contestant() -> Contestant | None:
+    """Lightning's Trainer with everything switched off that can be; None when it is not installed."""
+    try:
+        import lightning
+    except ImportError:
+        return None
+
+    class Module(lightning.LightningModule):
+        def __init__(self, num_steps: int) -> None:
+            super().__init__()
+            self.model, self.clock, self.num_steps = Model(), Clock(), num_steps
+
+        def training_step(self, window: Tensor) -> Tensor:
+            self.clock.tick()
+            return self.model(window)
+
+        def configure_optimizers(self) -> dict:
+            optimizer = adamw(self)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, self.num_steps))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def run(num_steps: int) -> Pair:
+        torch.manual_seed(1)
+        module = Module(num_steps)
+        off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+        with quiet_collector(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer = lightning.Trainer(max_steps=num_steps, accelerator="cpu", gradient_clip_val=CLIP, **off)
+            trainer.fit(module, train_dataloaders=windows())
+        return module.clock.seconds()
+
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    print(f"Lightning {lightning.__version__}")
+    return run
+
+
+def measure(contestants: dict[str, Contestant], num_rounds: int, num_steps: int) -> dict[str, list[Pair]]:
+    """Microseconds per step for each contestant and round; the order turns round by round."""
+    times: dict[str, list[Pair]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for number in range(num_rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            wall, cpu = contestants[name](num_steps)
+            if number:  # round 0 warms allocators and caches
+                times[name].append((wall * 1e6, cpu * 1e6))
+    return times
+
+
+def summary(times: dict[str, list[Pair]]) -> dict[str, dict[str, float]]:
+    """Per contestant: the median step, and the median of what it costs over the plain loop in the same round."""
+    rows = {}
+    for name, values in times.items():
+        rows[name] = {}
+        for k, kind in enumerate(("wall", "cpu")):
+            over = [value[k] - base[k] for value, base in zip(values, times["plain"], strict=True)]
+            rows[name][f"{kind}_us"] = round(statistics.median(value[k] for value in values), 1)
+            rows[name][f"{kind}_over_plain_us"] = round(statistics.median(over), 1)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--steps", type=int, default=350)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    contestants: dict[str, Contestant] = {"bare": bare, "plain": plain, "seedbed": seedbed}
+    if lightning := lightning_contestant():
+        contestants["lightning"] = lightning
+    rows = summary(measure(contestants, options.rounds, options.steps))
+    print("microseconds per step, median of rounds, and over the plain loop of the same round")
+    print(f"{'':10}" + "".join(f"{title:>12}" for title in ("wall", "over plain", "processor", "over plain")))
+    for name, row in rows.items():
+        print(f"{name:10}" + "".join(f"{value:12.1f}" for value in row.values()))
+    wall, cpu = rows["seedbed"]["wall_over_plain_us"], rows["seedbed"]["cpu_over_plain_us"]
+    print(f"seedbed adds {wall:.1f} us per step to a plain loop, {cpu:.1f} us of processor time (target: at most {TARGET:g})")
+    write_result("loop", {"target_us": TARGET, "rounds": options.rounds, "steps": options.steps, **rows})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What the README and the pages say is true: their commands run, their links lead somewhere, their keys and verbs exist.
+
+Every `bash` block of the README is executed, in order, in one folder. Lines that call make install the package anew,
+so they run in the slow suite, on a copy of the tracked files.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+from seedbed.config import Config, flatten
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = (ROOT / "README.md").read_text()
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    return [line for block in blocks for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def quick() -> list[str]:
+    return [line for line in commands() if not line.startswith("make ")]
+
+
+def shell(line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", line],
+        cwd=folder,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+def command_on_path(folder: Path) -> str:
+    """A PATH on which `seedbed` is this source tree, whether or not it is installed."""
+    folder.mkdir()
+    script = folder / "seedbed"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT / 'src')!r})\n"
+        "from seedbed.cli import main\nsys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+def test_the_readme_has_commands_to_try():
+    assert len(quick()) >= 5
+    assert all(line.split()[0] in ("make", "seedbed") for line in commands())
+
+
+def test_readme_commands_run(tmp_path: Path):
+    path = command_on_path(tmp_path / "bin")
+    folder = tmp_path / "work"
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for line in quick():
+        done = shell(line, folder, PATH=path, COLUMNS="120")
+        assert done.returncode == 0, f"$ {line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.stdout.strip(), f"`{line}` printed nothing"
+        assert "Traceback" not in done.stderr
+    assert list((folder / "runs" / "seedling" / "samples").rglob("*.png"))
+
+
+@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make ")])
+def test_make_targets_of_the_readme_exist(line: str):
+    done = shell(line.replace("make ", "make -n ", 1), ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def copy_of_tracked_files(folder: Path) -> Path:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listed.returncode:
+        pytest.skip("not a git work tree: there is no telling which files belong")
+    for name in filter(None, listed.stdout.split("\0")):
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_make_demo_from_a_bare_copy(tmp_path: Path):
+    folder = copy_of_tracked_files(tmp_path / "copy")
+    done = subprocess.run(["make", "demo"], cwd=folder, capture_output=True, text=True, check=False, timeout=800)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    runs = list((folder / "runs").iterdir())
+    assert runs, "the demo left no run"
+    assert done.stdout.count("seedbed ") >= 3, "the demo names the next commands to try"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path):
+    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+    lost = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
+    assert not lost
+
+
+def test_the_tree_of_the_readme_exists():
+    block = re.search(r"^## The tree\n+```text\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+    assert block
+    parent, seen = "", []
+    for line in block[1].splitlines():
+        name = line.split()[0]
+        inside = line.startswith("  ")
+        if not inside:
+            parent = name
+        seen.append(parent + name if inside else name)
+    assert len(seen) > 8
+    assert [s for s in seen if not (ROOT / s).exists()] == []
+    folders = {f"src/seedbed/{p.name}/" for p in (ROOT / "src/seedbed").iterdir() if p.is_dir() and p.name[0] not in "_."}
+    assert folders <= set(seen), "a folder of the package is missing from the tree"
+
+
+KNOWN = set(flatten(Config(model=None, data=None)))
+GROUPS = {key.partition(".")[0] for key in KNOWN if "." in key}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_config_keys_on_the_pages_exist(page: Path):
+    words = re.findall(r"[`\s(]([a-z_]+(?:\.[a-z_0-9]+)?)=", page.read_text())
+    dotted = re.findall(rf"`((?:{'|'.join(sorted(GROUPS))})\.[a-z_0-9]+)", page.read_text())
+    own = {w for w in [*words, *dotted] if not w.startswith(("model.", "data."))}
+    foreign = FOREIGN if page.name == "coming-from.md" else set()
+    assert own - foreign <= KNOWN
+
+
+# Left-hand sides of the tables: other programs' words.
+FOREIGN = {
+    "num_workers", "max_steps", "max_time", "max_epochs", "accumulate_grad_batches", "gradient_clip_val", "accelerator",
+    "save_top_k", "every_n_train_steps", "ckpt_path", "profiler", "device", "always_save_checkpoint", "init_from",
+}  # fmt: skip
