@@ -20,7 +20,19 @@ MAX_NAMES = 200
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
 
 # Never copied into a run folder, which people share: untracked files that tend to hold passwords.
-_SECRET = (".env", ".env.*", "*.pem", "*.key", "id_rsa*", "id_ed25519*", "*credential*", "*secret*", ".netrc", ".npmrc", ".pypirc")
+_SECRET = (
+    ".env",
+    ".env.*",
+    "*.pem",
+    "*.key",
+    "id_rsa*",
+    "id_ed25519*",
+    "*credential*",
+    "*secret*",
+    ".netrc",
+    ".npmrc",
+    ".pypirc",
+)
 
 
 def version() -> str:
@@ -56,7 +68,7 @@ def require_clean(facts: dict[str, Any], dirty: bool) -> None:
 def describe(facts: dict[str, Any]) -> str:
     """The code state in a few words, such as `commit 1a2b3c4d5e (main) + code.patch`."""
     if not facts.get("commit"):
-        return "code state unknown" if "dirty" not in facts else "no commit yet + code.patch"
+        return "no commit yet + code.patch" if "dirty" in facts else "not in a git work tree"
     branch = f" ({facts['branch']})" if facts.get("branch") else ""
     return f"commit {facts['commit'][:10]}{branch}" + (" + code.patch" if facts.get("dirty") else "")
 

@@ -64,7 +64,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 def write_atomic(path: Path, data: bytes | str) -> None:
     """The old content or the new, at every instant and after a power cut; never a mixture."""
-    content = data.encode() if isinstance(data, str) else data
+    content = data.encode(errors="replace") if isinstance(data, str) else data
     aside = path.with_name(f".{path.name}.{os.getpid()}-{next(_counter)}.tmp")
     try:
         write_synced(aside, content)
@@ -80,7 +80,7 @@ def append_line(path: Path, line: str) -> None:
     """Add one line; a half-written line before it stays apart."""
     appender = Appender(path)
     try:
-        appender.write(line.encode() + b"\n")
+        appender.write(line.encode(errors="replace") + b"\n")
     finally:
         appender.close()
 
@@ -141,4 +141,3 @@ def leftovers(folder: Path, older_than: float = 3600.0) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             if now - path.lstat().st_mtime > older_than:
                 yield path
-

@@ -18,11 +18,12 @@ def _plain(value: Any) -> Any:
 _ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_plain)
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same values with null for what JSON cannot say."""
     if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
+        return {k: finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
+        return [finite(v) for v in value]
     if not isinstance(value, str | int | float | None):
         value = _plain(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -33,13 +34,14 @@ def encode(values: dict[str, Any]) -> bytes:
     try:
         text = _ENCODER.encode(values)
     except ValueError:
-        text = _ENCODER.encode(_finite(values))
+        text = _ENCODER.encode(finite(values))
     return text.encode() + b"\n"
 
 
-def pretty(values: dict[str, Any]) -> str:
-    """A whole file of JSON, for a person's eyes too."""
-    return json.dumps(_finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+def pretty(values: dict[str, Any]) -> bytes:
+    """A whole file of JSON, for a person's eyes too; half of a surrogate pair, as in odd file names, is escaped."""
+    text = json.dumps(finite(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return text.encode(errors="backslashreplace")
 
 
 def decode(lines: Iterable[bytes]) -> list[dict[str, Any]]:

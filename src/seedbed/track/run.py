@@ -19,6 +19,7 @@ from typing import Any
 from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.track import files, lines, names
+from seedbed.track.text import spell
 
 # Locks live on open files, and a forked child shares them: it must let go, or a dead parent would seem alive.
 _held: set[int] = set()
@@ -64,13 +65,10 @@ class Run:
         if name is not None and os.path.lexists(root / names.check_name(name)):
             raise UserError(f"run {name} exists already; choose another --run NAME, or go on with: seedbed resume {name}")
         now = datetime.datetime.now().astimezone()
-        changes = configs.diff(configs.flatten(base), configs.flatten(config)) if base is not None else {}
         facts = {
             "recipe": recipe,
             "preset": preset,
-            "config": configs.to_json(config),
-            "hash": configs.digest(config),
-            "changes": {key: new for key, (_, new) in changes.items()},
+            **_described(config, base),
             "parent": parent,
             "why": why,
             "created": now.isoformat(timespec="seconds"),
@@ -165,6 +163,13 @@ class Run:
             raise UserError(f"{self.path / 'config.json'} is damaged: it lacks recipe, preset or config")
         return facts
 
+    def change_config(self, config: Any, base: Any) -> None:
+        """Let config.json say what the run trains with from now on."""
+        facts = self.config_json()
+        new = {**facts, **_described(config, base)}
+        if new != facts:
+            files.write_atomic(self.path / "config.json", lines.pretty(new))
+
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
         try:
@@ -180,8 +185,9 @@ class Run:
             return {}
 
     def set_status(self, status: str, **facts: Any) -> None:
-        """Record running, done, interrupted, failed, nan or diverged; facts (step, loss, best, best_step ...) add to the earlier."""
-        values = {**self.status(), "status": status, **facts, "updated": _now()}
+        """Record running, done, interrupted, failed, nan or diverged; facts (step, loss, best ...) add to the earlier ones."""
+        earlier = {key: value for key, value in self.status().items() if key != "error"}
+        values = {**earlier, "status": status, **facts, "updated": _now()}
         with self._tolerating("status.json"):
             files.write_atomic(self.path / "status.json", lines.pretty(values))
 
@@ -238,6 +244,11 @@ class Run:
             return found, None
         return found, best if best in found else None
 
+    def title(self) -> str:
+        """Recipe, preset, hash of the config and version, in a line."""
+        facts = self.config_json()
+        return f"{full_name(facts['recipe'], facts['preset'])}, config {facts.get('hash')}, seedbed {facts.get('version')}"
+
     def command(self) -> str:
         """What to type to train this run again."""
         facts = self.config_json()
@@ -284,21 +295,19 @@ def full_name(recipe: str, preset: str) -> str:
     return f"{min(recipe, os.path.relpath(recipe), key=len)}:{preset}"
 
 
-def spell(value: Any) -> str:
-    """A config value as the command line reads it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return ",".join(map(spell, value)) if isinstance(value, list | tuple) else str(value)
-
-
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Dotted key to value for a config as it is saved."""
     found = {}
     for key, value in values.items():
         found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
     return found
+
+
+def _described(config: Any, base: Any) -> dict[str, Any]:
+    """The parts of config.json that follow from the values; `changes` are those that differ from the preset's."""
+    new = configs.to_json(config)
+    changes = configs.diff(flat(configs.to_json(base)), flat(new)) if base is not None else {}
+    return {"config": new, "hash": configs.digest(config), "changes": {key: now for key, (_, now) in changes.items()}}
 
 
 def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
@@ -309,8 +318,8 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
     try:
         (aside / "samples").mkdir()
         (aside / "checkpoints").mkdir()
-        files.write_synced(aside / "config.json", lines.pretty(facts).encode())
-        files.write_synced(aside / "code.json", lines.pretty({k: v for k, v in code.items() if k != "patch"}).encode())
+        files.write_synced(aside / "config.json", lines.pretty(facts))
+        files.write_synced(aside / "code.json", lines.pretty({k: v for k, v in code.items() if k != "patch"}))
         if code.get("patch"):
             files.write_synced(aside / "code.patch", code["patch"].encode(errors="surrogateescape"))
         files.sync_folder(aside)

@@ -1,0 +1,398 @@
+"""The command line: verbs, their arguments, exit codes. What a verb needs is imported inside it, so listings answer at once."""
+
+import argparse
+import difflib
+import errno
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from seedbed.errors import UserError
+
+EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
+
+# Troubles of the disk that a person can mend; any other OSError is ours to explain.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with our manners: one line on what is wrong, and settings told apart from options."""
+
+    takes_settings = False
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see: {self.prog} --help")
+
+    def read(self, words: Sequence[str]) -> argparse.Namespace:
+        """Options may stand before, between and after the positional words."""
+        found, rest = self.parse_known_intermixed_args(list(words))
+        if rest:
+            self._refuse(rest[0])
+        return found
+
+    def _refuse(self, word: str) -> NoReturn:
+        name = word.partition("=")[0]
+        near = difflib.get_close_matches(name, self._option_string_actions, 1, 0.75)
+        if near:
+            self.error(f"unknown option {name}, did you mean {near[0]}?")
+        if self.takes_settings and name.startswith("--"):
+            self.error(f"unknown option {name}; settings are written {name.lstrip('-').replace('-', '_')}=VALUE")
+        self.error(f"unknown argument {word}")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A word on the command line: how its arguments read, and what it does with them."""
+
+    usage: str
+    about: str
+    arguments: Callable[[Parser], object]
+    act: Callable[[argparse.Namespace], int]
+
+
+VERBS: dict[str, Verb] = {}
+GROUPS = {"runs": "list", "data": None}
+
+
+def verb(name: str, usage: str, about: str, arguments: Callable[[Parser], object] = lambda parser: None):
+    def register(act: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+        VERBS[name] = Verb(usage, about, arguments, act)
+        return act
+
+    return register
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run one command; 0 when it went well, 2 when the user can mend it, 130 and 143 after a signal, 1 for our bugs."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    try:
+        status = dispatch(list(sys.argv[1:] if words is None else words))
+        sys.stdout.flush()
+        return status
+    except UserError as problem:
+        return _complain(str(problem))
+    except BrokenPipeError:
+        # Whoever read our output has enough; a second complaint at exit would be noise.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except KeyboardInterrupt:
+        print("seedbed: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _DISK:
+            return _complain(f"{error.strerror}: {error.filename or 'while writing'}")
+        return _explain_bug(error)
+
+
+def _complain(text: str) -> int:
+    print("seedbed: " + text.replace("\n", "\n  "), file=sys.stderr)
+    return EXIT_USER
+
+
+def _explain_bug(error: Exception) -> int:
+    from seedbed import recipes
+    from seedbed.track.code import version
+
+    traceback.print_exception(error)
+    place = recipes.place_in_user_file(error)
+    if place:
+        print(f"seedbed: the error above was raised by your recipe, {place}", file=sys.stderr)
+    else:
+        text = f"seedbed: this is a bug in seedbed {version()}; please report it with the command and the lines above"
+        print(text, file=sys.stderr)
+    return EXIT_BUG
+
+
+def dispatch(words: list[str]) -> int:
+    """Find the verb behind the leading options, read its arguments, act."""
+    lead = Parser(prog="seedbed", add_help=False, allow_abbrev=False)
+    lead.add_argument("-h", "--help", action="store_true")
+    lead.add_argument("--version", action="store_true")
+    _common(lead)
+    first = next((i for i, word in enumerate(words) if _is_verb_word(words, i)), len(words))
+    options = lead.read(words[:first])
+    if options.version:
+        from seedbed.track.code import version
+
+        print(f"seedbed {version()}")
+        return 0
+    if options.help:
+        print(_help())
+        return 0
+    if first == len(words):
+        return _overview(options.runs, options.json)
+    name, rest = _verb_name(words[first:])
+    if name not in VERBS:
+        return _group_help(name)
+    parser = _parser(name)
+    parser.set_defaults(runs=options.runs, json=options.json)
+    return VERBS[name].act(parser.read(rest))
+
+
+def _is_verb_word(words: list[str], index: int) -> bool:
+    return not words[index].startswith("-") and (index == 0 or words[index - 1] != "--runs")
+
+
+def _verb_name(words: list[str]) -> tuple[str, list[str]]:
+    """`runs list` is one verb of two words; `runs` alone means `runs list`."""
+    first, rest = words[0], words[1:]
+    if first not in GROUPS:
+        return _known(first), rest
+    if rest and not rest[0].startswith("-"):
+        return _known(f"{first} {rest[0]}"), rest[1:]
+    if GROUPS[first] and not {"-h", "--help"} & set(rest):
+        return f"{first} {GROUPS[first]}", rest
+    return first, rest
+
+
+def _known(name: str) -> str:
+    if name in VERBS:
+        return name
+    known = [*VERBS, *GROUPS]
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    if near:
+        raise UserError(f"there is no verb `{name}`; did you mean: seedbed {near[0]}")
+    if "/" in name or name.endswith(".py"):
+        raise UserError(f"there is no verb `{name}`; to train that recipe: seedbed train {name}")
+    raise UserError(f"there is no verb `{name}`; seedbed --help lists them")
+
+
+def _parser(name: str) -> Parser:
+    found = VERBS[name]
+    parser = Parser(prog=f"seedbed {name}", usage=f"seedbed {name} {found.usage}", description=found.about, allow_abbrev=False)
+    found.arguments(parser)
+    _common(parser)
+    return parser
+
+
+def _common(parser: Parser) -> None:
+    """What every verb takes; the values come from the words before the verb unless they are given again."""
+    here = Path(os.environ.get("SEEDBED_RUNS") or "runs").expanduser()
+    parser.add_argument("--runs", type=Path, default=here, metavar="DIR", help="where the runs are: ./runs or $SEEDBED_RUNS")
+    parser.add_argument("--json", action="store_true", help="print JSON, where there is something to list")
+    parser.add_argument("--dirty", action="store_true", help="start although the git work tree has uncommitted changes")
+
+
+def _help() -> str:
+    shown = [(f"{name} {found.usage}", found.about) for name, found in VERBS.items()]
+    parts = [
+        "usage: seedbed [--runs DIR] VERB ...",
+        "",
+        "`seedbed` alone lists the recipes, their presets and the last runs.",
+        "",
+    ]
+    for usage, about in shown:
+        parts.append(f"  {usage:<46} {about}" if len(usage) <= 46 else f"  {usage}\n  {'':<46} {about}")
+    parts += ["", "options of every verb:", "  --help  --runs DIR  --json (listings)  --dirty", "  --version", ""]
+    return "\n".join([*parts, "exit codes: 0 done, 2 something to mend, 130 and 143 stopped by a signal and ready to resume"])
+
+
+def _group_help(group: str) -> int:
+    for name, found in VERBS.items():
+        if name.startswith(f"{group} "):
+            print(f"  seedbed {name} {found.usage}\n      {found.about}")
+    return 0
+
+
+def _overview(root: Path, as_json: bool) -> int:
+    """What there is to train, and what was trained last."""
+    from seedbed import recipes
+    from seedbed.track import facts, verbs
+    from seedbed.track.code import version
+    from seedbed.track.text import clip, width
+
+    known = {name: recipes.describe(name) for name in recipes.names()}
+    found = facts.summaries(root)
+    if as_json:
+        return verbs.print_json({"version": version(), "recipes": known, "runs": found})
+    print(f"seedbed {version()}: raise generative models from scratch\n\nrecipes")
+    longest = max((len(f"{n}/{p}") for n, presets in known.items() for p in presets), default=0)
+    for name, presets in known.items():
+        for preset, text in presets.items():
+            print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
+    print("  or a file of your own: seedbed train path/to/recipe.py")
+    if found:
+        print(f"\nlast runs ({len(found)} in {root})\n" + verbs.runs_table(found[:5]))
+    print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")
+    return 0
+
+
+def _number(kind: type, low: float, high: float = float("inf")) -> Callable[[str], Any]:
+    """An argparse type that checks a range."""
+
+    def read(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text} is not a {'whole ' if kind is int else ''}number") from None
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"{text} is not {f'between {low:g} and {high:g}' if high < float('inf') else f'at least {low:g}'}"
+            )
+        return value
+
+    return read
+
+
+def _settings(parser: Parser, what: str = "RECIPE/PRESET") -> None:
+    parser.takes_settings = True
+    parser.add_argument("name", metavar=what)
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="any value of the config, by its dotted name")
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@verb("demo", "", "train a small GPT on this machine and show what it writes")
+def _demo(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    return local.demo(given.runs)
+
+
+def _train_arguments(parser: Parser) -> None:
+    _settings(parser, "RECIPE/PRESET")
+    parser.add_argument("-m", "--why", default="", metavar="WHY", help="why this run: the journal will tell")
+    parser.add_argument("--run", metavar="NAME", help="the run's name; otherwise date, recipe and two words")
+    parser.add_argument("--parent", metavar="RUN", help="the run to compare with")
+
+
+@verb("train", "RECIPE/PRESET [key=value ...] [options]", "start a run; -m says why, --run names it", _train_arguments)
+def _train(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
+    return local.train(given.name, given.settings, root=given.runs, **facts)
+
+
+def _resume_arguments(parser: Parser) -> None:
+    _settings(parser, "RUN")
+    parser.add_argument("--force", action="store_true", help="also when the run says it is finished")
+
+
+@verb("resume", "RUN [key=value ...]", "go on with a run, bit for bit", _resume_arguments)
+def _resume(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    return local.resume(given.runs, given.name, given.settings, force=given.force)
+
+
+# ---- what a trained run can do ---------------------------------------------------------------------------------------
+
+_SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed")
+
+
+def _sample_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--prompt", metavar="TEXT", help="what the samples begin with")
+    parser.add_argument("--num", type=_number(int, 1), metavar="N", help="how many samples")
+    parser.add_argument("--tokens", type=_number(int, 1), metavar="N", help="how long each is")
+    parser.add_argument("--temperature", type=_number(float, 0), metavar="T", help="0 always takes the likeliest")
+    parser.add_argument("--top-k", type=_number(int, 1), metavar="K", help="choose among the K likeliest")
+    parser.add_argument("--top-p", type=_number(float, 0, 1), metavar="P", help="choose among the likeliest that make up P")
+    parser.add_argument("--seed", type=_number(int, 0), metavar="N", help="the same seed gives the same samples")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+    parser.add_argument("--no-stream", action="store_true", help="print when all is done, not as it comes")
+
+
+@verb("sample", "RUN [--prompt TEXT] [options]", "show what a run has learned", _sample_arguments)
+def _sample(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    options = {name: getattr(given, name) for name in _SAMPLE_OPTIONS if getattr(given, name) is not None}
+    write = None if given.no_stream else _stream
+    return local.sample(given.runs, given.name, options, checkpoint_name=given.checkpoint, write=write)
+
+
+def _stream(text: str) -> None:
+    from seedbed.track.text import safe
+
+    print(safe(text), end="", flush=True)
+
+
+def _export_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; otherwise RUN-export")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+
+
+@verb("export", "RUN [--out DIR] [--checkpoint STEP]", "write weights and config to use elsewhere", _export_arguments)
+def _export(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    out = given.out or Path(f"{Path(given.name).name}-export")
+    return local.export(given.runs, given.name, out, given.checkpoint)
+
+
+# ---- listings --------------------------------------------------------------------------------------------------------
+
+
+@verb("runs list", "", "every run: status, step, loss, best, age, why")
+def _runs_list(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.list_runs(given.runs, given.json)
+
+
+@verb(
+    "runs show",
+    "RUN",
+    "config, status, last rows and events, checkpoints, how to repeat it",
+    lambda p: p.add_argument("name", metavar="RUN"),
+)
+def _runs_show(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.show(given.runs, given.name, given.json)
+
+
+def _diff_arguments(parser: Parser) -> None:
+    parser.add_argument("first", metavar="RUN")
+    parser.add_argument("second", metavar="RUN")
+
+
+@verb("runs diff", "RUN RUN", "which settings differ, and what came of it", _diff_arguments)
+def _runs_diff(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.diff_runs(given.runs, given.first, given.second, given.json)
+
+
+def _rm_arguments(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="RUN")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+@verb("runs rm", "RUN ... [--yes]", "delete runs for good", _rm_arguments)
+def _runs_rm(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.remove(given.runs, given.names, given.yes)
+
+
+def _note_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("words", nargs="+", metavar="TEXT")
+
+
+@verb("note", "RUN TEXT", "add your conclusion to the run's journal entry", _note_arguments)
+def _note(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.note(given.runs, given.name, given.words)
+
+
+@verb("journal", "[RUN]", "print the journal, or a run's entry", lambda p: p.add_argument("name", nargs="?", metavar="RUN"))
+def _journal(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.print_journal(given.runs, given.name, given.json)

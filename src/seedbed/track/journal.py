@@ -1,0 +1,222 @@
+"""JOURNAL.md beside the runs: a dated entry per run, written by the machine up to the conclusion, which is a person's.
+
+The machine's part of an entry stands between two comments and may be renewed; everything outside them is never touched.
+"""
+
+import contextlib
+import datetime
+import difflib
+import fcntl
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seedbed.config import diff
+from seedbed.errors import UserError
+from seedbed.track import code, facts, files, report
+from seedbed.track.run import Run, flat, full_name
+from seedbed.track.text import number, one_line, spell
+
+_HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'
+_MAX_CHANGES = 12
+_CONCLUSION = re.compile(r"^- conclusion, ", re.M)
+_OPEN = re.compile(r"^- conclusion: open .*\n", re.M)
+_NEXT = re.compile(r"^(?:## |<!-- run )", re.M)
+
+
+def path_of(root: Path) -> Path:
+    return Path(root).absolute().parent / "JOURNAL.md"
+
+
+def record(run: Run) -> Path:
+    """Write or renew the run's entry; notes and anything else a person wrote stay as they are."""
+    entry = _entry(run)
+    with _editing(run.path.parent) as (journal, text):
+        old = _find(text, run.name)
+        if old:
+            concluded = _CONCLUSION.search(text, old.end(), _end_of_entry(text, old))
+            text = text[: old.start()] + (_closed(entry) if concluded else entry) + text[old.end() :]
+        else:
+            text = (text or _HEAD).rstrip("\n") + f"\n\n{entry}\n"
+        files.write_atomic(journal, text)
+    return journal
+
+
+def note(root: Path, name: str, conclusion: str) -> Path:
+    """Put a dated conclusion under the run's entry. The entry outlives the run folder, so notes do too."""
+    conclusion = one_line(conclusion)
+    if not conclusion:
+        raise UserError('the note is empty; write: seedbed note RUN "what we learned"')
+    name = Path(name).name
+    if not _find(_read(path_of(root)), name):
+        record(_open_or_suggest(root, name))
+    with _editing(root) as (journal, text):
+        found = _find(text, name)
+        assert found
+        end = _end_of_entry(text, found)
+        below, after = text[found.end() : end].rstrip("\n"), text[end:]
+        line = f"- conclusion, {datetime.date.today():%Y-%m-%d}: {_unmarked(conclusion)}"
+        entry = text[: found.start()] + _closed(found[0]) + below
+        files.write_atomic(journal, f"{entry}\n{line}\n" + (f"\n{after}" if after else ""))
+    return journal
+
+
+def entries(root: Path) -> list[dict[str, str]]:
+    """Every entry in the order of the file: the run, its heading, and the text below."""
+    text = _read(path_of(root))
+    starts = list(re.finditer(r"^<!-- run (\S+) -->\n", text, re.M))
+    out = []
+    for index, start in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+        body = text[start.end() : end].replace(f"<!-- end {start[1]} -->\n", "").strip("\n")
+        heading, _, rest = body.partition("\n")
+        out.append({"run": start[1], "title": heading.removeprefix("## "), "text": rest.strip("\n")})
+    return out
+
+
+def finish(run: Run, warn: Callable[[str], None]) -> None:
+    """Report and journal entry at a run's end; neither a full disk nor a missing library spoils the run."""
+    for what, make in (("report", report.write), ("journal entry", record)):
+        try:
+            make(run)
+        except (OSError, UserError) as error:
+            warn(f"the {what} could not be written: {error}")
+
+
+def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
+    """A title in a few words, and the numbers behind it with their noise band. Lower is better."""
+    rows, events, status = run.rows(), run.events(), run.status()
+    shown = [report.outcome(run, status, rows)]
+    if loss := report.loss_line(rows):
+        shown.append(f"loss {loss}")
+    if evaluation := report.evaluation_line(events):
+        shown.append(evaluation)
+    word = facts.ending(run, status)
+    if word in ("nan", "diverged", "failed"):
+        return f"negative result: {word}", "; ".join(shown)
+    if word != "done" or parent is None:
+        return word, "; ".join(shown)
+    title, comparison = _compare((rows, events), parent)
+    return title, "; ".join([*shown, comparison])
+
+
+def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
+    theirs = parent.rows(), parent.events()
+    (metric, points), (parent_metric, parent_points) = facts.evaluations(mine[1]), facts.evaluations(theirs[1])
+    last, parent_last = facts.last_losses(mine[0]), facts.last_losses(theirs[0])
+    (mean, sd), (parent_mean, parent_sd) = facts.mean_and_sd(last), facts.mean_and_sd(parent_last)
+    if points and parent_points and metric == parent_metric:
+        what = f"best {metric}"
+        change = min(v for _, v in points) - min(v for _, v in parent_points)
+    else:
+        what, change = "loss", mean - parent_mean
+    if not math.isfinite(change):
+        return "done", f"{parent.name} left no numbers to compare with"
+    # Two levels are told apart only beyond the larger of their own scatters.
+    band = max((s for s in (sd, parent_sd) if math.isfinite(s)), default=math.nan)
+    size = f"{what} {number(abs(change))} {'lower' if change < 0 else 'higher'} than {parent.name}"
+    if not math.isfinite(band):
+        return f"done, {'below' if change < 0 else 'above'} {parent.name}", f"{size}; too few rows for a noise band"
+    if abs(change) <= band:
+        return f"no clear difference from {parent.name}", f"{size}: within the noise band of ±{number(band)}"
+    title = f"better than {parent.name}" if change < 0 else f"negative result: worse than {parent.name}"
+    return title, f"{size}: outside the noise band of ±{number(band)}"
+
+
+def _entry(run: Run) -> str:
+    config = run.config_json()
+    parent = _open_if_there(run.path.parent, config.get("parent"))
+    title, numbers = verdict(run, parent)
+    base, changes = _changes(config, parent)
+    picture = run.path / report.PICTURE
+    relative = os.path.relpath(picture, path_of(run.path.parent).parent)
+    parts = [
+        f"## {str(config.get('created'))[:10]} · {run.name} · {title}",
+        f"- why: {_unmarked(one_line(str(config.get('why') or ''))) or '(not said: `-m why` at the start says it)'}",
+        f"- recipe: {full_name(config['recipe'], config['preset'])}, {code.describe(run.code_json())}",
+        f"- changed against {base}: {changes}",
+        f"- verdict: {numbers}",
+        *([f"- picture: ![loss of {run.name}]({relative})"] if picture.exists() else []),
+        f"- reproduce: `{run.command()}`",
+        f'- conclusion: open (`seedbed note {run.name} "..."`)',
+    ]
+    return "\n".join([f"<!-- run {run.name} -->", *parts, f"<!-- end {run.name} -->"])
+
+
+def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
+    if parent is None:
+        changed = {key: spell(value) for key, value in (config.get("changes") or {}).items()}
+        words, base = [f"{key}={value}" for key, value in changed.items()], "the preset"
+    else:
+        moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
+        words, base = [f"{key} {spell(old)} -> {spell(new)}" for key, (old, new) in moved.items()], f"parent {parent.name}"
+    more = [f"and {len(words) - _MAX_CHANGES} more"] if len(words) > _MAX_CHANGES else []
+    return base, _unmarked(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
+
+
+def _open_if_there(root: Path, name: str | None) -> Run | None:
+    try:
+        run = Run.open(root, name) if name else None
+        if run:
+            run.config_json()
+        return run
+    except UserError:
+        return None
+
+
+def _open_or_suggest(root: Path, name: str) -> Run:
+    try:
+        return Run.open(root, name)
+    except UserError:
+        near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
+        if near:
+            raise UserError(f"there is no run {name!r}, and no entry for it in the journal; nearest: {', '.join(near)}") from None
+        raise
+
+
+def _end_of_entry(text: str, found: re.Match[str]) -> int:
+    following = _NEXT.search(text, found.end())
+    return following.start() if following else len(text)
+
+
+def _closed(entry: str) -> str:
+    """The machine's part of an entry without the invitation to conclude."""
+    return _OPEN.sub("", entry)
+
+
+def _find(text: str, name: str) -> re.Match[str] | None:
+    """The machine's part of an entry."""
+    mark = re.escape(name)
+    return re.search(rf"^<!-- run {mark} -->\n.*?^<!-- end {mark} -->$", text, re.M | re.S)
+
+
+@contextlib.contextmanager
+def _editing(root: Path) -> Iterator[tuple[Path, str]]:
+    """The journal's path and text, held against other processes until the block has written it."""
+    # The lock is a file of its own: the journal is replaced on every change, and a lock would go with the old one.
+    Path(root).mkdir(parents=True, exist_ok=True)
+    fd = os.open(Path(root) / ".journal-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        journal = path_of(root)
+        yield journal, _read(journal)
+    finally:
+        os.close(fd)
+
+
+def _read(journal: Path) -> str:
+    try:
+        return journal.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except UnicodeDecodeError as error:
+        raise UserError(f"{journal} is not UTF-8 text (byte {error.start}); it was left as it is") from None
+
+
+def _unmarked(text: str) -> str:
+    """What a person typed must not read as one of our comments."""
+    return text.replace("<!--", "&lt;!--").replace("-->", "--&gt;")

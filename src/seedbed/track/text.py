@@ -1,0 +1,136 @@
+"""Numbers, lengths of time and tables as plain text: quick to load, aligned, and safe to show on a terminal."""
+
+import datetime
+import math
+import re
+import shutil
+import sys
+from collections.abc import Container, Sequence
+from typing import Any
+
+# What a terminal could take for a command, newline and tab apart: controls, bidirectional overrides, halves of surrogate pairs.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def safe(text: str) -> str:
+    """The text without control characters: a model or a stranger's file may have written them."""
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def one_line(text: str) -> str:
+    return " ".join(safe(text).split())
+
+
+def clip(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A measurement at a glance: four decimals where they mean something, an exponent where they would not."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return "-" if value is None else one_line(str(value))
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if not math.isfinite(value):
+        return str(value)
+    if value and not 1e-3 <= abs(value) < 1e5:
+        return f"{value:.{max(digits - 2, 0)}e}"
+    return f"{value:.{digits}f}"
+
+
+def scaled(value: float) -> str:
+    """About three digits and k, M, G or T."""
+    if not math.isfinite(value):
+        return str(value)
+    for suffix in ("", "k", "M", "G"):
+        if abs(value) < 999.5:
+            return f"{value:.3g}{suffix}" if abs(value) < 99.95 else f"{value:.0f}{suffix}"
+        value /= 1000
+    return f"{value:.3g}T"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes as kB, MB or GB."""
+    if num_bytes < 999.5e3:
+        return f"{num_bytes / 1e3:.0f} kB"
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 999.5e6 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """0:07, 12:34, 1:02:03, 3d 04h."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(max(round(seconds), 0), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d {hours % 24:02d}h"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def age(created: Any, now: datetime.datetime | None = None) -> str:
+    """How long ago an ISO time was, in its largest unit; a clock that jumped gives `now`."""
+    seconds = age_seconds(created, now)
+    if seconds is None:
+        return "-"
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if seconds >= length:
+            return f"{int(seconds // length)}{unit}"
+    return "now"
+
+
+def age_seconds(created: Any, now: datetime.datetime | None = None) -> float | None:
+    """Seconds since an ISO time, never negative; None when it is no time."""
+    try:
+        moment = datetime.datetime.fromisoformat(created).astimezone()
+    except (TypeError, ValueError, OverflowError, OSError):
+        return None
+    return max(((now or datetime.datetime.now().astimezone()) - moment).total_seconds(), 0.0)
+
+
+def width() -> int:
+    """Columns to write for: the terminal's, and 120 where there is none."""
+    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), max_width: int | None = None) -> str:
+    """Aligned columns; those numbered in `right` are flush right, and the last one gives way when lines grow too long."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    out = []
+    for row in (header, *rows):
+        cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
+        out.append(clip("  ".join(cells).rstrip(), max_width or width()))
+    return "\n".join(out)
+
+
+def wrapped(words: Sequence[str], max_width: int, gap: str = "  ") -> list[str]:
+    """Words on as few lines as they fit on, none of them broken."""
+    out: list[str] = []
+    for word in map(one_line, words):
+        if out and len(out[-1]) + len(gap) + len(word) <= max_width:
+            out[-1] += gap + word
+        else:
+            out.append(word)
+    return out
+
+
+def spell(value: Any) -> str:
+    """A config value as the command line reads it."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(map(spell, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def config_lines(config: dict[str, Any], marks: dict[str, Container[str]], max_width: int) -> list[str]:
+    """A flat config as a compact table, a group to a line; each mark is put behind the keys it holds."""
+    groups: dict[str, list[str]] = {"run": []}
+    for key, value in config.items():
+        group, _, name = key.rpartition(".")
+        groups.setdefault(group or "run", []).append(f"{name}={spell(value)}" + "".join(m for m in marks if key in marks[m]))
+    indent = 2 + max(map(len, groups)) + 2
+    out = []
+    for group, words in groups.items():
+        for index, text in enumerate(wrapped(words, max_width - indent)):
+            out.append(("" if index else f"  {group}").ljust(indent) + text)
+    return out
