@@ -1,0 +1,166 @@
+"""The public surface, frozen: names, verbs, config keys, and the fixed words that other people's scripts rely on.
+
+A test here fails when the surface grows or shrinks. Growing is a decision: change the list and the changelog together.
+Shrinking or renaming breaks scripts that are not ours, and needs a better reason.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+import seedbed as package
+from seedbed.config import Config, flatten
+
+NAMES = {
+    "Config", "Data", "Engine", "Every", "Guard", "Optim", "Request",
+    "Sample", "Schedule", "Source", "System", "UserError", "number",
+}  # fmt: skip
+
+VERBS = {
+    "demo", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
+    "runs list", "runs show", "runs diff", "runs rm", "note", "journal",
+    "data prepare", "data inspect", "data verify", "data bench",
+}  # fmt: skip
+
+SYSTEM = {
+    "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
+    "compile_units", "variant", "flops_per_item", "state", "load_state",
+}  # fmt: skip
+
+KEYS = {
+    "steps", "budget", "batch", "accum", "seed", "ema", "precision", "device", "compile", "capture", "keep",
+    "optim.kind", "optim.lr", "optim.muon_lr", "optim.beta1", "optim.beta2", "optim.eps", "optim.weight_decay",
+    "optim.muon_weight_decay", "optim.momentum", "optim.clip",
+    "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor",
+    "every.log", "every.eval", "every.sample", "every.save",
+    "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas",
+    "model", "data",
+}  # fmt: skip
+
+GPT_PRESETS = {"demo", "shakespeare", "mini-v0", "baby", "gpt3-small", "gpt3-small-char", "gpt2-124m", "code"}
+
+
+def test_public_names():
+    assert set(package.__all__) == NAMES
+    for name in NAMES:
+        assert getattr(package, name) is not None
+    assert set(dir(package)) >= NAMES
+    with pytest.raises(AttributeError, match="Trainer"):
+        _ = package.Trainer
+
+
+def test_verbs():
+    from seedbed.cli import VERBS as registered
+
+    assert set(registered) == VERBS
+
+
+def test_config_keys():
+    assert set(flatten(Config(model=None, data=None))) == KEYS
+
+
+def test_what_a_system_may_override():
+    own = {name for name, value in vars(package.System).items() if callable(value) and not name.startswith("_")}
+    assert own == SYSTEM
+
+
+def test_gpt_presets():
+    from seedbed.recipes import find
+
+    recipe, preset = find("gpt/demo")
+    assert preset == "demo"
+    assert set(recipe.presets) >= GPT_PRESETS
+    for make in recipe.presets.values():
+        assert "seedbed train gpt/" in (make.__doc__ or ""), f"{make.__name__} does not state its command"
+        assert isinstance(make(), Config)
+
+
+def test_every_module_imports():
+    for found in pkgutil.walk_packages(package.__path__, "seedbed."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+
+
+def test_every_folder_is_a_package():
+    folders = {path.parent for path in (ROOT / "src" / "seedbed").rglob("*.py")}
+    assert [f for f in folders if not (f / "__init__.py").is_file()] == []
+
+
+TINY = ("model.depth=1", "model.width=32", "every.log=2", "every.eval=4", "every.save=4")
+
+
+def lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_fixed_words(seedbed, tmp_path: Path):
+    """`train ... --run NAME`, the run folder, `runs list --json`, `resume NAME`: what scripts may rely on."""
+    done = seedbed("train", "gpt/demo", "steps=8", *TINY, "--run", "words", "--dirty")
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = tmp_path / "runs" / "words"
+    rows, events = lines(run / "rows.jsonl"), lines(run / "events.jsonl")
+    assert [row["step"] for row in rows] == [2, 4, 6, 8]
+    assert all(isinstance(row["loss"], float) for row in rows)
+    assert all(isinstance(event["step"], int) and isinstance(event["kind"], str) for event in events)
+    assert {"start", "eval", "sample", "checkpoint", "end"} <= {event["kind"] for event in events}
+    for name in ("step-000004", "step-000008"):
+        assert (run / "checkpoints" / name / "model.safetensors").is_file()
+    for name in ("config.json", "code.json", "console.log", "report.md", "samples", "plots"):
+        assert (run / name).exists(), name
+    assert "words" in (tmp_path / "JOURNAL.md").read_text()
+
+    listed = seedbed("runs", "list", "--json", "--dirty")
+    (found,) = json.loads(listed.stdout)
+    assert (found["name"], found["status"], found["step"]) == ("words", "done", 8)
+
+    longer = seedbed("resume", "words", "steps=12", "--dirty")
+    assert longer.returncode == 0, longer.stderr
+    assert lines(run / "rows.jsonl")[-1]["step"] == 12
+    assert (run / "checkpoints" / "step-000012").is_dir()
+
+
+def test_fixed_words_of_a_file_recipe(seedbed, tmp_path: Path):
+    shutil.copy(ROOT / "examples" / "my_recipe.py", tmp_path / "mine.py")
+    done = seedbed("train", "mine.py", "steps=4", "batch=64", "every.log=2", "--run", "mine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["step"] for row in lines(tmp_path / "runs" / "mine" / "rows.jsonl")] == [2, 4]
+    named = seedbed("train", "mine.py:seedling", "steps=2", "batch=64", "--run", "named")
+    assert named.returncode == 0, named.stderr
+
+
+WRONG = [
+    (("train", "gpt/nonesuch"), r"demo"),
+    (("train", "gpt"), r"demo"),
+    (("train", "gtp/demo"), r"gpt"),
+    (("train", "gpt/demo", "stps=3"), r"steps"),
+    (("train", "gpt/demo", "steps=0"), r"steps=0 is out of range"),
+    (("train", "gpt/demo", "steps=many"), r"whole number"),
+    (("train", "gpt/demo", "steps"), r"key=value"),
+    (("train", "gpt/demo", "--run", "../up"), r"cannot name a run"),
+    (("train", "nowhere.py"), r"nowhere\.py"),
+    (("trian", "gpt/demo"), r"train"),
+    (("resume", "nothing"), r"no run"),
+    (("runs", "show", "nothing"), r"no run"),
+    (("sample", "nothing"), r"no run"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
+def test_a_mistake_costs_two_lines_and_a_status(
+    arguments: tuple[str, ...], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from seedbed.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert re.search(says, shown), shown
+    assert 1 <= len(shown.strip().splitlines()) <= 3
+    assert "Traceback" not in shown
+    assert list(tmp_path.iterdir()) == [], "a mistake left something behind"
