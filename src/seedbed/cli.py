@@ -1,16 +1,13 @@
 """The command line: verbs, their arguments, exit codes. What a verb needs is imported inside it, so listings answer at once."""
 
 import argparse
-import difflib
 import errno
 import io
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from seedbed.errors import UserError
 
@@ -36,6 +33,8 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def _refuse(self, word: str) -> NoReturn:
+        import difflib
+
         name = word.partition("=")[0]
         near = difflib.get_close_matches(name, self._option_string_actions, 1, 0.75)
         if near:
@@ -45,8 +44,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown argument {word}")
 
 
-@dataclass(frozen=True)
-class Verb:
+class Verb(NamedTuple):
     """A word on the command line: how its arguments read, and what it does with them."""
 
     usage: str
@@ -99,6 +97,8 @@ def _complain(text: str) -> int:
 
 
 def _explain_bug(error: Exception) -> int:
+    import traceback
+
     from seedbed import recipes
     from seedbed.track.code import version
 
@@ -157,6 +157,8 @@ def _verb_name(words: list[str]) -> tuple[str, list[str]]:
 def _known(name: str) -> str:
     if name in VERBS:
         return name
+    import difflib
+
     known = [*VERBS, *GROUPS]
     near = difflib.get_close_matches(name, known, 1, 0.5)
     if near:
@@ -206,22 +208,21 @@ def _group_help(group: str) -> int:
 def _overview(root: Path, as_json: bool) -> int:
     """What there is to train, and what was trained last."""
     from seedbed import recipes
-    from seedbed.track import facts, verbs
-    from seedbed.track.code import version
+    from seedbed.track import facts, listing
     from seedbed.track.text import clip, width
 
     known = {name: recipes.describe(name) for name in recipes.names()}
     found = facts.summaries(root)
     if as_json:
-        return verbs.print_json({"version": version(), "recipes": known, "runs": found})
-    print(f"seedbed {version()}: raise generative models from scratch\n\nrecipes")
+        return listing.print_json({"recipes": known, "runs": found})
+    print("seedbed: raise generative models from scratch\n\nrecipes")
     longest = max((len(f"{n}/{p}") for n, presets in known.items() for p in presets), default=0)
     for name, presets in known.items():
         for preset, text in presets.items():
             print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
     print("  or a file of your own: seedbed train path/to/recipe.py")
     if found:
-        print(f"\nlast runs ({len(found)} in {root})\n" + verbs.runs_table(found[:5]))
+        print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(found[:5]))
     print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")
     return 0
 
@@ -338,9 +339,9 @@ def _export(given: argparse.Namespace) -> int:
 
 @verb("runs list", "", "every run: status, step, loss, best, age, why")
 def _runs_list(given: argparse.Namespace) -> int:
-    from seedbed.track import verbs
+    from seedbed.track import listing
 
-    return verbs.list_runs(given.runs, given.json)
+    return listing.list_runs(given.runs, given.json)
 
 
 @verb(

@@ -1,12 +1,8 @@
 """Recipes by name: the packages in this folder, and any Python file of the user's that is written the same way."""
 
-import difflib
-import hashlib
 import importlib
-import importlib.util
 import pkgutil
 import sys
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.machinery import SourceFileLoader
@@ -86,6 +82,8 @@ def describe(name: str) -> dict[str, str]:
 
 def place_in_user_file(error: BaseException) -> str | None:
     """Where in a recipe of the user's own an error arose, as file:line; None when it passed through no such file."""
+    import traceback
+
     frames = traceback.extract_tb(error.__traceback__)
     places = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename) in _loaded]
     return places[-1] if places else None
@@ -96,6 +94,8 @@ def _one_of(wanted: str, known: Any, problem: str) -> str:
     name = wanted.replace("_", "-") if wanted not in known else wanted
     if name in known:
         return name
+    import difflib
+
     near = difflib.get_close_matches(wanted, known, 3, 0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise UserError(f"{problem}{hint}\nthere are: {', '.join(known) or 'none'}")
@@ -156,6 +156,9 @@ def _from_file(path: Path) -> Recipe:
 
 
 def _load(path: Path) -> ModuleType:
+    import hashlib
+    import importlib.util
+
     name = f"seedbed_recipe_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_FreshLoader(name, str(path)))
     assert spec is not None and spec.loader is not None
@@ -174,6 +177,8 @@ def _load(path: Path) -> ModuleType:
 
 def _explain(error: BaseException, path: Path) -> NoReturn:
     """An error while the user's file was loading, as one line with the place in that file."""
+    import traceback
+
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         raise UserError(f"{path}:{error.lineno}: {error.msg}") from None

@@ -5,7 +5,6 @@ import importlib.metadata
 import os
 import platform
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -49,7 +48,7 @@ def state(folder: Path, root: Path | None = None) -> dict[str, Any]:
         "packages": {name: found for name in _PACKAGES if (found := _version_of(name))},
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "hostname": socket.gethostname(),
+        "hostname": platform.node(),
         "num_cores": os.cpu_count(),
     }
 

@@ -1,22 +1,20 @@
-"""The run folder: everything one training run leaves behind, in open files that a crash cannot half-write."""
+"""The run folder: everything one training run leaves behind, in open files that a crash cannot half-write.
+
+Every listing loads this module, so what only a new run needs is imported where it is used.
+"""
 
 import contextlib
 import datetime
-import difflib
 import errno
 import fcntl
 import json
 import os
-import shlex
-import shutil
-import socket
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.track import files, lines, names
 from seedbed.track.text import spell
@@ -91,6 +89,8 @@ class Run:
         path = root / name
         if Path(name).name == name and not name.startswith(".") and path.is_dir():
             return cls(path)
+        import difflib
+
         known = run_names(root)
         if not known:
             raise UserError(f"there is no run {name!r}: {root} holds no runs yet; start one with: seedbed train RECIPE/PRESET")
@@ -109,7 +109,7 @@ class Run:
             self._acquire(fd)
             with contextlib.suppress(OSError):
                 os.ftruncate(fd, 0)
-                os.pwrite(fd, lines.encode({"pid": os.getpid(), "host": socket.gethostname(), "since": _now()}), 0)
+                os.pwrite(fd, lines.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": _now()}), 0)
             for leftover in files.leftovers(self.path, older_than=0):
                 leftover.unlink(missing_ok=True)
             yield
@@ -251,6 +251,8 @@ class Run:
 
     def command(self) -> str:
         """What to type to train this run again."""
+        import shlex
+
         facts = self.config_json()
         changes = facts.get("changes") or {}
         words = [f"{key}={spell(value)}" for key, value in changes.items()]
@@ -305,12 +307,16 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _described(config: Any, base: Any) -> dict[str, Any]:
     """The parts of config.json that follow from the values; `changes` are those that differ from the preset's."""
+    from seedbed import config as configs
+
     new = configs.to_json(config)
     changes = configs.diff(flat(configs.to_json(base)), flat(new)) if base is not None else {}
     return {"config": new, "hash": configs.digest(config), "changes": {key: now for key, (_, now) in changes.items()}}
 
 
 def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
+    import shutil
+
     for leftover in files.leftovers(root):
         shutil.rmtree(leftover, ignore_errors=True)
     aside = root / f".new-{os.getpid()}-{time.monotonic_ns()}.tmp"
@@ -344,6 +350,8 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
                 if name is not None:
                     raise UserError(f"run {name} exists already; choose another --run NAME") from None
     except BaseException:
+        import shutil
+
         shutil.rmtree(aside, ignore_errors=True)
         raise
 

@@ -2,8 +2,8 @@
 
 import datetime
 import math
+import os
 import re
-import shutil
 import sys
 from collections.abc import Container, Sequence
 from typing import Any
@@ -89,7 +89,10 @@ def age_seconds(created: Any, now: datetime.datetime | None = None) -> float | N
 
 def width() -> int:
     """Columns to write for: the terminal's, and 120 where there is none."""
-    return shutil.get_terminal_size((120, 24)).columns if sys.stdout.isatty() else 120
+    try:
+        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns
+    except (ValueError, OSError):
+        return 120
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), max_width: int | None = None) -> str:

@@ -1,7 +1,6 @@
-"""The listing verbs: runs list, show, diff and rm, the journal and its notes. Each prints, and returns an exit code."""
+"""The verbs on single runs: show, diff and rm, the journal and its notes. Each prints, and returns an exit code."""
 
 import contextlib
-import json
 import os
 import shutil
 import sys
@@ -11,39 +10,11 @@ from typing import Any
 from seedbed.config import diff
 from seedbed.errors import UserError
 from seedbed.track import code, facts, files, journal, lines
+from seedbed.track.listing import print_json
 from seedbed.track.run import Run, flat, full_name
 from seedbed.track.text import age, clip, config_lines, duration, number, one_line, safe, scaled, size, spell, table, width
 
 _NUM_ROWS, _NUM_EVENTS = 5, 8
-
-
-def list_runs(root: Path, as_json: bool) -> int:
-    found = facts.summaries(root)
-    if as_json:
-        return print_json(found)
-    print(runs_table(found) if found else f"no runs in {root} yet; start one with: seedbed train RECIPE/PRESET")
-    return 0
-
-
-def runs_table(found: list[dict[str, Any]]) -> str:
-    """Summaries as a table, cut to the width of the terminal."""
-    header = ("name", "recipe", "status", "step", "loss", "best", "age", "why")
-    return table(header, [_cells(s) for s in found], right=(3, 4, 5, 6))
-
-
-def _cells(s: dict[str, Any]) -> tuple[str, ...]:
-    recipe = full_name(s["recipe"], s["preset"]) if s["recipe"] else "-"
-    why = one_line(str(s["why"] or ""))
-    return (
-        s["name"],
-        clip(recipe, 28),
-        s["status"],
-        number(s["step"]),
-        number(s["loss"]),
-        number(s["best"]),
-        age(s["created"]),
-        why,
-    )
 
 
 def show(root: Path, name: str, as_json: bool) -> int:
@@ -220,12 +191,6 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
         print(safe(journal.path_of(root).read_text(encoding="utf-8")), end="")
     else:
         print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
-    return 0
-
-
-def print_json(values: Any) -> int:
-    """For scripts: valid JSON always, so infinities and NaN are null."""
-    print(json.dumps(lines.finite(values), indent=1))
     return 0
 
 

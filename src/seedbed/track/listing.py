@@ -1,0 +1,44 @@
+"""The runs as a table or as JSON: the quickest of the verbs, whatever the number of runs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from seedbed.track import facts, lines
+from seedbed.track.run import full_name
+from seedbed.track.text import age, clip, number, one_line, table
+
+
+def list_runs(root: Path, as_json: bool) -> int:
+    found = facts.summaries(root)
+    if as_json:
+        return print_json(found)
+    print(runs_table(found) if found else f"no runs in {root} yet; start one with: seedbed train RECIPE/PRESET")
+    return 0
+
+
+def runs_table(found: list[dict[str, Any]]) -> str:
+    """Summaries as a table, cut to the width of the terminal."""
+    header = ("name", "recipe", "status", "step", "loss", "best", "age", "why")
+    return table(header, [_cells(s) for s in found], right=(3, 4, 5, 6))
+
+
+def _cells(s: dict[str, Any]) -> tuple[str, ...]:
+    recipe = full_name(s["recipe"], s["preset"]) if s["recipe"] else "-"
+    why = one_line(str(s["why"] or ""))
+    return (
+        s["name"],
+        clip(recipe, 28),
+        s["status"],
+        number(s["step"]),
+        number(s["loss"]),
+        number(s["best"]),
+        age(s["created"]),
+        why,
+    )
+
+
+def print_json(values: Any) -> int:
+    """For scripts: valid JSON always, so infinities and NaN are null."""
+    print(json.dumps(lines.finite(values), indent=1))
+    return 0
