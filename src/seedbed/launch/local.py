@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
-from seedbed.track import code, journal, report
+from seedbed.track import code, journal
 from seedbed.track.console import Console
-from seedbed.track.run import Run
+from seedbed.track.run import Run, full_name
 from seedbed.train import checkpoint
 from seedbed.train.engine import Engine, mix, pick_device
 from seedbed.train.loop import Job, fit, take_back
@@ -59,15 +60,15 @@ def train(
     code.require_clean(state, dirty)
     run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
     _keep_recipe_files(recipe, run)
-    with run.lock(), Console(run) as console:
-        console.header(run, config, base)
+    with run.lock(), closing(Console(run.path / "console.log")) as console:
+        _echo(run, config, base, console)
         return _execute(run, recipe, config, console, resumed=False)
 
 
 def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False) -> int:
     """Go on with a run where its newest whole checkpoint left it."""
     run = Run.open(root, run_name)
-    with run.lock(), Console(run) as console:
+    with run.lock(), closing(Console(run.path / "console.log")) as console:
         recipe, saved = _saved_config(run)
         if run.status().get("status") == "done" and not assignments and not force:
             raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
@@ -164,7 +165,8 @@ def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resu
         data = recipe.open_data(config)
         engine, system = _build(recipe, config, data)
         job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
-        console.facts(_facts(job))
+        for name, value in _facts(job).items():
+            console.line(f"  {name:<18} {value}")
         if resumed:
             _continue(job)
             run.change_config(config, recipe.preset(run.config_json()["preset"]))
@@ -225,7 +227,18 @@ def _close(job: Job, status: str) -> int:
     if status == "interrupted":
         console.line(f"stopped at step {job.step}, checkpoint saved; go on with: seedbed resume {run.name}")
         return 128 + (job.stop_signal or signal.SIGINT)
-    picture = report.write(run)
-    journal.add_run(run)
-    console.ending(run, status, picture)
+    journal.finish(run, console.warn)
+    best = "" if job.best is None else f"; best evaluation {job.best:.4f} at step {job.best_step}"
+    console.line(f"{status} at step {job.step} after {job.clock['train']:.1f} s of training{best}", style="bold")
+    console.line(f"report  {run.path / 'report.md'}")
+    console.line(f"plot    {run.path / 'plots' / 'loss.png'}")
     return EXIT_OK if status == "done" else EXIT_FAILED
+
+
+def _echo(run: Run, config: Config, base: Config, console: Console) -> None:
+    """What will be trained, before anything is: nobody should find out after a night that it was the wrong thing."""
+    facts = run.config_json()
+    parent = Run.open(run.path.parent, facts["parent"]) if facts["parent"] else None
+    title = f"{full_name(facts['recipe'], facts['preset'])} -> {run.path}" + (f"  ({facts['why']})" if facts["why"] else "")
+    before = (parent.name, parent.config_json()["config"]) if parent else None
+    console.config(title, facts["config"], configs.to_json(base), before)

@@ -320,7 +320,7 @@ def _save(job: Job, best: bool) -> bool:
         job.console.line(f"step {job.step}: no checkpoint could be written ({error}); the ones before are whole")
         return False
     job.run.event(job.step, "checkpoint", path=path.name, best=best)
-    job.run.set_status("running", step=job.step, loss=job.last_loss, best=job.best, last_step=job.num_steps)
+    _set_status(job)
     return True
 
 
@@ -379,7 +379,12 @@ def _finish(job: Job) -> None:
             if not _save(job, best=False):
                 raise UserError("the run is finished but its last checkpoint could not be written; free some space and resume")
     job.run.event(job.step, "end", status=job.status)
-    job.run.set_status(job.status, step=job.step, loss=job.last_loss, best=job.best, last_step=job.num_steps)
+    _set_status(job)
+
+
+def _set_status(job: Job) -> None:
+    numbers = {"step": job.step, "last_step": job.num_steps, "loss": job.last_loss, "best": job.best, "best_step": job.best_step}
+    job.run.set_status(job.status, **numbers, clock=job.clock.state())
 
 
 def _catch_signals(job: Job) -> dict[int, Any]:

@@ -1,0 +1,46 @@
+"""seedbed: raise generative models from scratch. The public names; each is loaded when it is first used."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seedbed.config import Config, Every, Guard, Optim, Schedule, number
+    from seedbed.data.feed import Data, Source
+    from seedbed.errors import UserError
+    from seedbed.train.engine import Engine
+    from seedbed.train.system import Request, Sample, System
+
+_HOMES = {
+    "seedbed.config": ("Config", "Every", "Guard", "Optim", "Schedule", "number"),
+    "seedbed.data.feed": ("Data", "Source"),
+    "seedbed.errors": ("UserError",),
+    "seedbed.train.engine": ("Engine",),
+    "seedbed.train.system": ("Request", "Sample", "System"),
+}
+
+__all__ = [
+    "Config",
+    "Data",
+    "Engine",
+    "Every",
+    "Guard",
+    "Optim",
+    "Request",
+    "Sample",
+    "Schedule",
+    "Source",
+    "System",
+    "UserError",
+    "number",
+]
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    raise AttributeError(f"module 'seedbed' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
