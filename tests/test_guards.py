@@ -70,9 +70,9 @@ def test_resume_around_a_skipped_step_is_exact(tmp_path: Path, monkeypatch: pyte
         assert_same_end(tmp_path, "straight", name)
 
 
-@pytest.mark.parametrize(("policy", "status", "code"), [("stop", "nan", 1), ("skip", "nan", 1), ("rollback", "nan", 1)])
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_weights_that_are_not_finite_end_the_run_with_its_checkpoints_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, status: str, code: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     """Every later step is bad, and every reload is poisoned again: the caps must end it."""
 
@@ -81,8 +81,8 @@ def test_weights_that_are_not_finite_end_the_run_with_its_checkpoints_whole(
             job.system.net[0].weight[0, 0] = float("nan")
 
     at_step(9, monkeypatch, poison, times=1000)
-    assert start(tmp_path, "one", f"guard.policy={policy}", "guard.max_rollbacks=2") == code
-    assert Run.open(tmp_path, "one").status()["status"] == status
+    assert start(tmp_path, "one", f"guard.policy={policy}", "guard.max_rollbacks=2") == 1
+    assert Run.open(tmp_path, "one").status()["status"] == "nan"
     saved = newest(tmp_path, "one")
     assert saved.step == 8 and torch.isfinite(saved.tensors["model"]["net.0.weight"]).all()
     assert kinds(tmp_path, "one").count("rollback") == (2 if policy == "rollback" else 0)
@@ -130,7 +130,7 @@ def test_a_kick_is_seen_as_a_spike_and_rolled_back(tmp_path: Path, monkeypatch: 
 
 
 def test_a_clean_run_raises_no_event(tmp_path: Path) -> None:
-    start(tmp_path, "one", "steps=400", "data.num=960", "every.eval=100", "every.save=100")
+    start(tmp_path, "one", "steps=400", "data.num=960", "batch=64", "every.eval=100", "every.save=100")
     assert set(kinds(tmp_path, "one")) == {"start", "eval", "checkpoint", "sample", "end"}
 
 

@@ -69,6 +69,7 @@ class Engine:
         self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
         self.calm = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
+        self._buffers = list(saved_buffers(system).values())
         self._totals: dict[str, Tensor] = {}
         self.norms: dict[str, Tensor] = {}
 
@@ -105,6 +106,7 @@ class Engine:
         self._num_parts = self.config.accum
         self._totals.clear()
         self.norms.clear()
+        before = [b.clone() for b in self._buffers]
         if self._num_parts == 1:
             out = self._update(parts(0), 0)
         else:
@@ -117,6 +119,8 @@ class Engine:
                 for name, value in self._update(batch, k).items():
                     out[name] = out[name] + value * shares[k] if name in out else value * shares[k]
             self._share = None
+        for buffer, old in zip(self._buffers, before, strict=True):
+            buffer.copy_(torch.where(self.halted, old, buffer))
         if self.ema:
             self.ema.update(self._dials[_EMA] * ~self.halted)
         return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
@@ -195,8 +199,7 @@ class Engine:
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Steps that cost the same and change nothing: the guard is halted, and buffers are put back after."""
-        buffers = {n: b.clone() for n, b in self.system.named_buffers()}
+        """Steps that cost the same and change nothing, since the guard is halted."""
         halted = self.halted.clone()
         with forked_dice(self.device):
             self.halted.fill_(True)
@@ -204,8 +207,6 @@ class Engine:
                 yield
             finally:
                 self.halted.copy_(halted)
-                for name, buffer in self.system.named_buffers():
-                    buffer.copy_(buffers[name])
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything on the device that a checkpoint keeps, by file."""

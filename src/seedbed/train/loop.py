@@ -193,7 +193,7 @@ def _look(job: Job, step: int, values: list[float]) -> bool:
         limit = job.incidents.watch.limit() if job.incidents.watch.losses else float("nan")
         _report(job, step, "spike", f"loss {job.last_loss:.4g} left its band (limit {limit:.4g})", answer, measured)
         if answer != "warn":
-            return _send_back(job, answer)
+            return _send_back(job, answer, "diverged")
     if step % job.config.every.log == 0:
         _log(job, step, measured)
     return False
@@ -209,7 +209,7 @@ def _on_not_finite(job: Job, step: int, measured: dict[str, float]) -> None:
     where = "loss" if not np.isfinite(measured["loss"]) else "gradient"
     _report(job, step, "nonfinite", f"the {where} is not finite", answer, measured)
     if answer != "skip":
-        _send_back(job, answer)
+        _send_back(job, answer, "nan")
 
 
 def _report(job: Job, step: int, kind: str, what: str, answer: str, measured: dict[str, float]) -> None:
@@ -226,13 +226,13 @@ _ANSWERS = {
 }
 
 
-def _send_back(job: Job, answer: str) -> bool:
-    """Restore the best checkpoint with its optimizer state and skip the data that led here; or stop."""
+def _send_back(job: Job, answer: str, trouble: str) -> bool:
+    """Restore the best checkpoint with its optimizer state and skip the data that led here; or stop, naming the trouble."""
     job.readback.drop()
     folder = job.run.path / "checkpoints"
     found = _best_or_newest(folder, job.console.line) if answer == "rollback" else None
     if found is None:
-        job.status = "nan" if not np.isfinite(job.last_loss) or job.incidents.num_skips else "diverged"
+        job.status = trouble
         if answer == "rollback":
             job.console.line("there is no checkpoint to go back to; stopping")
         return True
