@@ -100,42 +100,55 @@ class Config:
 
 
 def validate(config: Any) -> None:
-    """Check the declared range of every numeric field; a recipe's dataclass may add `check()` of its own."""
-    for key, value, info in _leaves(config):
+    """Check the type and the declared range of every field; a recipe's dataclass may add `check()` of its own."""
+    for key, value, info, kind in _leaves(config):
+        if not _is_plain(value):
+            raise UserError(f"{key}={value!r}: a config holds numbers, texts, true or false, none, and tuples of these")
+        if not _fits(kind, value):
+            raise UserError(f"{key}={value!r} is not {_wanted(kind)}")
         if "low" not in info.metadata or value is None:
             continue
         low, high = info.metadata["low"], info.metadata["high"]
-        if isinstance(value, bool) or not low <= value <= high:
+        if not low <= value <= high:
             limits = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
             raise UserError(f"{key}={value} is out of range: it must be {limits}")
     for part in (getattr(config, "model", None), getattr(config, "data", None)):
-        if hasattr(part, "check"):
-            part.check()
+        check = getattr(part, "check", None)
+        if check is not None:
+            check()
 
 
 def override(config: Any, assignments: typing.Sequence[str]) -> Any:
     """A new config with each `key=value` applied; keys are dotted, values take the type of the field they name."""
+    changes: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"`{text}` is not key=value; for example: steps=500")
-        config = _replace(config, key.split("."), value, key)
-    return config
+        *groups, name = key.split(".")
+        inner = changes
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = _parsed(config, key.split("."), value, key)
+    # All at once: two changes may be right together that are wrong one by one.
+    return _replaced(config, changes)
 
 
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted key to value, in the order of the fields."""
-    return {key: value for key, value, _ in _leaves(config)}
+    return {key: value for key, value, *_ in _leaves(config)}
 
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The keys whose values differ between two flattened configs; a missing key reads as None."""
-    return {k: (old.get(k), new.get(k)) for k in {**old, **new} if old.get(k) != new.get(k)}
+    """The keys whose values differ between two flattened configs; a missing key reads as None, a list as a tuple."""
+    return {k: (old.get(k), new.get(k)) for k in {**old, **new} if _plain(old.get(k)) != _plain(new.get(k))}
 
 
 def digest(config: Any) -> str:
     """A content hash of every value: equal configs, equal hash, on any machine."""
-    text = json.dumps(_plain(flatten(config)), sort_keys=True)
+    # 300 and 300.0 are equal, so they must hash alike.
+    values = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in flatten(config).items()}
+    text = json.dumps(_plain(values), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -146,53 +159,106 @@ def to_json(config: Any) -> dict[str, Any]:
 
 def from_json(like: Any, values: dict[str, Any]) -> Any:
     """The config that `to_json` wrote, typed like `like`; a key that no longer exists is an error."""
-    known = {f.name for f in dataclasses.fields(like)}
-    for name in values:
-        if name not in known:
-            raise UserError(f"the saved config has `{name}`, which this version does not know; it was written by another version")
+    return _replaced(like, _known(like, values))
+
+
+def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
+    """Saved values of one group, with lists as the tuples they were."""
+    if not isinstance(values, dict):
+        raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
     changes = {}
-    for info, current in _items(like):
-        if info.name not in values:
-            continue
-        value = values[info.name]
-        if dataclasses.is_dataclass(current):
-            changes[info.name] = from_json(current, value)
-        else:
-            changes[info.name] = tuple(value) if isinstance(value, list) else value
-    return dataclasses.replace(like, **changes)
+    for name, value in values.items():
+        if name not in {f.name for f in dataclasses.fields(like)}:
+            raise UserError(f"the saved config has `{prefix}{name}`, which this version does not know; another version wrote it")
+        current = getattr(like, name)
+        grouped = dataclasses.is_dataclass(current)
+        changes[name] = _known(current, value, f"{prefix}{name}.") if grouped else _tuples(value)
+    return changes
+
+
+def _replaced(config: Any, changes: dict[str, Any]) -> Any:
+    """A copy with nested changes, every group built once."""
+    new = {}
+    for name, value in changes.items():
+        current = getattr(config, name)
+        new[name] = _replaced(current, value) if dataclasses.is_dataclass(current) else value
+    return dataclasses.replace(config, **new)
 
 
 def _items(config: Any) -> list[tuple[dataclasses.Field, Any]]:
     return [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
 
 
-def _leaves(config: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any, dataclasses.Field]]:
+def _leaves(config: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any, dataclasses.Field, Any]]:
+    """Dotted key, value, field and type of every field that is not a group."""
+    hints = typing.get_type_hints(type(config))
     for info, value in _items(config):
         if dataclasses.is_dataclass(value):
             yield from _leaves(value, f"{prefix}{info.name}.")
         else:
-            yield prefix + info.name, value, info
+            yield prefix + info.name, value, info, hints[info.name]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    return [_plain(v) for v in value] if isinstance(value, tuple | list) else value
 
 
-def _replace(config: Any, path: list[str], value: str, key: str) -> Any:
-    hints = {f.name: f for f in dataclasses.fields(config)}
+def _is_plain(value: Any) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str | None)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
+
+
+def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
+    """The value that `text` gives the field at the end of `path`."""
+    fields = {f.name: f for f in dataclasses.fields(config)}
     name, rest = path[0], path[1:]
-    if name not in hints or (rest and not dataclasses.is_dataclass(getattr(config, name))):
+    if name not in fields or (rest and not dataclasses.is_dataclass(getattr(config, name))):
         raise UserError(_unknown(config, key, path))
     current = getattr(config, name)
     if rest:
-        return dataclasses.replace(config, **{name: _replace(current, rest, value, key)})
+        return _parsed(current, rest, text, key)
     if dataclasses.is_dataclass(current):
         options = ", ".join(f"{key}.{f.name}" for f in dataclasses.fields(current))
         raise UserError(f"`{key}` is a group; set one of: {options}")
     kind = typing.get_type_hints(type(config))[name]
-    return dataclasses.replace(config, **{name: parse(kind, value, key, bool(hints[name].metadata.get("duration")))})
+    return parse(kind, text, key, bool(fields[name].metadata.get("duration")))
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Whether a value is of a type that a field may have; types we do not know fit always."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(_fits(k, value) for k in inner)
+    if origin is Literal:
+        return any(value == option and type(value) is type(option) for option in inner)
+    if origin is tuple:
+        kinds = inner[:1] * len(value) if isinstance(value, tuple) and Ellipsis in inner else inner
+        return isinstance(value, tuple) and len(value) == len(kinds) and all(map(_fits, kinds, value))
+    if kind in (int, float):
+        return isinstance(value, int | kind) and not isinstance(value, bool)
+    return isinstance(value, kind) if kind in (bool, str, type(None)) else True
+
+
+def _wanted(kind: Any) -> str:
+    """What to write for a value of this type, in words."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return " or ".join(_wanted(k) for k in inner)
+    if origin is Literal:
+        return f"one of {', '.join(map(str, inner))}"
+    if origin is tuple:
+        return (
+            f"values separated by commas, each {_wanted(inner[0])}"
+            if Ellipsis in inner
+            else f"{len(inner)} values separated by commas"
+        )
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
+    return words.get(kind, str(kind))
 
 
 def _unknown(config: Any, key: str, path: list[str]) -> str:
@@ -217,32 +283,41 @@ def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
         if text in options:
             return get_args(kind)[options.index(text)]
         near = difflib.get_close_matches(text, options, 1)
-        raise UserError(f"{key}={text} is not one of {', '.join(options)}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise UserError(f"{key}={text} is not {_wanted(kind)}" + (f"; did you mean {near[0]}?" if near else ""))
     if get_origin(kind) is tuple:
-        inner = get_args(kind)[0]
-        return tuple(parse(inner, part, key) for part in text.split(",") if part)
+        return _parse_tuple(kind, text, key)
     if kind is str:
         return text
-    return _parse_scalar(kind, text, key, duration)
+    if kind in (bool, int, float):
+        return _parse_scalar(kind, text, key, duration)
+    raise UserError(f"{key} cannot be set from the command line; change it in the preset")
+
+
+def _parse_tuple(kind: Any, text: str, key: str) -> tuple[Any, ...]:
+    parts, kinds = text.split(",") if text else [], get_args(kind)
+    if Ellipsis in kinds:
+        kinds = kinds[:1] * len(parts)
+    if len(parts) != len(kinds):
+        raise UserError(f"{key}={text} is not {_wanted(kind)}")
+    return tuple(parse(k, part, key) for k, part in zip(kinds, parts, strict=True))
 
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 
 
 def _parse_scalar(kind: Any, text: str, key: str, duration: bool) -> Any:
-    if kind is bool:
-        words = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
-        if text.lower() in words:
-            return words[text.lower()]
-        raise UserError(f"{key}={text} is not true or false")
-    wanted = "a length of time such as 90s, 5m or 2h" if duration else {int: "a whole number", float: "a number"}[kind]
-    scale = 1.0
-    if duration and text and text[-1] in _UNITS:
-        text, scale = text[:-1], _UNITS[text[-1]]
+    wanted = "a length of time such as 90s, 5m or 2h" if duration else _wanted(kind)
+    unit = _UNITS.get(text[-1:]) if duration else None
+    digits = text[:-1] if unit else text
     try:
-        value = float(text.replace("_", ""))
-    except ValueError:
+        if kind is bool:
+            return _TRUTH[text.lower()]
+        if kind is int and re.fullmatch(r"[+-]?\d[\d_]*", digits):
+            return int(digits)
+        value = float(digits)
+    except (KeyError, ValueError):
         raise UserError(f"{key}={text} is not {wanted}") from None
     if not math.isfinite(value) or (kind is int and value != int(value)):
         raise UserError(f"{key}={text} is not {wanted}")
-    return int(value) if kind is int else value * scale
+    return int(value) if kind is int else value * (unit or 1.0)
