@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import signal
 from contextlib import closing
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from seedbed import config as configs
@@ -153,7 +155,10 @@ def _saved_config(run: Run) -> tuple[Recipe, Config]:
 
 def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
     device = pick_device(config.device)
-    torch.manual_seed(mix(config.seed))
+    seed = mix(config.seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
     system = recipe.build(config, data).to(device)
     return Engine(system, config, device), system
 
