@@ -144,7 +144,7 @@ def plain(num_steps: int) -> Pair:
                 group["lr"] = LR * rate(step, num_steps)
             loss = model(next(batches))
             loss.backward()
-            nn.utils.clip_grad_norm_(params, CLIP)
+            nn.utils.clip_grad_norm_(params, CLIP, foreach=True)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             if step % LOG == 0:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from seedbed.config import Config, flatten
+from seedbed.config import flatten
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
@@ -121,21 +121,35 @@ def test_the_tree_of_the_readme_exists():
     assert folders <= set(seen), "a folder of the package is missing from the tree"
 
 
-KNOWN = set(flatten(Config(model=None, data=None)))
-GROUPS = {key.partition(".")[0] for key in KNOWN if "." in key}
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_verbs_on_the_pages_exist(page: Path):
+    from seedbed.cli import GROUPS, VERBS
+
+    spoken = re.findall(r"(?:`|^|\$ )(?:\.venv/bin/)?seedbed ((?:runs |data )?[a-z][a-z-]*)", page.read_text(), re.MULTILINE)
+    assert set(spoken) <= {*VERBS, *GROUPS}
+
+
+def known_keys() -> set[str]:
+    """Keys of every config, those of the gpt recipe, and those of the example."""
+    from seedbed.recipes import find
+
+    example, name = find(str(ROOT / "examples" / "my_recipe.py"))
+    configs = [make() for make in find("gpt")[0].presets.values()]
+    return {key for config in [*configs, example.preset(name)] for key in flatten(config)}
+
+
+def our_words(page: Path) -> str:
+    """The page's text; of the tables that translate from other programs, only our side."""
+    lines = page.read_text().splitlines()
+    if page.name == "coming-from.md":
+        lines = [line.strip("|").rpartition("|")[2] for line in lines]
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_config_keys_on_the_pages_exist(page: Path):
-    words = re.findall(r"[`\s(]([a-z_]+(?:\.[a-z_0-9]+)?)=", page.read_text())
-    dotted = re.findall(rf"`((?:{'|'.join(sorted(GROUPS))})\.[a-z_0-9]+)", page.read_text())
-    own = {w for w in [*words, *dotted] if not w.startswith(("model.", "data."))}
-    foreign = FOREIGN if page.name == "coming-from.md" else set()
-    assert own - foreign <= KNOWN
-
-
-# Left-hand sides of the tables: other programs' words.
-FOREIGN = {
-    "num_workers", "max_steps", "max_time", "max_epochs", "accumulate_grad_batches", "gradient_clip_val", "accelerator",
-    "save_top_k", "every_n_train_steps", "ckpt_path", "profiler", "device", "always_save_checkpoint", "init_from",
-}  # fmt: skip
+    text, known = our_words(page), known_keys()
+    groups = "|".join(sorted({key.partition(".")[0] for key in known if "." in key}))
+    set_in_code = re.findall(r"(?:`|seedbed (?:train|resume) [^`\n]*?)([a-z_]+(?:\.[a-z_0-9]+)*)=", text)
+    named = re.findall(rf"`((?:{groups})\.[a-z_0-9]+)", text)
+    assert {*set_in_code, *named} - {"key", "shell"} <= known
