@@ -34,14 +34,16 @@ class Stopwatch:
     @contextlib.contextmanager
     def lap(self, name: str) -> Iterator[None]:
         """Count for `name` inside the block, and for what ran before it afterwards."""
-        outer = self._lap
+        outer, paused = self._lap, self._paused
         self.start(name)
         try:
             yield
         finally:
             self.pause()
-            self._paused = outer
-            self.resume()
+            if outer is not None:
+                self.start(outer)
+            else:
+                self._paused = paused
 
     def __getitem__(self, lap: str) -> float:
         """Seconds counted for a lap so far, the running stretch included."""

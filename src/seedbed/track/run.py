@@ -87,7 +87,7 @@ class Run:
         if len(typed.parts) > 1 and typed.parent.resolve() == root.resolve():
             name = typed.name
         path = root / name
-        if Path(name).name == name and not name.startswith(".") and path.is_dir():
+        if name and Path(name).name == name and not name.startswith(".") and path.is_dir():
             return cls(path)
         import difflib
 
