@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from track_samples import BASE, CODE, Data, Model, make
+from track_samples import BASE, CODE, make
 
-from seedbed.config import Config, digest, flatten, from_json, override
+from seedbed.config import digest, from_json, override
 from seedbed.errors import UserError
 from seedbed.track import files, names
 from seedbed.track.run import Run, run_names
@@ -158,7 +158,7 @@ def test_a_full_disk_makes_no_half_run(tmp_path: Path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files, "write", full)
-    with pytest.raises(UserError, match="cannot be created in .*No space left"):
+    with pytest.raises(UserError, match=r"cannot be created in .*No space left"):
         make(tmp_path / "runs", "first")
     assert os.listdir(tmp_path / "runs") == []
 
@@ -171,7 +171,7 @@ def test_a_root_that_is_a_file_is_explained(tmp_path: Path):
 
 def test_a_parent_must_exist(tmp_path: Path):
     make(tmp_path, "first")
-    with pytest.raises(UserError, match="no run 'frist'.*nearest: first"):
+    with pytest.raises(UserError, match=r"no run 'frist'.*nearest: first"):
         make(tmp_path, "second", parent="frist")
     assert run_names(tmp_path) == ["first"]
 
@@ -215,7 +215,7 @@ def test_where_there_are_no_runs_the_answer_says_how_to_start_one(tmp_path: Path
 def test_a_damaged_config_is_named(tmp_path: Path, content: str):
     run = make(tmp_path, "first")
     (run.path / "config.json").write_text(content, encoding="latin-1")
-    with pytest.raises(UserError, match="config.json is damaged"):
+    with pytest.raises(UserError, match=r"config\.json is damaged"):
         run.config_json()
 
 
@@ -448,17 +448,20 @@ def test_checkpoints_are_listed_with_the_best(tmp_path: Path):
     assert run.checkpoints() == (["step-000020"], None)
 
 
-def test_a_row_costs_less_than_ten_microseconds(tmp_path: Path):
+def test_a_row_costs_little_more_than_its_json_and_one_write(tmp_path: Path):
+    """About eight microseconds on a quiet machine; held to a ratio, because the tests share theirs with others."""
     run = make(tmp_path)
     row = {"step": 1, "loss": 2.34567, "lr": 1e-3, "items_per_s": 1e4, "wait": 0.01, "mfu": 0.4, "memory": 1e9, "seconds": 1.5}
-    times = []
-    for _ in range(30):
-        start = time.process_time()
-        for _ in range(500):
-            run.row(row)
-        times.append((time.process_time() - start) / 500)
-    # The least of many, in time of this process alone: the tests share the machine with others.
-    assert min(times) < 10e-6, f"{min(times) * 1e6:.1f} microseconds"
+    with open(tmp_path / "plain", "ab", buffering=0) as plain:
+        ways = {"row": lambda: run.row(row), "plain": lambda: plain.write(json.dumps(row).encode() + b"\n")}
+        least = dict.fromkeys(ways, math.inf)
+        for _ in range(40):
+            for name, way in ways.items():
+                start = time.process_time()
+                for _ in range(200):
+                    way()
+                least[name] = min(least[name], (time.process_time() - start) / 200)
+    assert least["row"] < 2 * least["plain"], least
 
 
 # ---- names -----------------------------------------------------------------------------------------------------------
@@ -481,8 +484,3 @@ def test_names_follow_from_the_moment_and_avoid_what_is_taken():
 def test_a_name_is_legal_whatever_the_recipe_is_called(recipe: str):
     name = names.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
     assert names.check_name(name) == name
-
-
-def test_samples_of_this_file_are_what_they_seem():
-    assert flatten(BASE)["model.sizes"] == (1, 2)
-    assert BASE == Config(model=Model(), data=Data())

@@ -27,9 +27,9 @@ def open_append(path: Path) -> int:
 
 def write(fd: int, data: bytes) -> None:
     """Write all of it, or raise OSError."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    done = os.write(fd, data)
+    while done < len(data):
+        done += os.write(fd, memoryview(data)[done:])
 
 
 def fsync(fd: int) -> None:

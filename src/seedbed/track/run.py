@@ -188,8 +188,11 @@ class Run:
         """Record running, done, interrupted, failed, nan or diverged; facts (step, loss, best ...) add to the earlier ones."""
         earlier = {key: value for key, value in self.status().items() if key != "error"}
         values = {**earlier, "status": status, **facts, "updated": _now()}
-        with self._tolerating("status.json"):
+        try:
             files.write_atomic(self.path / "status.json", lines.pretty(values))
+            self._troubled.discard("status.json")
+        except OSError as error:
+            self._tolerate("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
         """Append one log point to rows.jsonl."""
@@ -200,14 +203,22 @@ class Run:
         self._append("events.jsonl", {"step": step, "kind": kind, **facts, "time": round(time.time(), 3)})
 
     def _append(self, name: str, values: dict[str, Any]) -> None:
-        with self._tolerating(name):
+        line = lines.encode(values)
+        try:
             appender = self._appenders.get(name)
             if appender is None:
                 appender = self._appenders[name] = files.Appender(self.path / name)
-            appender.write(lines.encode(values))
+            appender.write(line)
+            self._troubled.discard(name)
+        except OSError as error:
+            self._tolerate(name, error)
 
-    def _tolerating(self, name: str) -> "_Tolerating":
-        return _Tolerating(self, name)
+    def _tolerate(self, name: str, error: OSError) -> None:
+        """Training can do without this write: the first failure of a series warns, and nothing is raised."""
+        if name not in self._troubled:
+            self._troubled.add(name)
+            reason = error.strerror or error
+            self.warn(f"{self.path / name} cannot be written ({reason}); training goes on, lines may be lost")
 
     def rows(self) -> list[dict[str, Any]]:
         return lines.read(self.path / "rows.jsonl")
@@ -257,28 +268,6 @@ class Run:
         changes = facts.get("changes") or {}
         words = [f"{key}={spell(value)}" for key, value in changes.items()]
         return shlex.join(["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *words])
-
-
-class _Tolerating:
-    """A write that training can do without: the first failure of a series warns, and nothing is raised."""
-
-    def __init__(self, run: Run, name: str):
-        self.run, self.name = run, name
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is None:
-            self.run._troubled.discard(self.name)
-            return False
-        if not isinstance(error, OSError):
-            return False
-        if self.name not in self.run._troubled:
-            self.run._troubled.add(self.name)
-            reason = error.strerror or error
-            self.run.warn(f"{self.run.path / self.name} cannot be written ({reason}); training goes on, lines may be lost")
-        return True
 
 
 def run_names(root: Path) -> list[str]:
