@@ -55,6 +55,7 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {}
 GROUPS = {"runs": "list", "data": None}
+SECTIONS = {"demo": "train", "sample": "use", "find-lr": "measure", "data prepare": "data", "runs list": "look back"}
 
 
 def verb(name: str, usage: str, about: str, arguments: Callable[[Parser], object] = lambda parser: None):
@@ -185,17 +186,15 @@ def _common(parser: Parser) -> None:
 
 
 def _help() -> str:
-    shown = [(f"{name} {found.usage}", found.about) for name, found in VERBS.items()]
-    parts = [
-        "usage: seedbed [--runs DIR] VERB ...",
-        "",
-        "`seedbed` alone lists the recipes, their presets and the last runs.",
-        "",
-    ]
-    for usage, about in shown:
-        parts.append(f"  {usage:<46} {about}" if len(usage) <= 46 else f"  {usage}\n  {'':<46} {about}")
-    parts += ["", "options of every verb:", "  --help  --runs DIR  --json (listings)  --dirty", "  --version", ""]
-    return "\n".join([*parts, "exit codes: 0 done, 2 something to mend, 130 and 143 stopped by a signal and ready to resume"])
+    parts = ["usage: seedbed [--runs DIR] VERB ...", "", "`seedbed` alone lists the recipes, their presets and the last runs."]
+    for name, found in VERBS.items():
+        if name in SECTIONS:
+            parts += ["", SECTIONS[name]]
+        parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
+    parts += ["", "every verb takes --help, --runs DIR and --dirty, and where it lists something --json; seedbed --version"]
+    return "\n".join(
+        [*parts, "exit codes: 0 done, 2 something you can mend, 130 and 143 stopped by a signal and ready to resume"]
+    )
 
 
 def _group_help(group: str) -> int:
@@ -267,7 +266,7 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("--parent", metavar="RUN", help="the run to compare with")
 
 
-@verb("train", "RECIPE/PRESET [key=value ...] [options]", "start a run; -m says why, --run names it", _train_arguments)
+@verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
 def _train(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
@@ -332,6 +331,63 @@ def _export(given: argparse.Namespace) -> int:
 
     out = given.out or Path(f"{Path(given.name).name}-export")
     return local.export(given.runs, given.name, out, given.checkpoint)
+
+
+# ---- instruments -----------------------------------------------------------------------------------------------------
+
+
+def _find_lr_arguments(parser: Parser) -> None:
+    _settings(parser)
+    parser.add_argument("--steps", type=_number(int, 10), metavar="N", help="steps of each ramp")
+    parser.add_argument("--repeats", type=_number(int, 1), default=3, metavar="N", help="ramps on different data")
+    parser.add_argument("--low", type=_number(float, 0), metavar="LR", help="where the ramps begin")
+    parser.add_argument("--high", type=_number(float, 0), metavar="LR", help="where they end at the latest")
+
+
+@verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate", _find_lr_arguments)
+def _find_lr(given: argparse.Namespace) -> int:
+    from seedbed.tune import verbs
+
+    options = {"steps": given.steps, "repeats": given.repeats, "low": given.low, "high": given.high}
+    return verbs.find_lr(given.name, given.settings, root=given.runs, json=given.json, **options)
+
+
+def _find_batch_arguments(parser: Parser) -> None:
+    _settings(parser)
+    parser.add_argument("--limit", type=_number(float, 0), metavar="GIB", help="memory to stay below")
+    parser.add_argument("--max", type=_number(int, 1), dest="most", metavar="N", help="the largest batch to try")
+
+
+@verb("find-batch", "RECIPE/PRESET [key=value ...]", "find the largest batch that fits", _find_batch_arguments)
+def _find_batch(given: argparse.Namespace) -> int:
+    from seedbed.tune import verbs
+
+    return verbs.find_batch(given.name, given.settings, root=given.runs, json=given.json, limit=given.limit, most=given.most)
+
+
+def _profile_arguments(parser: Parser) -> None:
+    _settings(parser)
+    parser.add_argument("--steps", type=_number(int, 1), default=20, metavar="N", help="steps to look at")
+
+
+@verb("profile", "RECIPE/PRESET [key=value ...]", "where the time of a step goes", _profile_arguments)
+def _profile(given: argparse.Namespace) -> int:
+    from seedbed.tune import verbs
+
+    return verbs.profile(given.name, given.settings, root=given.runs, json=given.json, steps=given.steps)
+
+
+def _plan_arguments(parser: Parser) -> None:
+    _settings(parser)
+    parser.add_argument("--run", metavar="RUN", help="take the speed that this run measured")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
+
+
+@verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and money", _plan_arguments)
+def _plan(given: argparse.Namespace) -> int:
+    from seedbed.tune import verbs
+
+    return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, run=given.run, prices=given.prices)
 
 
 # ---- listings --------------------------------------------------------------------------------------------------------
