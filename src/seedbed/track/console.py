@@ -149,14 +149,19 @@ class Console:
 
 def _columns(row: dict[str, Any]) -> list[str]:
     """The parts of a log line that this row has numbers for, each of a fixed width."""
-    shown = [f"loss {number(row.get('loss')):>8}"]
+    shown = [f"loss {_loss(row.get('loss')):>8}"]
     if row.get("lr") is not None:
-        shown.append(f"lr {row['lr']:.2e}")
+        shown.append(f"lr {row['lr']:.1e}")
     if row.get("items_per_s") is not None:
         shown.append(f"{scaled(row['items_per_s']):>5} items/s")
     for name in ("wait", "mfu"):
         if row.get(name) is not None:
-            shown.append(f"{name} {row[name]:>4.0%}")
+            shown.append(f"{name} {row[name]:>3.0%}")
     if row.get("memory") is not None:
-        shown.append(f"mem {size(row['memory']):>8}")
+        shown.append(f"{size(row['memory']):>7}")
     return shown
+
+
+def _loss(value: Any) -> str:
+    """Eight characters at most, so that columns stay in place."""
+    return f"{value:.6g}" if isinstance(value, float) and 1000 <= abs(value) < 1e5 else number(value)

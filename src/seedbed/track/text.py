@@ -50,10 +50,11 @@ def scaled(value: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes as kB, MB or GB."""
-    if num_bytes < 999.5e3:
-        return f"{num_bytes / 1e3:.0f} kB"
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 999.5e6 else f"{num_bytes / 1e6:.0f} MB"
+    """Bytes as kB, MB, GB or TB."""
+    for unit, scale, digits in (("kB", 1e3, 0), ("MB", 1e6, 0), ("GB", 1e9, 1)):
+        if num_bytes < 999.5 * scale:
+            return f"{num_bytes / scale:.{digits}f} {unit}"
+    return f"{num_bytes / 1e12:.1f} TB"
 
 
 def duration(seconds: float) -> str:
