@@ -30,7 +30,7 @@ VERBS = {
 
 SYSTEM = {
     "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
-    "compile_units", "variant", "flops_per_item", "state", "load_state",
+    "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
 }  # fmt: skip
 
 KEYS = {

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
 
 Batch = dict[str, Tensor]
 
@@ -104,6 +105,10 @@ class System(nn.Module):
     def flops_per_item(self) -> float:
         """Floating-point operations to train on one item, forward and backward; 0 when unknown."""
         return 0.0
+
+    def probe(self, batch: Batch) -> Probe | None:
+        """The system opened up for the checks; without it, checks that need to look inside are skipped."""
+        return None
 
     def state(self) -> dict[str, Any]:
         """Further state of the objective that a checkpoint must keep, as plain JSON values."""
