@@ -1,0 +1,127 @@
+"""Blocks of tokens for training, and every token of a split, once, for evaluation.
+
+Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inputs and targets are two views of it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.data.corpus import TextConfig
+from seedbed.data.feed import Data, Source
+from seedbed.data.order import draw, key_of
+from seedbed.data.prepare import Say, load_tokenizer, prepare_text
+from seedbed.data.store import Store
+from seedbed.data.tokenizers import Tokenizer
+from seedbed.errors import UserError
+
+# Keeps the phase of an epoch apart from its permutation, which has the same seed.
+_PHASE = 0x70686173
+
+
+class TextSource(Source):
+    """Blocks of a row of tokens.
+
+    `blocks`: at multiples of T, each target once per epoch. `phase`: the same from another offset in every epoch, so that
+    block borders move. `random`: anywhere.
+    """
+
+    def __init__(
+        self, tokens: np.ndarray, block: int, mode: str, seed: int, token_bytes: np.ndarray | None = None, name: str = "text"
+    ):
+        self.tokens, self.block, self.mode, self.seed = tokens, block, mode, seed
+        self.arrays, self.spans = {"tokens": tokens}, {"tokens": block + 1}
+        self.num_targets = len(tokens) - 1
+        self.num_items = (len(tokens) - block) // block if mode == "phase" else self.num_targets // block
+        self._token_bytes, self._target_bytes = token_bytes, None
+        if self.num_targets < block:
+            raise UserError(
+                f"the {name} part has {len(tokens):,} tokens, and one block needs data.block + 1 = {block + 1:,}; "
+                f"use data.block={max(1, self.num_targets)} or less, or more text"
+            )
+        if not self.num_items:
+            raise UserError(
+                f"the {name} part has {len(tokens):,} tokens, and mode=phase needs 2 x data.block = {2 * block:,}; "
+                f"use data.mode=blocks or data.block={len(tokens) // 2}"
+            )
+
+    @property
+    def num_dropped(self) -> int:
+        """Targets that no block of an epoch reaches."""
+        return self.num_targets - self.num_items * self.block
+
+    @property
+    def num_target_bytes(self) -> int:
+        """How many bytes of text all the targets stand for; 0 for tokens that stand for none."""
+        if self._target_bytes is None:
+            self._target_bytes = 0 if self._token_bytes is None else self._count_bytes(self._token_bytes)
+        return self._target_bytes
+
+    def _count_bytes(self, token_bytes: np.ndarray) -> int:
+        share = 1 << 22
+        return sum(int(token_bytes[self.tokens[i : i + share]].sum()) for i in range(1, len(self.tokens), share))
+
+    def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
+        if self.mode == "blocks":
+            return index_B * self.block
+        first, last = int(epoch_B[0]), int(epoch_B[-1])
+        if first == last:
+            return self._starts(first, index_B)
+        return np.concatenate([self._starts(e, index_B[epoch_B == e]) for e in range(first, last + 1)])
+
+    def _starts(self, epoch: int, index: np.ndarray) -> np.ndarray:
+        key = key_of(self.seed, epoch, _PHASE)
+        if self.mode == "phase":
+            return index * self.block + key % self.block
+        return (draw(key, index) % np.uint64(len(self.tokens) - self.block)).astype(np.int64)
+
+    def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"tokens": raw["tokens"].long()}
+
+
+def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") -> Iterator[Tensor]:
+    """Every target of a split exactly once: (B, T+1) windows side by side, then the tail as one shorter window."""
+    tokens, size = source.tokens, source.block
+    whole = source.num_targets // size
+    for start in range(0, whole, batch):
+        end = min(start + batch, whole)
+        part = torch.from_numpy(tokens[start * size : end * size + 1].astype(np.int64))
+        yield part.to(device).unfold(0, size + 1, size)
+    if whole * size < source.num_targets:
+        yield torch.from_numpy(tokens[whole * size :].astype(np.int64)).to(device)[None]
+
+
+@dataclass
+class TextData(Data):
+    """Text for training and evaluation, with the tokenizer that made it; random tokens have none."""
+
+    train: TextSource
+    valid: TextSource
+    tokenizer: Tokenizer | None
+    store: Store
+    vocab_size: int
+
+
+def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> TextData:
+    """The data of a text config: prepared if need be, opened, checked."""
+    store = prepare_text(config, say=say)
+    tokenizer = load_tokenizer(store)
+    token_bytes = tokenizer.token_bytes if tokenizer else None
+    train = TextSource(store.split("train", "tokens"), config.block, config.mode, seed, token_bytes, "training")
+    valid = TextSource(store.split("valid", "tokens"), config.block, "blocks", seed, token_bytes, "validation")
+    facts = {
+        "name": store.manifest["source"]["name"],
+        "fingerprint": store.fingerprint,
+        "tokenizer": store.manifest["tokenizer"],
+        "vocab_size": store.manifest["tokenizer"]["vocab_size"],
+        "num_tokens": len(train.tokens),
+        "num_valid_tokens": len(valid.tokens),
+        "num_blocks": train.num_items,
+        "num_dropped": train.num_dropped,
+        "num_bytes": store.manifest["counts"]["num_bytes"],
+        "store": str(store.path),
+    }
+    return TextData(train, valid, facts, tokenizer, store, facts["vocab_size"])
