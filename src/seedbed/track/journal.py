@@ -22,9 +22,9 @@ from seedbed.track.text import number, one_line, spell
 
 _HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'
 _MAX_CHANGES = 12
-_CONCLUSION = re.compile(r"^- conclusion, ", re.M)
 _OPEN = re.compile(r"^- conclusion: open .*\n", re.M)
-_NEXT = re.compile(r"^(?:## |<!-- run )", re.M)
+# The conclusions right below the machine's part, each with the indented lines that a person may have added to it.
+_CONCLUSIONS = re.compile(r"(?:\n- conclusion, .*(?:\n[ \t]+\S.*)*)*")
 
 
 def path_of(root: Path) -> Path:
@@ -37,7 +37,7 @@ def record(run: Run) -> Path:
     with _editing(run.path.parent) as (journal, text):
         old = _find(text, run.name)
         if old:
-            concluded = _CONCLUSION.search(text, old.end(), _end_of_entry(text, old))
+            concluded = _conclusions_end(text, old) > old.end()
             text = text[: old.start()] + (_closed(entry) if concluded else entry) + text[old.end() :]
         else:
             text = (text or _HEAD).rstrip("\n") + f"\n\n{entry}\n"
@@ -56,11 +56,10 @@ def note(root: Path, name: str, conclusion: str) -> Path:
     with _editing(root) as (journal, text):
         found = _find(text, name)
         assert found
-        end = _end_of_entry(text, found)
-        below, after = text[found.end() : end].rstrip("\n"), text[end:]
-        line = f"- conclusion, {datetime.date.today():%Y-%m-%d}: {_unmarked(conclusion)}"
-        entry = text[: found.start()] + _closed(found[0]) + below
-        files.write_atomic(journal, f"{entry}\n{line}\n" + (f"\n{after}" if after else ""))
+        end = _conclusions_end(text, found)
+        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {_unmarked(conclusion)}"
+        text = text[: found.start()] + _closed(found[0]) + text[found.end() : end] + line + text[end:]
+        files.write_atomic(journal, text)
     return journal
 
 
@@ -177,9 +176,10 @@ def _open_or_suggest(root: Path, name: str) -> Run:
         raise
 
 
-def _end_of_entry(text: str, found: re.Match[str]) -> int:
-    following = _NEXT.search(text, found.end())
-    return following.start() if following else len(text)
+def _conclusions_end(text: str, found: re.Match[str]) -> int:
+    below = _CONCLUSIONS.match(text, found.end())
+    assert below, "the pattern matches nothing as well"
+    return below.end()
 
 
 def _closed(entry: str) -> str:
