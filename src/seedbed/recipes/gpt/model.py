@@ -1,0 +1,212 @@
+"""The language model: a causal transformer. B batch, T time, C width, V padded vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn.attention import Attention
+from seedbed.nn.cache import Cache, Decode, Prefill
+from seedbed.nn.groups import declare
+from seedbed.nn.init import fill_, materialize, normal_
+from seedbed.nn.mlp import MLP
+from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm
+from seedbed.nn.rope import Rope, rope_table
+from seedbed.recipes.gpt.presets import ModelConfig
+
+VOCAB_MULTIPLE = 64
+
+
+def make_norm(config: ModelConfig) -> nn.Module:
+    return LayerNorm(config.width) if config.norm == "layer" else RMSNorm(config.width)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each added to the stream; the second half of a U-shaped model adds an early state too."""
+
+    def __init__(self, config: ModelConfig, takes_skip: bool) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = make_norm(config), make_norm(config)
+        self.attention = Attention(
+            config.width,
+            config.heads,
+            kv_heads=config.kv_heads,
+            qk_norm=config.qk_norm,
+            dropout=config.dropout,
+            gate=config.gate,
+            values_x0=config.values_x0,
+        )
+        self.mlp = MLP(config.width, config.mlp)
+        self.skip_weight = declare(nn.Parameter(torch.ones(())), "scalar") if takes_skip else None
+        # One rate for all blocks: a rate per block would be compiled once per block.
+        self.dropout, self.drop_path = config.dropout, config.drop_path
+
+    def forward(
+        self,
+        x_BTC: Tensor,
+        rope: Rope | None,
+        x0_BTC: Tensor | None = None,
+        skip_BTC: Tensor | None = None,
+        cache: Prefill | Decode | None = None,
+    ) -> Tensor:
+        if skip_BTC is not None:
+            assert self.skip_weight is not None
+            x_BTC = x_BTC + self.skip_weight.to(x_BTC.dtype) * skip_BTC
+        x_BTC = x_BTC + self._thin(self.attention(self.norm1(x_BTC), rope, x0_BTC, cache))
+        return x_BTC + self._thin(self.mlp(self.norm2(x_BTC)))
+
+    def _thin(self, y_BTC: Tensor) -> Tensor:
+        """Dropout of single numbers, and of the whole branch for some rows (stochastic depth)."""
+        y_BTC = F.dropout(y_BTC, self.dropout, self.training)
+        if not self.drop_path or not self.training:
+            return y_BTC
+        keep_B11 = torch.rand(len(y_BTC), 1, 1, device=y_BTC.device) >= self.drop_path
+        return y_BTC * (keep_B11 / (1.0 - self.drop_path)).to(y_BTC.dtype)
+
+
+class Head(nn.Module):
+    """From the stream to logits or to the loss. The weight is passed in, since it may be the embedding's."""
+
+    def __init__(self, config: ModelConfig, vocab: int) -> None:
+        super().__init__()
+        self.norm, self.vocab, self.softcap = make_norm(config), vocab, config.softcap
+
+    def forward(self, x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor) -> Tensor:
+        """Mean nats over targets. Logits stay in the stream's dtype; compiled, only their reduction is float32."""
+        logits_BTV = self.logits(x_BTC, weight_VC)
+        if len(weight_VC) > self.vocab:
+            padding_V = torch.arange(len(weight_VC), device=x_BTC.device) >= self.vocab
+            logits_BTV = logits_BTV.masked_fill(padding_V, float("-inf"))
+        return F.cross_entropy(logits_BTV.flatten(0, -2).float(), targets_BT.flatten())
+
+    def logits(self, x_BTC: Tensor, weight_VC: Tensor) -> Tensor:
+        """Logits over the padded vocabulary."""
+        logits_BTV = F.linear(self.norm(x_BTC), weight_VC)
+        return torch.tanh(logits_BTV / self.softcap) * self.softcap if self.softcap else logits_BTV
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks and head. Call it for the training loss; `logits` and `hidden` serve evaluation and generation."""
+
+    def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
+        super().__init__()
+        self.config, self.vocab, self.block = config, vocab, block
+        padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+        self.embed = nn.Embedding(padded, config.width)
+        self.positions = nn.Embedding(block, config.width) if config.positions == "learned" else None
+        num_skips = config.depth // 2 if config.skips else 0
+        self.blocks = nn.ModuleList(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
+        self.head = Head(config, vocab)
+        self.unembed = None if config.tied else nn.Linear(config.width, padded, bias=False)
+        if self.unembed:
+            declare(self.unembed.weight, "head")
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fill every parameter; blocks start near the identity and the first loss is that of a uniform guess."""
+        config = self.config
+        classic = config.norm == "layer"
+        in_std = 0.02 if classic else config.width**-0.5
+        # A tied embedding is also the head: its scale decides the first logits (GPT-2's 0.02 starts 0.1 above ln V).
+        table_std = 0.01 if classic else 1.0 / config.width if config.tied else 1.0
+        normal_(self.embed.weight, table_std, generator)
+        if self.positions:
+            normal_(self.positions.weight, table_std, generator)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attention.init_weights(in_std, config.out_init * in_std, generator)
+            block.mlp.init_weights(in_std, config.out_init * in_std, generator)
+            if block.skip_weight is not None:
+                fill_(block.skip_weight, 1.0)
+        if self.unembed:
+            normal_(self.unembed.weight, 0.1 * config.width**-0.5, generator)
+        for module in self.modules():
+            if isinstance(module, LayerNorm):
+                fill_(module.weight, 1.0)
+
+    @property
+    def head_weight(self) -> Tensor:
+        return self.unembed.weight if self.unembed else self.embed.weight
+
+    def num_parameters(self, embedding: bool = True) -> int:
+        """All parameters, or those outside the embedding, position and output tables."""
+        tables = () if embedding else ("embed.", "positions.", "unembed.")
+        return sum(p.numel() for name, p in self.named_parameters() if not name.startswith(tables))
+
+    def flops_per_token(self) -> float:
+        """6N + 12*L*C*T, forward and backward: N without position table and with one V*C; attention not halved for causality."""
+        tables = ("positions.", "embed.") if self.unembed else ("positions.",)
+        num_weights = sum(p.numel() for name, p in self.named_parameters() if not name.startswith(tables))
+        return 6.0 * num_weights + 12.0 * self.config.depth * self.config.width * self.block
+
+    # ---- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """The mean loss, in nats per target."""
+        return self.head(self.hidden(tokens_BT), self.head_weight, targets_BT)
+
+    def logits(self, tokens_BT: Tensor) -> Tensor:
+        """Logits over the true vocabulary at every position."""
+        return self.read_out(self.hidden(tokens_BT))
+
+    def read_out(self, x_BTC: Tensor) -> Tensor:
+        """Logits over the true vocabulary from states of the last block."""
+        return self.head.logits(x_BTC, self.head_weight)[..., : self.vocab]
+
+    def hidden(
+        self, tokens_BT: Tensor, positions: Tensor | None = None, caches: Sequence[Prefill | Decode] | None = None
+    ) -> Tensor:
+        """States after the last block; `positions` of shape (T) or (B, T) count from 0 unless given."""
+        if positions is None:
+            positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        x_BTC, rope = self._enter(tokens_BT, positions)
+        x0_BTC, early = x_BTC if self.config.values_x0 else None, []
+        for i, block in enumerate(self.blocks):
+            skip = early.pop() if block.skip_weight is not None else None
+            # What enters an early block, not what leaves it: the innermost skip would add the stream to itself.
+            if self.config.skips and i < self.config.depth // 2:
+                early.append(x_BTC)
+            x_BTC = block(x_BTC, rope, x0_BTC, skip, caches[i] if caches else None)
+        return x_BTC
+
+    def _enter(self, tokens_BT: Tensor, positions: Tensor) -> tuple[Tensor, Rope | None]:
+        config = self.config
+        x_BTC = self.embed(tokens_BT)
+        if self.positions:
+            x_BTC, rope = x_BTC + self.positions(positions), None
+        else:
+            x_BTC, rope = rms_norm(x_BTC), rope_table(positions, config.width // config.heads, config.rope_base)
+        return F.dropout(x_BTC.to(self.stream_dtype()), config.dropout, self.training), rope
+
+    def stream_dtype(self) -> torch.dtype:
+        """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
+        kind = self.embed.weight.device.type
+        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has no autocast
+        return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
+
+    def new_cache(self, batch: int) -> Cache:
+        """Room for the keys and values of `batch` rows of the full context."""
+        attention = self.blocks[0].attention
+        assert isinstance(attention, Attention)
+        return Cache(
+            len(self.blocks),
+            batch,
+            attention.kv_heads,
+            self.block,
+            attention.head_dim,
+            dtype=self.stream_dtype(),
+            device=self.embed.weight.device,
+        )
+
+
+def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> Transformer:
+    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+    with torch.device("meta"):
+        model = Transformer(config, vocab, block)
+    materialize(model)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
