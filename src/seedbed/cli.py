@@ -390,6 +390,22 @@ def _plan(given: argparse.Namespace) -> int:
     return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, run=given.run, prices=given.prices)
 
 
+# ---- instruments -----------------------------------------------------------------------------------------------------
+
+
+def _doctor_arguments(parser: Parser) -> None:
+    parser.takes_settings = True
+    parser.add_argument("name", nargs="?", metavar="RECIPE/PRESET", help="also ask what this preset needs")
+    parser.add_argument("settings", nargs="*", metavar="key=value", help="any value of the config, by its dotted name")
+
+
+@verb("doctor", "[RECIPE/PRESET [key=value ...]]", "examine this machine: what would spoil a run", _doctor_arguments)
+def _doctor(given: argparse.Namespace) -> int:
+    from seedbed.checks.doctor import doctor
+
+    return doctor(given.name, given.settings, runs=given.runs, as_json=given.json, dirty=given.dirty)
+
+
 # ---- listings --------------------------------------------------------------------------------------------------------
 
 
