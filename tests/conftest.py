@@ -1,4 +1,4 @@
-"""Settings for every test: one thread per process, no screen, and helpers to find and run the package."""
+"""Settings for every test: one thread per process, no screen, a cache of its own, and a way to run the command line."""
 
 import os
 import subprocess
@@ -15,17 +15,27 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory):
+    """Prepared texts are shared by the tests of a session, and never taken from or left in the user's cache."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SEEDBED_CACHE", str(shared / "cache"))
+        patch.delenv("SEEDBED_RUNS", raising=False)
+        yield
+
+
 @pytest.fixture
 def seedbed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run the command line in its own process and in an empty folder: `seedbed("runs", "list").returncode`."""
 
     def call(*arguments: str, python: tuple[str, ...] = (), cwd: Path | None = None, timeout: float = 240):
         code = "import sys; from seedbed.cli import main; sys.exit(main())"
-        env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"}
         return subprocess.run(
             [sys.executable, *python, "-c", code, *arguments],
             cwd=cwd or tmp_path,
-            env=env,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "COLUMNS": "120"},
             capture_output=True,
             text=True,
             timeout=timeout,
