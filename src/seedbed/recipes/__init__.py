@@ -123,7 +123,7 @@ def _gives_config(value: Any, module: ModuleType) -> bool:
     if isinstance(kind, str):
         # Written under `from __future__ import annotations`: follow the dotted name from the module.
         found: Any = module
-        for part in kind.split("."):
+        for part in kind.strip("'\"").split("."):
             found = getattr(found, part, None)
         kind = found
     return isinstance(kind, type) and issubclass(kind, Config)
