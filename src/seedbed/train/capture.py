@@ -99,7 +99,7 @@ class StepRunner:
 
     def _body(self) -> Tensor:
         measured = self.engine.step(self.feed.part)
-        measured["halted"] = self.engine.halted
+        measured["rate"], measured["halted"] = self.engine.rate, self.engine.halted
         self.names = list(measured)
         return torch.stack([v.detach().float().reshape(()) for v in measured.values()])
 

@@ -64,6 +64,7 @@ class Engine:
         self.ema = Ema(system, config.ema) if config.ema else None
         self.variant = None
         self._dials = torch.zeros(3, device=device)
+        self.rate = self._dials[_RATE]  # a view: what the schedule really gave the step
         self._host_dials = torch.zeros(3)
         self.halted = torch.zeros((), dtype=torch.bool, device=device)
         self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
@@ -160,7 +161,7 @@ class Engine:
         skip = self._guard(name, true_norm)
         clip = self.config.optim.clip
         divisor = (true_norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
-        optimizer.step(self._dials[_RATE], divisor if scale is None else divisor * scale, skip)
+        optimizer.step(self.rate, divisor if scale is None else divisor * scale, skip)
         for param in optimizer.params:
             param.grad = None
         self.norms[name] = true_norm

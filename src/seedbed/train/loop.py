@@ -23,8 +23,13 @@ from seedbed.train import checkpoint
 from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
+from seedbed.train.ring import Ring, spelled
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import Request, System
+from seedbed.train.watch import Alarm, Point, Watch
+
+# States from before bad steps that a run keeps for `replay`: the first few tell the story, and each is as large as a checkpoint.
+MAX_INCIDENTS = 3
 
 
 @dataclass
@@ -51,12 +56,12 @@ class Job:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.feed = Feed(
-            self.data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=self.engine.device
-        )
+        self.feed = Feed(self.data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=self.engine.device)
         self.runner = StepRunner(self.engine, self.feed, self.console.line)
         self.readback = Readback(self.engine.device)
         self.incidents = Incidents(config.guard)
+        self.ring = Ring()
+        self.watch = Watch(self.engine, self.feed)
         self.clock = Stopwatch()
         self.meter = Meter(self.system.flops_per_item(), self.engine.device, config.precision)
         self.total_items = config.steps * config.batch
@@ -119,6 +124,7 @@ def fit(job: Job) -> str:
                     tool.act(job)
         _finish(job)
     finally:
+        _write_ring(job)
         gc.enable()
         gc.unfreeze()
         job.feed.close()
@@ -134,6 +140,7 @@ def _take_step(job: Job) -> None:
     if engine.variant not in job.runner.ready:
         with job.clock.lap("compile"):
             job.runner.prepare()
+    job.ring.take(job.step + 1, job.counter, job.items, engine.variant)
     engine.begin(job.step, job.progress)
     job.readback.push(job.step + 1, job.runner())
     job.step += 1
@@ -183,7 +190,9 @@ def _settled(job: Job) -> bool:
 
 def _look(job: Job, step: int, values: list[float]) -> bool:
     """Judge the measurements of a step and log them; True when the run was sent back."""
+    job.ring.measure(step, values)
     measured = dict(zip(job.runner.names, values, strict=True))
+    rate = measured.pop("rate")
     if measured.pop("halted"):
         _on_not_finite(job, step, measured)
         return True
@@ -195,7 +204,7 @@ def _look(job: Job, step: int, values: list[float]) -> bool:
         if answer != "warn":
             return _send_back(job, answer, "diverged")
     if step % job.config.every.log == 0:
-        _log(job, step, measured)
+        _log(job, step, measured, rate)
     return False
 
 
@@ -207,15 +216,18 @@ def _on_not_finite(job: Job, step: int, measured: dict[str, float]) -> None:
     job.engine.halted.fill_(False)
     answer = job.incidents.not_finite()
     where = "loss" if not np.isfinite(measured["loss"]) else "gradient"
-    _report(job, step, "nonfinite", f"the {where} is not finite", answer, measured)
+    what = f"the {where} is not finite"
+    _report(job, step, "nonfinite", what, answer, measured)
+    _keep_evidence(job, step, what, measured)
     if answer != "skip":
         _send_back(job, answer, "nan")
 
 
 def _report(job: Job, step: int, kind: str, what: str, answer: str, measured: dict[str, float]) -> None:
-    plain = {k: v if np.isfinite(v) else str(v) for k, v in measured.items()}
-    job.run.event(step, kind, what=what, answer=answer, **plain)
+    job.run.event(step, kind, what=what, answer=answer, **{k: spelled(v) for k, v in measured.items()})
     job.console.line(f"step {step}: {what}; {_ANSWERS[answer]}")
+    job.console.line(f"  to see why: seedbed replay {job.run.name} {step}")
+    _write_ring(job)
 
 
 _ANSWERS = {
@@ -224,6 +236,39 @@ _ANSWERS = {
     "rollback": "going back to the best checkpoint",
     "stop": "stopping",
 }
+
+
+def _keep_evidence(job: Job, step: int, what: str, measured: dict[str, float]) -> None:
+    """Save the state from before the bad step, which the guard has kept: `replay` starts exactly there."""
+    folder = job.run.path / "incidents"
+    if len(checkpoint.steps_in(folder)) >= MAX_INCIDENTS:
+        return
+    facts = {"what": what, **{k: spelled(v) for k, v in measured.items()}}
+    state = _state(job) | {"items": job.items - job.config.batch, "incident": facts}
+    try:
+        with job.clock.lap("save"):
+            checkpoint.save(folder, step, job.engine.tensors(), state)
+    except OSError as error:
+        job.console.line(f"step {step}: the state before it could not be kept for replay ({error})")
+
+
+def _write_ring(job: Job) -> None:
+    config = job.config
+    facts = {"seed": config.seed, "batch": config.batch, "accum": config.accum, "total_items": job.total_items}
+    try:
+        job.ring.write(job.run.path / "ring.json", job.runner.names, **facts)
+    except OSError as error:
+        job.console.line(f"ring.json could not be written ({error}); training does not need it")
+
+
+def _alarm(job: Job, step: int, found: list[Alarm]) -> None:
+    """What the watchers saw, in the run's folder and before a person's eyes."""
+    for alarm in found:
+        words = {"what": alarm.what, "where": alarm.where, "why": alarm.why, "fix": alarm.fix}
+        job.run.event(step, alarm.kind, **words, **alarm.facts)
+        job.console.warn(f"step {step}: {alarm.what}")
+        for word in ("where", "why", "fix"):
+            job.console.line(f"  {word:<6} {words[word]}", style="yellow")
 
 
 def _send_back(job: Job, answer: str, trouble: str) -> bool:
@@ -262,29 +307,33 @@ def _best_or_newest(folder: Any, warn: Callable[[str], None]) -> checkpoint.Chec
 # ---- instruments ---------------------------------------------------------------------------------------------------
 
 
-def _log(job: Job, step: int, measured: dict[str, float]) -> None:
+def _log(job: Job, step: int, measured: dict[str, float], rate: float) -> None:
     items = job.items - (job.step - step) * job.config.batch
-    rate = multiplier(job.config.schedule, items / job.total_items)
-    groups = {g.name: g.lr * rate for o in job.engine.optimizers.values() for g in o.groups}
+    progress = items / job.total_items
+    meant = multiplier(job.config.schedule, progress)
+    groups = {g.name: g.lr * meant for o in job.engine.optimizers.values() for g in o.groups}
     row = {"step": step, **measured, "lr": next(iter(groups.values())), "lrs": groups, "items": items}
     if job.data.train.num_items:
         row["epoch"] = round(items / job.data.train.num_items, 4)
     row |= job.meter.read(items, job.clock["train"], job.feed.wait)
     job.run.row(row)
     job.console.step_row(row, last_step=job.num_steps)
+    seconds = job.clock["train"], job.feed.wait
+    _alarm(job, step, job.watch.look(Point(step, job.num_steps, *seconds, measured["loss"], rate, progress)))
 
 
 def evaluate(job: Job) -> None:
     """The recipe's numbers on held-out data, with the averaged weights when there are any."""
     with job.clock.lap("eval"), job.engine.evaluating():
         numbers = job.system.evaluate(job.data.valid, job.engine)
-    name, value = next(iter(numbers.items()))
+    value = next(iter(numbers.values()))
     improved = job.best is None or value < job.best
     if improved:
         job.best, job.best_step = value, job.step
     weights = "ema" if job.engine.ema else "live"
     job.run.event(job.step, "eval", **numbers, weights=weights, best=improved, seconds=job.clock["train"])
     job.console.evaluation(job.step, numbers, improved)
+    _alarm(job, job.step, job.watch.evaluated(job.step, numbers, job.engine, job.feed, job.items / job.total_items))
     if improved and job.step:
         _save(job, best=True)
 
@@ -378,6 +427,7 @@ def _finish(job: Job) -> None:
             sample(job)
             if not _save(job, best=False):
                 raise UserError("the run is finished but its last checkpoint could not be written; free some space and resume")
+    _alarm(job, job.step, job.watch.end())
     job.run.event(job.step, "end", status=job.status)
     _set_status(job)
 
