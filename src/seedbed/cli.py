@@ -158,15 +158,13 @@ def _verb_name(words: list[str]) -> tuple[str, list[str]]:
 def _known(name: str) -> str:
     if name in VERBS:
         return name
-    import difflib
-
-    known = [*VERBS, *GROUPS]
-    near = difflib.get_close_matches(name, known, 1, 0.5)
-    if near:
-        raise UserError(f"there is no verb `{name}`; did you mean: seedbed {near[0]}")
     if "/" in name or name.endswith(".py"):
         raise UserError(f"there is no verb `{name}`; to train that recipe: seedbed train {name}")
-    raise UserError(f"there is no verb `{name}`; seedbed --help lists them")
+    import difflib
+
+    near = difflib.get_close_matches(name, [*VERBS, *GROUPS], 1, 0.5)
+    hint = f"did you mean: seedbed {near[0]}" if near else "seedbed --help lists them"
+    raise UserError(f"there is no verb `{name}`; {hint}")
 
 
 def _parser(name: str) -> Parser:
@@ -243,10 +241,10 @@ def _number(kind: type, low: float, high: float = float("inf")) -> Callable[[str
     return read
 
 
-def _settings(parser: Parser, what: str = "RECIPE/PRESET") -> None:
+def _settings(parser: Parser, what: str = "RECIPE/PRESET", needed: bool = True) -> None:
     parser.takes_settings = True
-    parser.add_argument("name", metavar=what)
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="any value of the config, by its dotted name")
+    parser.add_argument("name", nargs=None if needed else "?", metavar=what)
+    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="any config value, by its dotted name")
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -390,16 +388,12 @@ def _plan(given: argparse.Namespace) -> int:
     return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, run=given.run, prices=given.prices)
 
 
-# ---- instruments -----------------------------------------------------------------------------------------------------
-
-
-def _doctor_arguments(parser: Parser) -> None:
-    parser.takes_settings = True
-    parser.add_argument("name", nargs="?", metavar="RECIPE/PRESET", help="also ask what this preset needs")
-    parser.add_argument("settings", nargs="*", metavar="key=value", help="any value of the config, by its dotted name")
-
-
-@verb("doctor", "[RECIPE/PRESET [key=value ...]]", "examine this machine: what would spoil a run", _doctor_arguments)
+@verb(
+    "doctor",
+    "[RECIPE/PRESET [key=value ...]]",
+    "examine this machine: what would spoil a run",
+    lambda p: _settings(p, needed=False),
+)
 def _doctor(given: argparse.Namespace) -> int:
     from seedbed.checks.doctor import doctor
 
@@ -419,7 +413,7 @@ def _runs_list(given: argparse.Namespace) -> int:
 @verb(
     "runs show",
     "RUN",
-    "config, status, last rows and events, checkpoints, how to repeat it",
+    "config, status, last rows and events, how to repeat it",
     lambda p: p.add_argument("name", metavar="RUN"),
 )
 def _runs_show(given: argparse.Namespace) -> int:

@@ -1,0 +1,502 @@
+"""The command line: verbs and their words, exit codes, one-line errors, and answers at once."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from track_samples import make, train
+
+from seedbed import cli
+from seedbed.errors import UserError
+from seedbed.track import journal
+
+Answer = tuple[int, str, str]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SEEDBED_RUNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "120")
+    return tmp_path
+
+
+@pytest.fixture
+def ask(capsys) -> Callable[..., Answer]:
+    """Run a command in this process: exit code, stdout, stderr."""
+
+    def call(*words: str) -> Answer:
+        status = cli.main(words)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
+    """What the verbs asked of the modules behind them."""
+
+    def stand_in(self, monkeypatch, name: str, functions: tuple[str, ...], result: Any = 0) -> None:
+        package, _, last = name.rpartition(".")
+        module = ModuleType(name)
+        for function in functions:
+            setattr(module, function, self._recorder(function, result))
+        monkeypatch.setitem(sys.modules, name, module)
+        parent = __import__(package, fromlist=[last])
+        monkeypatch.setattr(parent, last, module, raising=False)
+
+    def _recorder(self, function: str, result: Any) -> Callable[..., int]:
+        def record(*given: Any, **named: Any) -> int:
+            self.append((function, given, named))
+            if isinstance(result, BaseException):
+                raise result
+            return result
+
+        return record
+
+
+LOCAL = ("train", "resume", "demo", "sample", "export")
+TUNE = ("find_lr", "find_batch", "profile", "plan")
+
+
+@pytest.fixture
+def calls(monkeypatch) -> Calls:
+    found = Calls()
+    found.stand_in(monkeypatch, "seedbed.launch.local", LOCAL)
+    found.stand_in(monkeypatch, "seedbed.tune.verbs", TUNE)
+    return found
+
+
+RUNS = Path("runs")
+TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None}
+TUNING = {"root": RUNS, "json": False}
+WORDS = [
+    ("train gpt/demo", "train", ("gpt/demo", []), TRAIN),
+    ("train gpt/demo steps=240 --run x", "train", ("gpt/demo", ["steps=240"]), {**TRAIN, "run_name": "x"}),
+    ("train --run x gpt/demo a=1 -m why b=-2", "train", ("gpt/demo", ["a=1", "b=-2"]), {**TRAIN, "run_name": "x", "why": "why"}),
+    ("train a.py:b --why=w --dirty x=1 --parent p y=2", "train", ("a.py:b", ["x=1", "y=2"]),
+     {**TRAIN, "why": "w", "dirty": True, "parent": "p"}),
+    ("--runs other train gpt/demo", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
+    ("train gpt/demo --runs other", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
+    ("--runs=a train gpt/demo --runs b", "train", ("gpt/demo", []), {**TRAIN, "root": Path("b")}),
+    ("resume first", "resume", (RUNS, "first", []), {"force": False}),
+    ("resume first batch=16 --force --dirty", "resume", (RUNS, "first", ["batch=16"]), {"force": True}),
+    ("demo", "demo", (RUNS,), {}),
+    ("demo --dirty", "demo", (RUNS,), {}),
+    ("sample first --no-stream", "sample", (RUNS, "first", {}), {"checkpoint_name": "", "write": None}),
+    ("sample first --prompt To --num 2 --tokens 9 --temperature 0 --top-k 5 --top-p 0.5 --seed 0 --no-stream", "sample",
+     (RUNS, "first", {"prompt": "To", "num": 2, "tokens": 9, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "seed": 0}),
+     {"checkpoint_name": "", "write": None}),
+    ("sample first --checkpoint step-000010", "sample", (RUNS, "first", {}),
+     {"checkpoint_name": "step-000010", "write": cli._stream}),
+    ("export first", "export", (RUNS, "first", Path("first-export"), ""), {}),
+    ("export runs/first/ --out there --checkpoint best", "export", (RUNS, "runs/first/", Path("there"), "best"), {}),
+    ("find-lr gpt/demo a=1 --json", "find_lr", ("gpt/demo", ["a=1"]),
+     {**TUNING, "json": True, "steps": None, "repeats": 3, "low": None, "high": None}),
+    ("find-lr --low 1e-6 --high 1 --steps 50 --repeats 4 gpt/demo", "find_lr", ("gpt/demo", []),
+     {**TUNING, "steps": 50, "repeats": 4, "low": 1e-6, "high": 1.0}),
+    ("find-batch gpt/demo --limit 2.5 --max 64", "find_batch", ("gpt/demo", []), {**TUNING, "limit": 2.5, "most": 64}),
+    ("profile gpt/demo --steps 5", "profile", ("gpt/demo", []), {**TUNING, "steps": 5}),
+    ("plan gpt/demo --run first --prices p.json", "plan", ("gpt/demo", []), {**TUNING, "run": "first", "prices": Path("p.json")}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "function", "given", "named"), WORDS, ids=[line for line, *_ in WORDS])
+def test_a_verb_hands_its_words_on(ask, calls: Calls, line: str, function: str, given: tuple, named: dict):
+    assert ask(*line.split())[0] == 0
+    assert calls == [(function, given, named)]
+
+
+def test_the_variable_sets_the_runs_folder_and_the_option_wins(ask, calls: Calls, monkeypatch):
+    monkeypatch.setenv("SEEDBED_RUNS", "/elsewhere")
+    ask("demo")
+    ask("demo", "--runs", "here")
+    assert [given for _, given, _ in calls] == [(Path("/elsewhere"),), (Path("here"),)]
+
+
+WRONG = [
+    ("trian gpt/demo", "no verb `trian`; did you mean: seedbed train"),
+    ("run list", "did you mean: seedbed runs"),
+    ("runs lst", "no verb `runs lst`; did you mean: seedbed runs list"),
+    ("find_lr gpt/demo", "did you mean: seedbed find-lr"),
+    ("gpt/demo steps=5", "to train that recipe: seedbed train gpt/demo"),
+    ("my.py", "to train that recipe: seedbed train my.py"),
+    ("xyzzy", "no verb `xyzzy`; seedbed --help lists them"),
+    ("train", "required: RECIPE/PRESET; see: seedbed train --help"),
+    ("train gpt/demo --steps 5", "unknown option --steps; settings are written steps=VALUE"),
+    ("train gpt/demo --optim.lr=5", "unknown option --optim.lr; settings are written optim.lr=VALUE"),
+    ("train gpt/demo --rum x", "unknown option --rum, did you mean --run?"),
+    ("train gpt/demo --run", "expected one argument"),
+    ("--bogus", "unknown argument --bogus"),
+    ("--run x train", "unknown option --run, did you mean --runs?"),
+    ("resume", "required: RUN"),
+    ("sample first --tokens 0", "0 is not at least 1"),
+    ("sample first --tokens many", "many is not a whole number"),
+    ("sample first --top-p 1.5", "1.5 is not between 0 and 1"),
+    ("sample first --temperature -1", "-1 is not at least 0"),
+    ("sample first --temperature nan", "nan is not at least 0"),
+    ("runs show", "required: RUN"),
+    ("runs diff a", "required: RUN"),
+    ("runs rm", "required: RUN"),
+    ("runs show nothing", "holds no runs yet"),
+    ("note", "required: RUN, TEXT"),
+    ("journal nothing", "has no entry for 'nothing'"),
+    ("runs list extra", "unknown argument extra"),
+]
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG, ids=[line for line, _ in WRONG])
+def test_a_wrong_line_is_answered_in_a_line_or_two(ask, calls: Calls, line: str, said: str):
+    status, out, err = ask(*line.split())
+    assert (status, out, calls) == (2, "", [])
+    assert err.startswith("seedbed: ") and said in err
+    assert len(err.splitlines()) <= 2
+
+
+# ---- exit codes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [0, 1, 130, 143])
+def test_the_exit_code_is_the_verbs_own(ask, calls: Calls, monkeypatch, status: int):
+    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=status)
+    assert ask("train", "gpt/demo") == (status, "", "")
+
+
+RAISED = [
+    (UserError("what is wrong\nwhat to do"), 2, "seedbed: what is wrong\n  what to do\n"),
+    (KeyboardInterrupt(), 130, "seedbed: interrupted\n"),
+    (OSError(28, "No space left on device", "runs/x/file"), 2, "seedbed: No space left on device: runs/x/file\n"),
+    (PermissionError(13, "Permission denied", "runs"), 2, "seedbed: Permission denied: runs\n"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "said"), RAISED, ids=[type(e).__name__ for e, *_ in RAISED])
+def test_what_a_person_can_mend_has_no_traceback(ask, calls: Calls, monkeypatch, error: BaseException, status: int, said: str):
+    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
+    assert ask("train", "gpt/demo") == (status, "", said)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("of ours"), OSError(5, "Input/output error"), AssertionError("never")])
+def test_our_bugs_show_a_traceback_and_ask_for_a_report(ask, calls: Calls, monkeypatch, error: Exception):
+    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
+    status, _, err = ask("train", "gpt/demo")
+    assert status == 1
+    assert "Traceback" in err and str(error) in err
+    assert err.splitlines()[-1].startswith("seedbed: this is a bug in seedbed ") and "report" in err.splitlines()[-1]
+
+
+def test_a_bug_in_the_users_recipe_is_called_theirs(ask, calls: Calls, monkeypatch, here: Path):
+    from seedbed import recipes
+
+    path = here / "mine.py"
+    path.write_text("from seedbed.config import Config\ndef a() -> Config:\n    return 1 / 0\n")
+    module = sys.modules["seedbed.launch.local"]
+    monkeypatch.setattr(module, "train", lambda name, *_, **__: recipes.find(name)[0].preset("a"))
+    status, _, err = ask("train", str(path))
+    assert status == 1
+    assert err.splitlines()[-1] == f"seedbed: the error above was raised by your recipe, {path}:3"
+
+
+def test_a_reader_that_has_enough_is_no_error(seedbed, here: Path):
+    for number in range(60):
+        make(here / "runs", f"run-{number:03d}", why="x" * 2000)
+    code = "import sys; from seedbed.cli import main; sys.exit(main())"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, "runs", "list", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.read(10)
+    process.stdout.close()
+    assert (process.stderr.read(), process.wait(30)) == (b"", 141)
+    process.stderr.close()
+
+
+def test_output_that_the_terminal_cannot_show_is_no_error(seedbed, here: Path):
+    make(here / "runs", "first", why="grün 🌱")
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"}
+    code = "import sys; from seedbed.cli import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, "runs"], capture_output=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, b"") and b"gr?n" in done.stdout
+
+
+# ---- help and overview -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(cli.VERBS))
+def test_every_verb_explains_itself(ask, name: str):
+    status, out, err = ask(*name.split(), "--help")
+    assert (status, err) == (0, "")
+    assert f"usage: seedbed {name}" in out and cli.VERBS[name].about.split()[0] in out
+    assert "--runs DIR" in out and "--json" in out and "--dirty" in out
+
+
+def test_the_help_names_every_verb_within_the_terminal(ask):
+    status, out, _ = ask("--help")
+    assert status == 0
+    for name, verb in cli.VERBS.items():
+        assert f"\n  {name} {verb.usage}".rstrip() in out
+    assert max(map(len, out.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("group", list(cli.GROUPS))
+def test_a_group_explains_its_verbs(ask, group: str):
+    status, out, _ = ask(group, "--help")
+    assert status == 0
+    assert all(name in out for name in cli.VERBS if name.startswith(f"{group} "))
+
+
+def test_the_version_is_told(ask):
+    status, out, _ = ask("--version")
+    assert status == 0 and out.startswith("seedbed ") and len(out.split()) == 2
+
+
+def test_alone_it_lists_recipes_presets_and_the_last_runs(ask, here: Path):
+    for number in range(8):
+        train(make(here / "runs", f"run-{number}", why=f"why {number}"))
+    status, out, _ = ask()
+    assert status == 0
+    assert "or a file of your own" in out and "8 in runs" in out
+    assert sum(f"run-{number}" in out for number in range(8)) == 5
+    assert max(map(len, out.splitlines())) <= 120
+    values = json.loads(ask("--json")[1])
+    assert len(values["runs"]) == 8
+    from seedbed import recipes
+
+    assert list(values["recipes"]) == recipes.names()
+
+
+def test_alone_in_an_empty_folder_it_says_what_to_try(ask):
+    status, out, _ = ask()
+    assert status == 0 and "last runs" not in out and "seedbed demo" in out
+
+
+QUICK = [
+    (),
+    ("--help",),
+    ("--version",),
+    ("runs",),
+    ("runs", "list", "--json"),
+    ("train", "--help"),
+    ("journal",),
+    ("runs", "show", "run-000"),
+]
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("hundred")
+    train(make(folder / "runs", "run-000"))
+    for number in range(1, 100):
+        make(folder / "runs", f"run-{number:03d}")
+    return folder
+
+
+TIMED = """
+import resource, sys
+from seedbed.cli import main
+status = main()
+spent = resource.getrusage(resource.RUSAGE_SELF)
+heavy = [name for name in ("torch", "numpy", "rich", "matplotlib") if name in sys.modules]
+print(spent.ru_utime + spent.ru_stime, status, heavy, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", QUICK, ids=" ".join)
+def test_listings_answer_at_once_with_a_hundred_runs(words: tuple[str, ...], hundred: Path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    # Time of the processor, and the least of a few: the tests share the machine with others.
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", TIMED, *words], capture_output=True, text=True, env=env, cwd=hundred, check=False
+        )
+        seconds, _, rest = done.stderr.partition(" ")
+        assert rest == "0 []\n", done.stderr
+        if float(seconds) < 0.5:
+            return
+    pytest.fail(f"{seconds} s")
+
+
+# ---- runs ------------------------------------------------------------------------------------------------------------
+
+
+def test_runs_are_listed_for_people_and_for_scripts(ask, here: Path):
+    train(make(here / "runs", "first", why="does it\nlearn?"))
+    hurt = make(here / "runs", "hurt")
+    (hurt.path / "config.json").write_text("{")
+    status, out, _ = ask("runs", "list")
+    lines = out.splitlines()
+    assert status == 0 and lines[0].split() == ["name", "recipe", "status", "step", "loss", "best", "age", "why"]
+    first = next(line for line in lines if line.startswith("first"))
+    assert first.split()[1:4] == ["gpt/demo", "done", "400"] and first.endswith("does it learn?")
+    assert "damaged" in out
+    values = {run["name"]: run for run in json.loads(ask("runs", "list", "--json")[1])}
+    assert values["first"]["step"] == 400 and values["first"]["path"] == "runs/first"
+    assert values["hurt"]["status"] == "damaged"
+    assert json.loads(ask("--runs", "nowhere", "runs", "list", "--json")[1]) == []
+    assert "no runs in nowhere yet" in ask("--runs", "nowhere", "runs")[1]
+
+
+def test_infinities_are_null_for_scripts(ask, here: Path):
+    run = make(here / "runs", "first")
+    (run.path / "status.json").write_text('{"status": "nan", "step": 5, "loss": NaN, "best": Infinity}')
+    out = ask("runs", "list", "--json")[1]
+    assert "NaN" not in out and "Infinity" not in out
+    assert json.loads(out)[0]["loss"] is None
+
+
+def test_show_tells_all_about_a_run(ask, here: Path):
+    run = train(make(here / "runs", "first", "steps=400", "optim.lr=0.5", why="to see"))
+    (run.path / "checkpoints" / "step-000400").mkdir()
+    (run.path / "checkpoints" / "best").symlink_to("step-000400")
+    status, out, _ = ask("runs", "show", "runs/first/")
+    assert status == 0
+    for part in ("first  done at step 400 of 400", "gpt/demo, config ", "to see", "commit 0123456789 (main)", "lr=0.5*",
+                 "batch=32 ", "1: step-000400 (best step-000400)", "seedbed train gpt/demo optim.lr=0.5 steps=400", "last rows",
+                 "last events", "text=a falling leaf"):  # fmt: skip
+        assert part in out
+    assert max(map(len, out.splitlines())) <= 120
+    values = json.loads(ask("runs", "show", "first", "--json")[1])
+    assert values["config"]["optim"]["lr"] == 0.5 and values["command"].endswith("steps=400")
+    assert len(values["rows"]) == 5 and values["best_checkpoint"] == "step-000400" and values["status"] == "done"
+
+
+def test_show_works_on_a_run_that_has_just_begun(ask, here: Path):
+    make(here / "runs", "first")
+    status, out, _ = ask("runs", "show", "first")
+    assert status == 0 and "interrupted at step -" in out
+
+
+def test_show_of_a_damaged_run_is_one_line(ask, here: Path):
+    (make(here / "runs", "first").path / "config.json").write_text("{")
+    status, _, err = ask("runs", "show", "first")
+    assert status == 2 and "config.json is damaged" in err and len(err.splitlines()) == 1
+
+
+def test_diff_shows_settings_and_results(ask, here: Path):
+    train(make(here / "runs", "first", "steps=400"))
+    train(make(here / "runs", "second", "steps=400", "optim.lr=0.5", "model.sizes=9", preset="other"), level=1.0)
+    status, out, _ = ask("runs", "diff", "first", "second")
+    rows = {line.split("  ")[0].strip(): line.split() for line in out.splitlines() if line.strip()}
+    assert status == 0
+    assert rows["optim.lr"] == ["optim.lr", "0.001", "0.5"] and rows["model.sizes"] == ["model.sizes", "1,2", "9"]
+    assert rows["preset"] == ["preset", "gpt/demo", "gpt/other"]
+    assert "steps" not in rows and "2.0030 ± 0.0097" in out and "1.0030 ± 0.0097" in out
+    values = json.loads(ask("runs", "diff", "first", "second", "--json")[1])
+    assert values["config"] == {"model.sizes": [[1, 2], [9]], "optim.lr": [0.001, 0.5]}
+    assert [result["status"] for result in values["results"]] == ["done", "done"]
+    assert "(all equal)" in ask("runs", "diff", "first", "first")[1]
+
+
+def test_diff_of_runs_without_rows(ask, here: Path):
+    make(here / "runs", "a")
+    make(here / "runs", "b")
+    assert ask("runs", "diff", "a", "b")[0] == 0
+    assert json.loads(ask("runs", "diff", "a", "b", "--json")[1])["results"][0]["loss"] is None
+
+
+def test_rm_needs_a_yes(ask, here: Path, monkeypatch):
+    make(here / "runs", "first")
+    with open(os.devnull) as nobody:
+        monkeypatch.setattr("sys.stdin", nobody)
+        status, _, err = ask("runs", "rm", "first")
+    assert status == 2 and "add --yes" in err and (here / "runs" / "first").exists()
+    status, out, _ = ask("runs", "rm", "first", "--yes")
+    assert (status, out, os.listdir(here / "runs")) == (0, "removed runs/first\n", [])
+
+
+@pytest.mark.parametrize(("answer", "gone"), [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("\x04", False)])
+def test_rm_asks_on_a_terminal(ask, here: Path, monkeypatch, answer: str, gone: bool):
+    make(here / "runs", "first")
+    leader, follower = pty.openpty()
+    with os.fdopen(follower) as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        os.write(leader, answer.encode())
+        status, out, _ = ask("runs", "rm", "first")
+    os.close(leader)
+    assert status == 0 and "remove for good? [y/N]" in out
+    assert (here / "runs" / "first").exists() != gone
+    assert gone or "nothing was removed" in out
+
+
+def test_rm_refuses_a_running_run(ask, here: Path):
+    run = make(here / "runs", "first")
+    with run.lock():
+        status, _, err = ask("runs", "rm", "first", "--yes")
+    assert status == 2 and f"in use by process {os.getpid()}" in err and run.path.exists()
+
+
+def test_rm_follows_no_link_out_of_the_run(ask, here: Path):
+    precious = here / "precious"
+    precious.mkdir()
+    (precious / "data").write_text("dear")
+    run = make(here / "runs", "first")
+    (run.path / "samples" / "link").symlink_to(precious)
+    (run.path / "checkpoints" / "file").symlink_to(precious / "data")
+    (here / "runs" / "alias").symlink_to(precious)
+    assert ask("runs", "rm", "first", "--yes")[0] == 0
+    status, _, err = ask("runs", "rm", "alias", "--yes")
+    assert status == 2 and "is a link to" in err
+    assert (precious / "data").read_text() == "dear" and (here / "runs" / "alias").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../precious", "/", "first/samples", "runs"])
+def test_rm_removes_nothing_but_runs(ask, here: Path, name: str):
+    (here / "precious").mkdir()
+    make(here / "runs", "first")
+    status, _, _ = ask("runs", "rm", name, "--yes")
+    assert status == 2
+    assert (here / "runs" / "first" / "samples").is_dir() and (here / "precious").is_dir()
+
+
+def test_rm_checks_all_names_before_it_removes_one(ask, here: Path):
+    make(here / "runs", "first")
+    assert ask("runs", "rm", "first", "other", "--yes")[0] == 2
+    assert (here / "runs" / "first").is_dir()
+    (make(here / "runs", "hurt").path / "config.json").unlink()
+    assert ask("runs", "rm", "first", "hurt", "first", "--yes")[0] == 0
+    assert os.listdir(here / "runs") == []
+
+
+# ---- journal ---------------------------------------------------------------------------------------------------------
+
+
+def test_notes_and_journal(ask, here: Path):
+    assert "no entries yet" in ask("journal")[1]
+    journal.record(train(make(here / "runs", "first", why="to see")))
+    journal.record(train(make(here / "runs", "second")))
+    status, out, _ = ask("note", "first", "it", "learns", "--dirty")
+    assert status == 0 and out.startswith("noted in ") and "JOURNAL.md" in out
+    text = ask("journal")[1]
+    assert text == (here / "JOURNAL.md").read_text() and "it learns" in text
+    one = ask("journal", "first")[1]
+    assert "it learns" in one and "second" not in one
+    values = json.loads(ask("journal", "--json")[1])
+    assert [entry["run"] for entry in values] == ["first", "second"]
+    assert [entry["run"] for entry in json.loads(ask("journal", "second", "--json")[1])] == ["second"]
+
+
+def test_a_journal_with_escape_codes_is_printed_harmless(ask, here: Path):
+    journal.record(train(make(here / "runs", "first")))
+    with open(here / "JOURNAL.md", "a") as file:
+        file.write("\x1b[2J")
+    assert "\x1b" not in ask("journal")[1]
+
+
+def test_python_dash_m_is_the_command_line(here: Path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([sys.executable, "-m", "seedbed", "--version"], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("seedbed ")
+
+
+def test_streamed_samples_are_shown_and_never_obeyed(capsys):
+    cli._stream("a\x1b[2Jb\n")
+    assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2Jb\n"
