@@ -40,7 +40,9 @@ def test_an_entry_says_why_what_and_how(root: Path):
     assert found["why"] == "does it learn?"
     assert found["recipe"] == "gpt/demo, commit 0123456789 (main)"
     assert found["changed against the preset"] == "steps=400"
-    assert found["verdict"].startswith("done at step 400 of 400; loss 2.0030 ± 0.0097 over the last 20 rows; best valid_loss ")
+    assert found["verdict"].startswith(
+        "done at step 400 of 400; loss 2.0030 ± 0.0097 over the last 20 rows; evaluation: best valid_loss "
+    )
     assert found["reproduce"] == "`seedbed train gpt/demo steps=400`"
     assert found["conclusion"] == 'open (`seedbed note first "..."`)'
     assert "picture" not in found, "there is none yet"
@@ -68,7 +70,7 @@ def test_a_child_is_judged_against_its_parent(root: Path, level: float, title: s
     journal.record(train(make(root, "child", "optim.lr=0.5", parent="mother"), level=level))
     found = entry(root, "child")
     assert found["title"].endswith(f" · child · {title}")
-    assert said in found["verdict"] and "best valid_loss" in found["verdict"]
+    assert said in found["verdict"] and "evaluation valid_loss" in found["verdict"]
     assert found["changed against parent mother"] == "optim.lr 0.25 -> 0.5"
 
 
@@ -238,6 +240,17 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_warns(root: Path, monkeypa
     journal.finish(run, warnings.append)
     assert read(root) == before
     assert [w.split(" could not")[0] for w in warnings] == ["the report", "the journal entry"]
+
+
+def test_a_fault_of_the_drawing_is_a_warning(root: Path, monkeypatch):
+    def broken(run: Run) -> None:
+        raise RuntimeError("no fonts")
+
+    warnings: list[str] = []
+    monkeypatch.setattr(journal.report, "write", broken)
+    journal.finish(train(make(root)), warnings.append)
+    assert warnings == ["the report could not be written: RuntimeError: no fonts"]
+    assert entry(root, "first")["title"].endswith("done")
 
 
 def test_a_journal_that_is_not_text_is_left_alone(root: Path):

@@ -77,12 +77,14 @@ def entries(root: Path) -> list[dict[str, str]]:
 
 
 def finish(run: Run, warn: Callable[[str], None]) -> None:
-    """Report and journal entry at a run's end; neither a full disk nor a missing library spoils the run."""
+    """Report and journal entry at a run's end; what goes wrong with them is a warning."""
     for what, make in (("report", report.write), ("journal entry", record)):
         try:
             make(run)
-        except (OSError, UserError) as error:
-            warn(f"the {what} could not be written: {error}")
+        except Exception as error:
+            # Hours of training are done and saved: no fault in telling of them may turn success into failure.
+            reason = error if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
+            warn(f"the {what} could not be written: {reason}")
 
 
 def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
@@ -92,7 +94,7 @@ def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
     if loss := report.loss_line(rows):
         shown.append(f"loss {loss}")
     if evaluation := report.evaluation_line(events):
-        shown.append(evaluation)
+        shown.append(f"evaluation: {evaluation}")
     word = facts.ending(run, status)
     if word in ("nan", "diverged", "failed"):
         return f"negative result: {word}", "; ".join(shown)
@@ -108,7 +110,7 @@ def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
     last, parent_last = facts.last_losses(mine[0]), facts.last_losses(theirs[0])
     (mean, sd), (parent_mean, parent_sd) = facts.mean_and_sd(last), facts.mean_and_sd(parent_last)
     if points and parent_points and metric == parent_metric:
-        what = f"best {metric}"
+        what = f"evaluation {metric}"
         change = min(v for _, v in points) - min(v for _, v in parent_points)
     else:
         what, change = "loss", mean - parent_mean

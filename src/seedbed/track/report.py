@@ -169,9 +169,11 @@ def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
 
 def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> None:
     step, best = min(points, key=lambda point: point[1])
-    axis.plot(*zip(*points, strict=True), color="tab:orange", marker="o", markersize=3.5, linewidth=1.4, label=metric)
     axis.plot(
-        [step], [best], color="tab:red", marker="*", markersize=11, linestyle="", label=f"best {metric} {number(best)} at {step}"
+        *zip(*points, strict=True), color="tab:orange", marker="o", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}"
+    )
+    axis.plot(
+        [step], [best], color="tab:red", marker="*", markersize=11, linestyle="", label=f"best {number(best)} at step {step}"
     )
     values = [value for _, value in points]
     low, high = axis.get_ylim()

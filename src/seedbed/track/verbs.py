@@ -83,8 +83,10 @@ def _print_events(events: list[dict[str, Any]]) -> None:
     if events:
         print("last events")
     for event in events:
-        rest = {k: v for k, v in event.items() if k not in ("step", "kind", "time")}
-        words = " ".join(f"{k}={number(v)}" for k, v in rest.items() if v not in (None, "", [], {}))
+        rest = flat({k: v for k, v in event.items() if k not in ("step", "kind", "time")})
+        words = " ".join(
+            f"{k}={number(v) if not isinstance(v, list) else spell(v)}" for k, v in rest.items() if v not in (None, "", [])
+        )
         print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
 
 
