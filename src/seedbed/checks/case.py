@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import random
@@ -115,18 +114,20 @@ class Case:
         """
         return self.once("shaken", self._shake)
 
-    def _shake(self) -> System:
-        system = copy.deepcopy(self.fresh_system()).eval()
+    def _shake(self, dtype: torch.dtype = torch.float64) -> System:
+        # Built anew, not copied: a system may hold its data, and that can be large.
+        system = self.fresh_system().eval()
         dice = torch.Generator().manual_seed(7)
         with torch.no_grad():
             for param in system.parameters():
                 param += SHAKE * torch.randn(param.shape, generator=dice).to(param.dtype)
-        wide = copy.deepcopy(system).double()
-        try:
-            self.loss_of(wide, to_dtype(self.batch(), torch.float64))
-        except RuntimeError:
+        if dtype == torch.float32:
             return system
-        return wide
+        try:
+            self.loss_of(system.double(), to_dtype(self.batch(), dtype))
+        except RuntimeError:
+            return self._shake(torch.float32)
+        return system
 
     @property
     def dtype(self) -> torch.dtype:

@@ -32,6 +32,8 @@ class Probe:
     """What `targets` should be, from the inputs; NaN or -1 where the inputs cannot tell."""
     mask: str = ""
     """The entry of `batch` that is 0 where a target does not count."""
+    ranges: Mapping[str, tuple[float, float]] | None = None
+    """The smallest and largest value that entries of a training batch can have."""
     oracle: Callable[[Batch], Tensor] | None = None
     """A perfect prediction."""
     lower_bound: float | None = None
@@ -40,8 +42,8 @@ class Probe:
     """Whether output i along axis 1 may depend on inputs after i."""
     positions: Literal["none", "absolute", "relative"] | None = None
     """How the model knows where along axis 1 an input stands."""
-    shifted: Callable[[Batch, int], Tensor] | None = None
-    """For `relative`: the prediction when all positions are moved by a constant."""
+    at_positions: Callable[[Batch, Tensor], Tensor] | None = None
+    """The prediction when the inputs along axis 1 stand at the given whole numbers instead of 0, 1, 2..."""
     uses: tuple[str, ...] = ()
     """Conditions beside the main input that must matter: a class, a time, an action."""
     scalars: Mapping[str, tuple[float, float]] | None = None

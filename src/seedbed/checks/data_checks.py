@@ -1,0 +1,313 @@
+"""D: the data that a model really receives: the right items, each in its turn, in range, and untouched by each other."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.checks.case import ROWS, Case, place, take_rows
+from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.data.feed import Feed, Source
+from seedbed.data.order import Order
+from seedbed.train.probe import Batch
+
+# Distinct samples among those drawn, against what drawing at random would give. Measured on clean presets: 1.000.
+MIN_DISTINCT = 0.99
+# Held-out samples that are training samples too. Measured: 0.
+MAX_OVERLAP = 0.001
+# One token id as a share of all. Measured: 0.28 (the blank in prose), 0.30 (code).
+MAX_SHARE = 0.5
+# Standard deviation of undeclared floating-point inputs. Measured: 0.6 to 2; raw bytes 74, bytes divided twice 0.001.
+SCALE = (0.02, 50.0)
+DRAWS = 4096
+WALK = 1_000_000
+
+
+@check("D2", "split", "err", humbatova=(1, 11))
+def split(case: Case) -> Result:
+    """Samples differ from each other, and held-out ones are not training ones."""
+    train, valid = case.real_data.train, case.real_data.valid
+    fix = "keep one contiguous part, with a gap, for evaluation"
+    for name in set(train.arrays) & set(valid.arrays):
+        if np.may_share_memory(train.arrays[name], valid.arrays[name]):
+            return failed(
+                f"training and validation rows of `{name}` are the same memory, in part or in whole",
+                where=place(case.recipe._function("data", "open_data")),
+                why="the score would be earned on what was trained on: over-fitting looks like progress",
+                fix=fix,
+            )
+    seen = [_hash(row) for row in _draw(case, train)]
+    ratio, limit = len(set(seen)) / len(seen), MIN_DISTINCT * _expected_distinct(len(seen), train)
+    if ratio < limit:
+        return failed(
+            f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples",
+            where=place(type(train).locate),
+            why="the model would memorise a few samples and know nothing of the rest",
+            fix="look for a modulo, a fixed index or a wrong stride in locate()",
+            value=ratio,
+            limit=limit,
+        )
+    held = [_hash(row) for row in _draw(case, valid)]
+    overlap = sum(h in set(seen) for h in held) / max(len(held), 1) if train.num_items <= DRAWS else 0.0
+    if overlap > MAX_OVERLAP:
+        what = f"{overlap:.1%} of the validation samples are training samples"
+        why = "the score would be earned on what was trained on"
+        where = place(case.recipe._function("data", "open_data"))
+        return failed(what, where=where, why=why, fix=fix, value=overlap, limit=MAX_OVERLAP)
+    return passed(f"{len(set(seen)):,} distinct of {len(seen):,}", ratio, limit)
+
+
+@check("D3", "coverage", "warn", humbatova=(1,), needs=("inputs",))
+def coverage(case: Case) -> Result:
+    """No single id makes up most of the data."""
+    assert case.probe is not None
+    if case.probe.batch[case.probe.inputs].is_floating_point():
+        return skipped("the inputs are not ids")
+    ids = case.batch(size=512)
+    flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.ndim > 1])
+    values, counts = flat.unique(return_counts=True)
+    share, top = counts.max().item() / len(flat), int(values[counts.argmax()])
+    shown = f" ({case.probe.decode(torch.tensor([top]))!r})" if case.probe.decode else ""
+    if share > MAX_SHARE:
+        return failed(
+            f"{share:.0%} of all tokens are id {top}{shown}",
+            where=case.batch_place(),
+            why="the model learns that id and little else, and the loss looks low for no merit",
+            fix="check the tokenizer's table against the text, and how unknown or padding ids are made",
+            value=share,
+            limit=MAX_SHARE,
+        )
+    return passed(f"{len(values)} ids seen, the commonest{shown} is {share:.0%}", share, MAX_SHARE)
+
+
+@check("D4", "decode", "err", humbatova=(1, 10), quick=True, needs=("decode", "holds", "inputs"))
+def decode(case: Case) -> Result:
+    """A batch, decoded, stands verbatim in the source."""
+    probe = case.probe
+    assert probe is not None and probe.decode is not None and probe.holds is not None
+    texts = [probe.decode(row) for row in probe.batch[probe.inputs]]
+    for number, text in enumerate(texts):
+        if not probe.holds(text):
+            return failed(
+                f"row {number} of a batch reads {text[:40]!r} and is not in the source",
+                where=case.batch_place(),
+                why="tokens and vocabulary disagree, or rows are torn: the model would learn noise",
+                fix="rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them",
+            )
+    return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
+
+
+@check("D5", "range", "err", humbatova=(3, 10), quick=True)
+def ranges(case: Case) -> Result:
+    """Finite, not constant, in the declared range and filling it."""
+    batch = case.batch(size=64)
+    declared = dict(case.probe.ranges or {}) if case.probe is not None else {}
+    for name, value in batch.items():
+        if name == "index":
+            continue
+        wrong = _wrong_values(name, value.double(), declared.get(name), value.is_floating_point())
+        if wrong:
+            what, why, fix, severity = wrong
+            return failed(what, where=case.batch_place(), why=why, fix=fix, severity=severity)
+    shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
+    return passed(", ".join(shown))
+
+
+def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool):
+    """What, why, fix and severity of the first thing wrong with an entry of a batch."""
+    if not torch.isfinite(value).all():
+        bad = int((~torch.isfinite(value)).sum())
+        return f"`{name}` holds {bad} numbers that are not finite", "one of them spoils every weight", "clean the source", "err"
+    low, high, std = float(value.min()), float(value.max()), float(value.std())
+    if value.numel() > 1 and low == high:
+        return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
+    if declared is not None:
+        span = declared[1] - declared[0]
+        if low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span:
+            what = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}"
+            return what, "the model meets numbers it was not made for", "normalise once, with the range that is declared", "err"
+        if floating and high - low < span / 2:
+            what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
+            return (
+                what,
+                "it was scaled twice, or with the wrong range: the signal is faint",
+                "drop one of the two scalings",
+                "err",
+            )
+    elif floating and not SCALE[0] <= std <= SCALE[1]:
+        what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
+        why = "raw bytes, or a division made twice: first layers saturate or see nothing"
+        return what, why, "normalise it in batch(), or declare its range in probe()", "warn"
+    return None
+
+
+@check("D6", "fingerprint", "err", humbatova=(3,), quick=True, needs=("reencode",))
+def fingerprint(case: Case) -> Result:
+    """Items of the source encoded anew give what is stored, and the storage type holds every id."""
+    assert case.probe is not None and case.probe.reencode is not None
+    stored, fresh = case.probe.reencode()
+    size = min(len(stored), len(fresh))
+    same = float(np.mean(np.asarray(stored[:size]) == np.asarray(fresh[:size]))) if size else 0.0
+    if same < 1.0:
+        first = int(np.argmax(np.asarray(stored[:size]) != np.asarray(fresh[:size]))) if size else 0
+        return failed(
+            f"{1 - same:.1%} of {size:,} stored ids differ from the source encoded anew, the first at {first}",
+            where=case.batch_place(),
+            why="the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise",
+            fix="delete the store and prepare the data again",
+            value=1 - same,
+            limit=0.0,
+        )
+    return passed(f"{size:,} ids encoded anew are as stored")
+
+
+@check("D7", "purity", "err", humbatova=(3, 6))
+def purity(case: Case) -> Result:
+    """An item depends on its number alone: not on its batch, the dice, the tier, or on who wrote into an earlier batch."""
+    feed, again = (case.feed(case.data.train, ROWS) for _ in range(2))
+    mapped = Feed(case.data.train, batch=ROWS, parts=1, seed=case.config.seed, device=torch.device("cpu"), limit_bytes=0)
+    try:
+        for problem in _impurities(case, feed, again, mapped):
+            return failed(
+                problem,
+                where=case.batch_place(),
+                why="you train on torn or unrepeatable batches, and a resumed run is another run",
+                fix="make items from the raw rows and `index` alone, and give every batch memory of its own",
+            )
+    finally:
+        mapped.close()
+    return passed("alone, in another batch, after new dice, memory-mapped, and after a stranger wrote into it: the same bytes")
+
+
+def _impurities(case: Case, feed: Feed, again: Feed, mapped: Feed) -> Iterator[str]:
+    feed.load(0)
+    held = feed.part(0)
+    copy = {k: v.clone() for k, v in held.items()}
+    feed.load(ROWS)
+    if not _equal(held, copy):
+        yield "a batch changed while the next one was loaded"
+    torch.manual_seed(99)
+    again.load(0)
+    if not _equal(again.part(0), copy):
+        yield "the same items differ after the random generators moved on"
+    mapped.load(0)
+    if not _equal(mapped.part(0), copy):
+        yield "the same items differ when they are read through the memory map"
+    one = case.feed(case.data.train, 1)
+    one.load(2)
+    if not _equal(one.part(0), take_rows(copy, slice(2, 3))):
+        yield "item 2 alone differs from item 2 in a batch"
+    for value in held.values():
+        value.fill_(1)
+    fresh = case.feed(case.data.train, ROWS)
+    fresh.load(0)
+    if not _equal(fresh.part(0), copy):
+        yield "writing into a batch changed the data that the next one is made from"
+
+
+@check("D8", "epoch", "err", humbatova=(1, 6))
+def epoch(case: Case) -> Result:
+    """Each index once per epoch, in another order each time, and every row within reach."""
+    source = case.real_data.train
+    if not source.arrays:
+        return skipped("the data is generated without end")
+    num = min(source.num_items, WALK)
+    first, second = _walk(source, 1, 0, num), _walk(source, 1, source.num_items, num)
+    problem = _walk_problem(source, first, second, _walk(source, 2, 0, num))
+    if problem:
+        why = "some items are never seen, others too often: the model trains on less than you think"
+        fix = "every epoch must be one permutation of range(num_items), with its own order"
+        return failed(problem, where=place(Order.at), why=why, fix=fix)
+    lost, limit = _lost_rows(source), max(1, *source.spans.values())
+    if lost > limit:
+        return failed(
+            f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)",
+            where=place(type(source).locate),
+            why="data is lost in every epoch",
+            fix="check num_items and the first and last row that locate() names",
+            value=lost,
+            limit=limit,
+        )
+    return passed(f"{num:,} indices, each once, in three orders; {lost:,} rows left over", lost, limit)
+
+
+class _Numbers(Source):
+    """The walked source with its rows replaced by their own numbers."""
+
+    def __init__(self, num_items: int) -> None:
+        self.num_items, self.arrays, self.spans = num_items, {"row": np.arange(num_items)}, {"row": 0}
+
+
+def _walk(source: Source, seed: int, start: int, count: int) -> np.ndarray:
+    """The item numbers of `count` samples from `start` on, through the real feed."""
+    size = min(count, 65_536)
+    feed = Feed(_Numbers(source.num_items), batch=size, parts=1, seed=seed, device=torch.device("cpu"))
+    parts = []
+    for counter in range(start, start + count, size):
+        feed.load(counter)
+        parts.append(feed.part(0)["row"].numpy().copy())
+    return np.concatenate(parts)[:count]
+
+
+def _walk_problem(source: Source, first: np.ndarray, second: np.ndarray, other: np.ndarray) -> str:
+    for name, walk in (("an epoch", first), ("the next epoch", second), ("an epoch of another seed", other)):
+        distinct = len(np.unique(walk))
+        if distinct < len(walk):
+            return f"{name} of {source.num_items:,} items draws only {distinct:,} different ones in {len(walk):,} draws"
+    if len(first) > 8 and np.array_equal(first, second):
+        return "two epochs come in the same order"
+    if len(first) > 8 and np.array_equal(first, other):
+        return "two seeds give the same order"
+    return ""
+
+
+def _lost_rows(source: Source) -> int:
+    """Rows before the first and after the last that any item of many epochs holds."""
+    num_rows = min(len(a) for a in source.arrays.values())
+    span = max(1, *source.spans.values())
+    ends = np.array([0, source.num_items - 1])
+    starts = [source.locate(np.full(2, e), ends) for e in range(2048)]
+    everything = np.arange(min(source.num_items, WALK))
+    for e in range(max(1, min(16, WALK // max(len(everything), 1)))):
+        starts.append(source.locate(np.full(len(everything), e), everything))
+    every = np.concatenate(starts)
+    return int(every.min() + num_rows - (every.max() + span))
+
+
+# ---- helpers ---------------------------------------------------------------------------------------------------------
+
+
+def _draw(case: Case, source: Source) -> Iterator[bytes]:
+    """The bytes of up to DRAWS samples of one epoch, as the model would get them."""
+    total = min(source.num_items or DRAWS, DRAWS)
+    size = min(total, 256)
+    feed = case.feed(source, size)
+    for start in range(0, total - size + 1, size):
+        feed.load(start)
+        batch = {k: v.contiguous().numpy() for k, v in feed.part(0).items() if k != "index"}
+        for row in range(size):
+            yield b"".join(value[row].tobytes() for value in batch.values())
+
+
+def _expected_distinct(draws: int, source: Source) -> float:
+    """The share of distinct samples when items are drawn anywhere, with replacement: a lawful way to draw windows."""
+    if not source.arrays:
+        return 1.0
+    places = min(len(a) for a in source.arrays.values()) - max(1, *source.spans.values()) + 1
+    return places * (1.0 - (1.0 - 1.0 / places) ** draws) / draws if places > 1 else 1.0
+
+
+def _hash(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=12).digest()
+
+
+def _equal(a: Batch, b: Batch) -> bool:
+    """Bitwise, so that NaN equals NaN; the global counter may differ."""
+    keys = (set(a) | set(b)) - {"index"}
+    return all(
+        a[k].shape == b[k].shape and a[k].contiguous().numpy().tobytes() == b[k].contiguous().numpy().tobytes() for k in keys
+    )

@@ -1,0 +1,394 @@
+"""M: the model as it is born, and what depends on what inside it."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.checks.case import Case, first_module_that_moves, limit_for, num_rows, outputs, place, spread, take_rows
+from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks.watch_ops import Activations, Broadcasts
+from seedbed.nn.groups import kind_of
+from seedbed.train.engine import Engine
+from seedbed.train.probe import Probe
+from seedbed.train.system import Batch, System
+
+# First loss against chance, relative. Measured on clean presets: at most 0.03; unit-variance init 3.6, sum reduction 380.
+CHANCE = 0.15
+# Size of a block's output against the first block's. Measured: 0.95 to 1.6.
+GROWTH = (0.1, 10.0)
+# How much of a layer may be dead or saturated. Measured: 0.
+DEAD = 0.2
+# Departure from a straight line. Measured: 3.5e-16 without activation, 0.20 with, 3e-4 at inputs of 1e-3.
+BEND = 1e-6
+# Smallest effect of a tensor on the loss, relative. Measured: 1e-5 and more.
+EFFECT = 1e-9
+# Positions: effect of a constant offset where none is allowed (measured 1e-7 in float32 angles), and of reversing them (0.2).
+OFFSET, REVERSE = 1e-5, 1e-3
+
+
+@check("M1", "chance", "err", humbatova=(4,), needs=("at_init",))
+def chance(case: Case) -> Result:
+    """The first loss is what a guess costs."""
+    system, batch = case.fresh_system().eval(), case.batch(size=32)
+    probe = system.probe(batch)
+    assert probe is not None and probe.at_init is not None
+    expected, loss = probe.at_init(probe.batch), float(case.loss_of(system, batch).detach())
+    off = abs(loss - expected) / abs(expected) if expected else abs(loss)
+    if not math.isfinite(loss) or off > CHANCE:
+        return failed(
+            f"the first loss is {loss:.4g}, a guess costs {expected:.4g}",
+            where=case.objective_place(),
+            why="the model is confident and wrong at birth, or the loss is summed where it should be averaged",
+            fix="lower the scale of the initial head, and take the mean over targets",
+            value=off,
+            limit=CHANCE,
+        )
+    return passed(f"first loss {loss:.4g}, a guess costs {expected:.4g}", off, CHANCE)
+
+
+@check("M2", "birth", "err", humbatova=(4, 5))
+def birth(case: Case) -> Result:
+    """Every parameter and buffer is initialised, no matrix is constant, and blocks keep the scale of the stream."""
+    torch.use_deterministic_algorithms(True)  # fills memory that nobody wrote with NaN
+    system = case.fresh_system()
+    torch.use_deterministic_algorithms(False)
+    owners = {name: module for name, module in system.named_modules()}
+    for name, tensor in [*system.named_parameters(), *system.named_buffers()]:
+        owner = owners[name.rpartition(".")[0]]
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            why = "its values are whatever lay in memory: every run starts elsewhere, some with NaN"
+            return failed(f"{name} was never initialised", where=_made(owner), why=why, fix="fill it where weights are made")
+        if _is_constant(name, owner, tensor):
+            what = f"all {'rows' if (tensor == tensor[:1]).all() else 'columns'} of {name} are equal"
+            why = "equal units get equal gradients and stay equal: the layer is as wide as one unit"
+            return failed(what, where=_made(owner), why=why, fix="draw its values at random, or zero it on purpose")
+    return _growth(case, system.eval())
+
+
+def _is_constant(name: str, owner: nn.Module, tensor: Tensor) -> bool:
+    if tensor.ndim != 2 or min(tensor.shape) < 2 or kind_of(name, owner, tensor) == "scalar" or not tensor.any():
+        return False
+    return bool((tensor == tensor[:1]).all() or (tensor == tensor[:, :1]).all())
+
+
+def _growth(case: Case, system: System) -> Result:
+    """Outputs of equal blocks in a row, as initialised."""
+    batch = case.batch()
+    with torch.no_grad():
+        seen = {name: (module, out) for name, module, out in outputs(system, lambda: case.loss_of(system, batch))}
+    worst = 1.0
+    for path, row in system.named_modules():
+        if not isinstance(row, nn.ModuleList):
+            continue
+        sizes = [(f"{path}.{i}", *seen[f"{path}.{i}"]) for i in range(len(row)) if f"{path}.{i}" in seen]
+        for name, module, out in sizes[1:]:
+            ratio = float(out.double().square().mean().sqrt() / sizes[0][2].double().square().mean().sqrt().clamp_min(1e-30))
+            worst = max(worst, ratio, 1 / max(ratio, 1e-30))
+            if not GROWTH[0] <= ratio <= GROWTH[1]:
+                what = f"the output of {name} is {ratio:.3g} times that of {sizes[0][0]} at birth"
+                why = "signals explode or vanish with depth, and gradients with them"
+                fix = "scale the initial weights by the width, and output layers down or to zero"
+                return failed(what, where=case.locate(module), why=why, fix=fix, value=ratio, limit=GROWTH[1])
+    return passed("all initialised, none constant; largest change of scale between blocks", worst, GROWTH[1])
+
+
+@check("M3", "shapes", "err", humbatova=(7, 10), quick=True)
+def shapes(case: Case) -> Result:
+    """The loss runs on an odd batch, is one number, and no operation sets every row against every other by broadcasting."""
+    system = case.fresh_system().eval()
+    found: list[set[str]] = []
+    for size in (5, 7):
+        with Broadcasts(size) as seen:
+            loss = case.loss_of(system, case.batch(size=size))
+        if loss.ndim:
+            return failed(
+                f"the loss has shape {tuple(loss.shape)}",
+                where=case.objective_place(),
+                why="only a single number can be descended",
+                fix="take the mean over targets",
+            )
+        found.append(set(seen.places))
+    both = found[0] & found[1]
+    if both:
+        what = "an operation makes a table of rows against rows out of two operands with one row axis each"
+        why = "prediction and target have different shapes, and broadcasting compares every row with every other row's target"
+        return failed(what, where=sorted(both)[0], why=why, fix="give both the same shape: squeeze(-1) or unsqueeze(-1)")
+    return passed("the loss is one number at batch 5 and 7, and nothing is broadcast across rows")
+
+
+@check("M4", "rows", "err", humbatova=(5, 7))
+def rows(case: Case) -> Result:
+    """Each row's prediction and loss depend on that row alone."""
+    system, batch, other = case.shaken(), case.shaken_batch(0), case.shaken_batch(1)
+    mixed, limit = _mixing(case, system, batch, other)
+    names = ()
+    if case.probe is not None:
+        names = case.probe.mixes_rows
+        moved, tolerance = _prediction_mixing(case, system)
+        mixed, limit = max((mixed, limit), (moved, tolerance), key=lambda pair: pair[0] / pair[1])
+    if mixed > limit and not names:
+        changed = {k: _with_row(batch[k], other[k], 1) for k in batch}
+        guilty = first_module_that_moves(
+            system,
+            lambda: case.loss_of(system, batch),
+            lambda: case.loss_of(system, changed),
+            lambda x: x[0] if x.ndim and len(x) == num_rows(batch) else None,
+        )
+        where = f"{case.locate(guilty[1])}; first module that moves: {guilty[0]}" if guilty else case.objective_place()
+        return failed(
+            f"row 0 changes by {mixed:.2g} of its size when row 1 is replaced",
+            where=where,
+            why="rows see each other: batch and time are swapped, or a norm or attention runs over the batch",
+            fix="check the order of axes (batch first), view/reshape calls and reductions; declare lawful ones in mixes_rows",
+            value=mixed,
+            limit=limit,
+        )
+    return passed("a row is alone in its batch", mixed, limit)
+
+
+def _with_row(a: Tensor, b: Tensor, row: int) -> Tensor:
+    """A copy of `a` with one row from `b`."""
+    if not a.ndim or len(a) <= row:
+        return a
+    out = a.clone()
+    out[row] = b[row]
+    return out
+
+
+def _mixing(case: Case, system: System, batch: Batch, other: Batch) -> tuple[float, float]:
+    """The part of the summed loss that depends on two rows at once, against what one row changes.
+
+    f(a,b) - f(a',b) - f(a,b') + f(a',b') is zero exactly when f is a sum over rows; equal dice make it true of noisy losses too.
+    """
+
+    def total(row0: bool, row1: bool) -> Tensor:
+        mixed = {k: _with_row(v, other[k], 0) if row0 else v for k, v in batch.items()}
+        mixed = {k: _with_row(v, other[k], 1) if row1 else v for k, v in mixed.items()}
+        return case.loss_of(system, mixed).detach() * float(system.num_targets(mixed))
+
+    with torch.no_grad():
+        f, g, h, i = total(False, False), total(True, False), total(False, True), total(True, True)
+    alone = max(abs(float(g - f)), abs(float(h - f)), 1e-3 * abs(float(f)), 1e-12)
+    # Looser than for predictions: a loss may be rounded to float32 on its way. Measured: 2e-15, and 3e-6 where it is.
+    return abs(float(f - g - h + i)) / alone, limit_for(f, 1e-6, 1e-3)
+
+
+def _prediction_mixing(case: Case, system: System) -> tuple[float, float]:
+    """Worst change of predictions by replacing a neighbour, permuting rows, or standing alone."""
+    probe = case.probe
+    other_probe = system.probe(case.shaken_batch(1))
+    assert probe is not None and other_probe is not None
+    batch = probe.batch
+    replaced = {k: _with_row(v, other_probe.batch[k], 1) for k, v in batch.items()}
+    order = torch.arange(num_rows(batch)).flip(0)
+    with torch.no_grad():
+        base = probe.predict(batch)
+        moved = (probe.predict(replaced)[0] - base[0]).abs().max()
+        permuted = (probe.predict(take_rows(batch, order)) - base[order]).abs().max()
+        alone = (probe.predict(take_rows(batch, slice(2, 3)))[0] - base[2]).abs().max()
+    return float(max(moved, permuted, alone)) / spread(base), limit_for(base)
+
+
+@check("M5", "units", "warn", humbatova=(14,))
+def units(case: Case) -> Result:
+    """Units behind an activation are neither dead nor saturated, at birth and after 20 steps."""
+    engine = case.fresh_engine("schedule.kind=constant", "batch=16", "accum=1")
+    worst, seen = 0.0, 0
+    for num_steps in (0, 20):
+        train(engine, case, num_steps)
+        system = engine.system.eval()
+        with torch.no_grad(), Activations() as watched:
+            case.loss_of(system, case.batch(50, size=64))
+        system.train()
+        seen += len(watched.calls)
+        for call in watched.calls:
+            worst = max(worst, call.dead)
+            if call.dead > DEAD:
+                what = f"{call.dead:.0%} of the units behind {call.name} are {call.state} after {num_steps} steps"
+                why = "no gradient flows through them: that part of the layer cannot learn"
+                fix = "lower the gain of the weights before it, the bias or the learning rate"
+                return failed(what, where=call.where, why=why, fix=fix, value=call.dead, limit=DEAD)
+    return passed(f"{seen // 2} activations watched", worst, DEAD) if seen else skipped("no activation function was called")
+
+
+def train(engine: Engine, case: Case, num_steps: int) -> list[float]:
+    """Real steps on fresh batches; the losses."""
+    losses = []
+    for step in range(num_steps):
+        batch = case.batch(step, size=engine.config.batch)
+        engine.variant = engine.system.variant(step, num_steps)  # type: ignore[assignment]
+        engine.begin(step, (step + 1) / num_steps)
+        losses.append(float(engine.step(lambda k, batch=batch: batch)["loss"]))
+    return losses
+
+
+@check("M6", "bend", "warn", humbatova=(14, 15))
+def bend(case: Case) -> Result:
+    """Modules with two or more weight layers are not straight lines."""
+    system = case.shaken()
+    straight = []
+    smallest = math.inf
+    for name, module, given in _layered(case, system):
+        residual = _residual(module, given)
+        if residual is None:
+            continue
+        smallest = min(smallest, residual)
+        if residual < BEND:
+            straight.append((name, module))
+    if straight:
+        names, module = ", ".join(name for name, _ in straight[:3]), straight[0][1]
+        why = "layers without a nonlinearity between them act as one: depth is wasted"
+        fix = "put the activation back between the two weights"
+        what = f"{names} bends nowhere: it is an affine function although it holds several weight layers"
+        return failed(what, where=case.locate(module), why=why, fix=fix, value=0.0, limit=BEND)
+    if smallest == math.inf:
+        return skipped("no module of several weight layers takes one floating-point tensor")
+    return passed("smallest departure from a straight line", smallest, BEND)
+
+
+def _layered(case: Case, system: System) -> list[tuple[str, nn.Module, tuple[Any, ...]]]:
+    """Modules that hold several weight layers, with what they were called with, innermost first."""
+    wanted = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
+    calls: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {}
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda module, args: calls.setdefault(name, (module, args)) and None
+
+    hooks = [module.register_forward_pre_hook(keep(name)) for name, module in wanted.items()]
+    try:
+        with torch.no_grad():
+            case.loss_of(system, case.shaken_batch())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [(name, *call) for name, call in calls.items()]
+
+
+@torch.no_grad()
+def _residual(module: nn.Module, given: tuple[Any, ...]) -> float | None:
+    """How far the middle of two outputs lies from the output of the middle, against how far apart they are."""
+    if not given or not isinstance(given[0], Tensor) or not given[0].is_floating_point() or len(given[0]) < 2:
+        return None
+    a, b = given[0], given[0].roll(1, 0)
+    outs = [module(x, *given[1:]) for x in (a, b, (a + b) / 2)]
+    if not all(isinstance(out, Tensor) and out.ndim for out in outs):
+        return None
+    return float((outs[2] - (outs[0] + outs[1]) / 2).abs().max()) / max(float((outs[0] - outs[1]).abs().max()), 1e-30)
+
+
+@check("M7", "matters", "err", humbatova=(15,))
+def matters(case: Case) -> Result:
+    """Every parameter has an effect on the loss."""
+    system, batch = case.shaken(), case.shaken_batch()
+    declared = case.probe.dead if case.probe is not None else ()
+    dice = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        base = case.loss_of(system, batch)
+        idle, least = [], math.inf
+        for name, param in system.named_parameters():
+            kept = param.clone()
+            param += 0.5 * spread(param) * torch.randn(param.shape, generator=dice).to(param.dtype)
+            effect = abs(float(case.loss_of(system, batch) - base)) / max(abs(float(base)), 1e-12)
+            param.copy_(kept)
+            least = min(least, effect)
+            if effect < EFFECT and name not in declared:
+                idle.append(name)
+    if idle:
+        owner = system.get_submodule(idle[0].rpartition(".")[0])
+        what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
+        why = "dead code, or a connection that was lost: it takes memory and learns nothing"
+        fix = "use it or remove it; a lawful invariance is declared in the probe's `dead`"
+        return failed(what, where=_made(owner), why=why, fix=fix, value=0.0, limit=EFFECT)
+    return passed("smallest effect of a tensor on the loss", least, EFFECT)
+
+
+@check("M8", "positions", "err", humbatova=(4, 15), needs=("positions", "at_positions", "inputs"))
+def positions(case: Case) -> Result:
+    """Where an input stands matters, in the way that the recipe declares."""
+    probe = case.probe
+    assert probe is not None and probe.at_positions is not None
+    places = torch.arange(probe.batch[probe.inputs].shape[1])
+    plain, other = (_position_effect(probe, p) for p in (places, places.flip(0)))
+    moved = _position_effect(probe, places + 7) if probe.positions == "relative" else 0.0
+    where = case.objective_place()
+    if plain > OFFSET:
+        return failed(
+            f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}",
+            where=where,
+            why="training and generation count positions differently",
+            fix="count from 0 in both",
+            value=plain,
+            limit=OFFSET,
+        )
+    if other < REVERSE:
+        return failed(
+            f"other positions change the prediction by {other:.2g} only",
+            where=where,
+            why="the order of the inputs is invisible: the model sees a bag of tokens",
+            fix="apply the position embedding where queries and keys are made, or add the table to the inputs",
+            value=other,
+            limit=REVERSE,
+        )
+    if moved > OFFSET:
+        return failed(
+            f"a constant offset of all positions changes the prediction by {moved:.2g}",
+            where=where,
+            why="positions are declared relative but act as absolute ones: lengths not trained on will fail",
+            fix='rotate queries and keys alike, or declare positions="absolute"',
+            value=moved,
+            limit=OFFSET,
+        )
+    return passed("effect of other positions", other, REVERSE)
+
+
+@torch.no_grad()
+def _position_effect(probe: Probe, places: Tensor) -> float:
+    """How far the prediction moves when the inputs stand at `places`."""
+    assert probe.at_positions is not None
+    base = probe.predict(probe.batch)
+    return float((probe.at_positions(probe.batch, places) - base).abs().max()) / spread(base)
+
+
+@check("M9", "state", "err", humbatova=(4,))
+def state(case: Case) -> Result:
+    """What a checkpoint keeps, loaded into a system of another seed, makes it the same system."""
+    one, two = case.fresh_engine(seed=1), case.fresh_engine(seed=2)
+    saved, live = one.tensors()["model"], two.tensors()["model"]
+    where, fix = place(type(one.system)), "register every tensor the model needs as a parameter or a persistent buffer"
+    why = "a checkpoint that does not give the model back is worth nothing"
+    if saved.keys() != live.keys():
+        return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, why=why, fix=fix)
+    wrapped = [name for name in saved if "_orig_mod" in name or name.startswith("module.")]
+    if wrapped:
+        what = f"{len(wrapped)} names carry a wrapper's prefix, such as {wrapped[0]}"
+        return failed(what, where=where, why=why, fix="save the raw module, not the compiled or wrapped one")
+    with torch.no_grad():
+        for name, tensor in live.items():
+            tensor.copy_(saved[name])
+        losses = [case.loss_of(engine.system.eval(), case.batch()) for engine in (one, two)]
+    if not torch.equal(losses[0], losses[1]):
+        what = f"after loading all saved tensors the loss is {float(losses[1]):.6g}, it was {float(losses[0]):.6g}"
+        return failed(what, where=where, why=why, fix=fix)
+    shared = [_sharing(engine.system) for engine in (one, two)]
+    if shared[0] != shared[1]:
+        return failed("tensors that were shared are no longer shared", where=where, why=why, fix="tie weights in the constructor")
+    return passed(f"{len(saved)} tensors give the same loss, bit for bit")
+
+
+def _sharing(system: System) -> list[list[str]]:
+    """Names of parameters that are one tensor."""
+    names = defaultdict(list)
+    for name, param in system.named_parameters(remove_duplicate=False):
+        names[id(param)].append(name)
+    return sorted(group for group in names.values() if len(group) > 1)
+
+
+def _made(owner: nn.Module) -> str:
+    """Where a module of the recipe is written; for torch's own modules there is nothing to mend there."""
+    return place(type(owner).__init__)

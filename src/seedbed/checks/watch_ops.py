@@ -1,0 +1,81 @@
+"""Listeners between Python and torch: which operations broadcast rows against rows, and what activations give."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from seedbed.checks.case import short
+
+_ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "truediv", "true_divide", "pow", "where", "maximum", "minimum", "eq"}
+_LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
+_BOUNDED = {torch.tanh: "tanh", torch.sigmoid: "sigmoid", Tensor.tanh: "tanh", Tensor.sigmoid: "sigmoid"}
+_HALF = {F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.gelu: "gelu", F.silu: "silu", F.elu: "elu"}
+_SATURATED = 0.999
+
+
+def caller() -> str:
+    """The innermost line outside torch and outside this folder."""
+    frame = sys._getframe(1)
+    own = str(Path(__file__).parent)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "torch" not in Path(name).parts and not name.startswith((own, "<")) and "/torch/" not in name:
+            return f"{short(name)}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return "?"
+
+
+class Broadcasts(TorchFunctionMode):
+    """Elementwise operations whose result has the batch size twice although no operand has."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.places = size, []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "").strip("_")
+        if name in _ARITHMETIC or name in _LOSSES:
+            operands = [a for a in args if isinstance(a, Tensor)]
+            shape = torch.broadcast_shapes(*(a.shape for a in operands)) if len(operands) > 1 else ()
+            if shape.count(self.size) > 1 and all(tuple(a.shape).count(self.size) == 1 for a in operands if a.numel() > 1):
+                self.places.append(caller())
+        return out
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One call: the share of units that give nothing, or always the bound."""
+
+    name: str
+    where: str
+    dead: float
+    state: str
+
+
+class Activations(TorchFunctionMode):
+    """Calls of activation functions with the share of dead or saturated units (entries of the last axis)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Activation] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _BOUNDED or func in _HALF:
+            flat = out.detach().reshape(-1, out.shape[-1]) if out.ndim else out.reshape(1, 1)
+            if func in _BOUNDED:
+                edge = flat.abs() > _SATURATED if _BOUNDED[func] == "tanh" else (flat > _SATURATED) | (flat < 1 - _SATURATED)
+                bad, name, state = edge, _BOUNDED[func], "saturated"
+            else:
+                bad, name, state = flat.abs() < 1e-6, _HALF[func], "dead"
+            self.calls.append(Activation(name, caller(), bad.all(0).double().mean().item(), state))
+        return out

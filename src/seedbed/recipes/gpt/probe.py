@@ -1,0 +1,151 @@
+"""The gpt system opened up for the checks, by the code that trains it. B rows, T time, V vocabulary."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seedbed.data.corpus import open_corpus
+from seedbed.data.text import TextData
+from seedbed.errors import UserError
+from seedbed.recipes.gpt.model import Transformer
+from seedbed.train.probe import Probe
+
+if TYPE_CHECKING:
+    from seedbed.recipes.gpt.system import GPT
+
+# Larger texts are not searched for a batch.
+MAX_TEXT = 256 << 20
+NUM_REENCODED = 2000
+
+
+def open_up(system: GPT, batch: dict[str, Tensor]) -> Probe:
+    """What the model is, what it is fed by `loss`, and what to expect of it."""
+    model, data = system.model, system.data
+    inputs_BT, targets_BT = _fed(system, batch)
+    text = _text(data)
+    return Probe(
+        batch={"inputs": inputs_BT, "targets": targets_BT},
+        predict=lambda b: _logits(model, b["inputs"], b["targets"]),
+        objective=lambda logits_BTV, b: _score(model, logits_BTV, b["targets"]),
+        inputs="inputs",
+        targets="targets",
+        rule=lambda b: F.pad(b["inputs"][:, 1:], (0, 1), value=-1),
+        ranges={"tokens": (0, model.vocab - 1)},
+        oracle=lambda b: 50.0 * F.one_hot(b["targets"], model.vocab).to(model.embed.weight.dtype),
+        lower_bound=0.0,
+        order="causal",
+        positions="absolute" if model.positions else "relative",
+        at_positions=lambda b, places_T: model.read_out(model.hidden(b["inputs"], places_T)),
+        at_init=lambda b: math.log(model.vocab),
+        baselines=lambda b: {"unigram entropy": _entropy(data.train.tokens, model.vocab)},
+        decode=None if data.tokenizer is None else functools.partial(_decode, data.tokenizer),
+        holds=None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
+        reencode=None if text is None else lambda: _reencode(data, text()),
+        cached=lambda tokens_BT: _cached(model, tokens_BT),
+    )
+
+
+def _fed(system: GPT, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Inputs and targets as `loss` hands them to the model."""
+    seen: list[Any] = []
+    hook = system.model.register_forward_pre_hook(lambda module, args: seen.extend(args))
+    try:
+        with torch.no_grad():
+            system.loss(batch, None)  # type: ignore[arg-type]
+    finally:
+        hook.remove()
+    return seen[0], seen[1]
+
+
+@contextlib.contextmanager
+def _head_reading(model: Transformer, logits: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Let the head take its logits from this function."""
+    model.head.logits = logits  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del model.head.logits
+
+
+def _logits(model: Transformer, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    """The logits that enter the loss."""
+    seen, real = [], model.head.logits
+
+    def keep(x_BTC: Tensor, weight_VC: Tensor) -> Tensor:
+        seen.append(real(x_BTC, weight_VC))
+        return seen[-1]
+
+    with _head_reading(model, keep):
+        model(inputs_BT, targets_BT)
+    return seen[0][..., : model.vocab]
+
+
+def _score(model: Transformer, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """The head's loss of given logits."""
+    padded = F.pad(logits_BTV, (0, len(model.head_weight) - model.vocab))
+    with _head_reading(model, lambda x_BTC, weight_VC: padded):
+        return model.head(logits_BTV, model.head_weight, targets_BT)
+
+
+def _cached(model: Transformer, tokens_BT: Tensor) -> Tensor:
+    """Logits made one token at a time through the cache."""
+    cache, seen = model.new_cache(len(tokens_BT)), []
+    for t in range(tokens_BT.shape[1]):
+        x_B1C = model.hidden(tokens_BT[:, t : t + 1], cache.length_B[:, None], cache.decode())
+        cache.length_B += 1
+        seen.append(model.read_out(x_B1C))
+    return torch.cat(seen, dim=1)
+
+
+# ---- the text behind the tokens --------------------------------------------------------------------------------------
+
+
+def _decode(tokenizer: Any, row_T: Tensor) -> str:
+    return tokenizer.decode(row_T.tolist())
+
+
+def _entropy(tokens: np.ndarray, vocab: int) -> float:
+    """Nats per token for one who knows how often each occurs, and nothing else."""
+    counts = np.bincount(tokens[: 1 << 20].astype(np.int64), minlength=vocab)
+    share = counts[counts > 0] / counts.sum()
+    return float(-(share * np.log(share)).sum())
+
+
+def _text(data: TextData) -> Callable[[], str] | None:
+    """The text that was tokenised, read when it is asked for; None where there is none or it is too long to search."""
+    if data.tokenizer is None or data.facts["num_bytes"] > MAX_TEXT:
+        return None
+    name, separator = data.facts["name"], data.tokenizer.decode(data.tokenizer.separator.tolist())
+    try:
+        open_corpus(name)
+    except UserError:
+        return None
+    return lambda: _whole(name, separator)
+
+
+@functools.lru_cache(maxsize=1)
+def _whole(name: str, separator: str) -> str:
+    parts = [[]]
+    for piece in open_corpus(name).pieces():
+        parts[-1].append(piece.text)
+        if piece.ends:
+            parts.append([])
+    return separator.join("".join(part) for part in parts if part)
+
+
+def _reencode(data: TextData, text: str) -> tuple[np.ndarray, np.ndarray]:
+    """The first tokens as stored, and the beginning of the text encoded anew."""
+    assert data.tokenizer is not None
+    fresh = data.tokenizer.encode(text[: 4 * NUM_REENCODED])
+    # The last few may be parts of a longer token that the cut tore.
+    size = min(NUM_REENCODED, len(fresh) - 16)
+    return np.asarray(data.store.arrays["tokens"][:size]), fresh[:size]
