@@ -1,0 +1,216 @@
+"""find-batch: the search against every possible limit, memory told apart from crashes, and nothing left behind."""
+
+import dataclasses
+import gc
+import sys
+import weakref
+
+import pytest
+import torch
+from tune_toys import CPU, Regression, bench
+
+from seedbed.errors import UserError
+from seedbed.tune import batch
+from seedbed.tune.batch import Attempts, Crashed, Trial, find, grain, search
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step per round is enough to know that it can be timed."""
+    monkeypatch.setattr(batch, "TIMED_SECONDS", 0.0)
+
+
+@pytest.mark.parametrize("start", [1, 3, 8, 100, 5000])
+def test_the_search_finds_the_largest_that_fits(start: int) -> None:
+    for most in (1, 7, 64, 1000):
+        for limit in [*range(0, 70), 100, 255, 256, 257, 999, 1000, 5000]:
+            tried = []
+
+            def attempt(size: int, tried: list = tried, limit: int = limit) -> Trial:
+                tried.append(size)
+                return Trial(size, size <= limit)
+
+            trials = search(attempt, start, most)
+            best = max((t.batch for t in trials if t.fits), default=0)
+            truth = min(limit, most)
+            assert best <= truth < best + grain(max(best, 1)) or best == truth, (limit, most, best)
+            assert all(1 <= size <= most for size in tried) and len(tried) == len(set(tried)) <= 25
+            assert [t.batch for t in trials] == sorted(tried)
+
+
+def test_small_batches_are_exact() -> None:
+    assert all(grain(size) == 1 for size in range(1, 32)) and grain(32) == 2 and grain(1023) == 32
+
+
+@pytest.mark.parametrize(
+    ("error", "memory"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (MemoryError(), True),
+        (RuntimeError("CUDA error: out of memory"), True),
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB)"), True),
+        (RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("cudaErrorMemoryAllocation"), True),
+        (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), False),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), False),
+        (ValueError("out of memory of the good old days"), False),
+        (AssertionError(), False),
+        (KeyError("x"), False),
+    ],
+)
+def test_running_out_of_memory_is_told_apart(error: Exception, memory: bool) -> None:
+    assert batch.is_out_of_memory(error) == memory
+
+
+class Hungry(Regression):
+    """Takes up to `most` items, then fails as it is told."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.most, self.error = most, error
+
+    def loss(self, batch, engine):
+        if len(batch["x"]) > self.most:
+            raise self.error
+        return super().loss(batch, engine)
+
+
+@pytest.mark.parametrize("most", [1, 5, 17])
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error: out of memory")], ids=repr)
+def test_a_lack_of_memory_ends_the_search_and_not_the_program(most: int, error: Exception) -> None:
+    finding = find(bench(lambda c: Hungry(most, error)), most=64)
+    assert finding.largest == most and not finding.reckoned
+    assert {t.why for t in finding.trials if not t.fits} == {"out of memory"}
+    assert all(t.seconds > 0 and t.items_per_s > 0 for t in finding.trials if t.fits)
+
+
+def test_not_even_one_item() -> None:
+    finding = find(bench(lambda c: Hungry(0, MemoryError())), most=64)
+    assert finding.largest == 0 and "not even one item" in finding.advice and finding.accum == 0
+
+
+def test_a_crash_is_a_crash() -> None:
+    with pytest.raises(Crashed, match=r"batch 16 crashed.*ValueError: odd shapes") as caught:
+        find(bench(lambda c: Hungry(8, ValueError("odd shapes\nand more"))), most=64)
+    assert [t.batch for t in caught.value.trials] == [2, 4, 8] and isinstance(caught.value.__cause__, ValueError)
+
+
+def test_what_the_user_can_mend_is_said_as_it_is() -> None:
+    with pytest.raises(UserError, match=r"^no such file$"):
+        find(bench(lambda c: Hungry(0, UserError("no such file"))), most=8)
+
+
+def test_the_search_ends_with_the_data_or_the_maximum() -> None:
+    assert find(bench(num_items=24)).capped == "the data"
+    finding = find(bench(), most=16)
+    assert finding.capped == "--max" and finding.largest == 16 and "accum=1" in finding.advice
+
+
+def test_memory_is_freed_between_tries() -> None:
+    alive: list[weakref.ref] = []
+
+    def make(config):
+        gc.collect()
+        assert not any(ref() for ref in alive), "an earlier system is still in memory"
+        system = Hungry(9, MemoryError())
+        alive.append(weakref.ref(system))
+        return system
+
+    assert find(bench(make), most=64).largest == 9 and len(alive) > 5
+    gc.collect()
+    assert not any(ref() for ref in alive)
+
+
+# ---- on a CPU, by growth -----------------------------------------------------------------------------------------------
+
+
+def growing(limit: int, base: int, per_item: int, per_second: float, monkeypatch) -> Attempts:
+    """Attempts whose memory and time follow a line; what is really run is kept in `ran`."""
+    attempts = Attempts(bench(), limit, lambda text: None)
+    attempts.ran = []
+
+    def run(size: int) -> Trial:
+        attempts.ran.append(size)
+        peak = base + per_item * size
+        return Trial(size, peak <= limit, peak, size / per_second, "" if peak <= limit else "over the limit")
+
+    monkeypatch.setattr(attempts, "_try", run)
+    return attempts
+
+
+@pytest.mark.parametrize("per_second", [10.0, 1e9])
+@pytest.mark.parametrize("per_item", [1, 37, 1000])
+def test_the_machine_is_never_exhausted(per_item: int, per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, base = 100_000, 20_000
+    attempts = growing(limit, base, per_item, per_second, monkeypatch)
+    trials = search(attempts, 1, 2**20)
+    best = max(t.batch for t in trials if t.fits)
+    truth = (limit - base) // per_item
+    assert best <= truth < best + grain(best)
+    assert all(base + per_item * size <= limit for size in attempts.ran[2:]), "only the first two may go over"
+    assert all(size / per_second <= batch.STEP_PATIENCE for size in attempts.ran[2:])
+    assert max(t.peak for t in trials if t.fits) <= limit
+
+
+def test_a_limit_is_kept_and_shown() -> None:
+    finding = find(bench(), limit=1e-6, most=64)
+    assert finding.largest == 0 and "over the limit" in finding.trials[0].why
+    finding = find(bench(), limit=1000.0, most=64)
+    assert finding.largest == 64 and finding.limit == 1000 * 2**30
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets the highest memory use")
+def test_peak_memory_sees_what_was_held_and_given_back() -> None:
+    batch.reset_peak(CPU)
+    before = batch.peak_memory(CPU)
+    held = torch.ones(32 * 2**20)
+    del held
+    assert batch.peak_memory(CPU) - before > 100 * 2**20
+    batch.reset_peak(CPU)
+    assert batch.peak_memory(CPU) - before < 100 * 2**20
+
+
+# ---- what follows ------------------------------------------------------------------------------------------------------
+
+
+def test_a_split_adds_up_and_fits() -> None:
+    for size in range(1, 130):
+        for largest in range(1, 140):
+            part, accum = batch.split(size, largest)
+            assert part * accum == size and part <= largest
+            assert accum == 1 or part <= max(1, batch.HEADROOM * largest)
+            if size <= batch.HEADROOM * largest:
+                assert accum == 1
+
+
+def trial(size: int, rate: float, fits: bool = True) -> Trial:
+    return Trial(size, fits, 1, size / rate if rate else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("trials", "at"),
+    [
+        ([], None),
+        ([trial(1, 10)], None),
+        ([trial(1, 10), trial(2, 20)], None),
+        ([trial(1, 10), trial(2, 19.5), trial(4, 20)], 2),
+        ([trial(1, 100), trial(2, 50), trial(4, 20)], 1),
+        ([trial(1, 10), trial(2, 20), trial(4, 0), trial(8, 99, fits=False)], None),
+    ],
+)
+def test_saturation(trials: list[Trial], at: int | None) -> None:
+    assert batch.saturates(trials) == at
+
+
+@pytest.mark.parametrize(("options", "words"), [({"limit": 0.0}, "limit=0"), ({"limit": -1.0}, "limit"), ({"most": 0}, "max=0")])
+def test_bad_requests_are_one_line(options: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        find(bench(), **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_result_is_plain(tmp_path) -> None:
+    shown = find(bench(), most=16).to_json()
+    assert shown["trials"][0]["items_per_s"] > 0
+    assert dataclasses.is_dataclass(find(bench(), most=4)) and isinstance(shown["trials"], list)
