@@ -1,0 +1,365 @@
+"""profile: where a step's time goes, by phase, by operation and by kind of work, with a trace that Perfetto opens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import time
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+from seedbed.config import Config
+from seedbed.errors import UserError
+from seedbed.train.engine import Engine
+from seedbed.train.system import Batch, System
+from seedbed.tune.bench import Bench, Rig, rigged, synchronize
+from seedbed.tune.verdict import ATTENTION, MATMUL, MEMORY, Setup, Shares, Verdict, judge
+
+PHASES = ("data", "transfer", "forward", "backward", "optimizer")
+NUM_OPS = 12
+TRACED_STEPS, ROUNDS = 3, 5
+_MARK = "phase:"
+
+_ATTENTION = ("attention", "flash", "fmha", "sdpa")
+_MATMUL = (
+    "gemm",
+    "gemv",
+    "matmul",
+    "cutlass",
+    "nvjet",
+    "wgmma",
+    "conv",
+    "addmm",
+    "baddbmm",
+    "aten::mm",
+    "aten::bmm",
+    "mkldnn",
+)
+
+
+def kind_of_work(name: str) -> str:
+    """Attention, matmul, or memory traffic: everything that is neither reads and writes more than it computes."""
+    low = name.lower()
+    if any(word in low for word in _ATTENTION):
+        return ATTENTION
+    return MATMUL if any(word in low for word in _MATMUL) else MEMORY
+
+
+class Phases:
+    """Attributes time to the innermost phase: on the host by its clock, on CUDA by events in the stream as well."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.stack: list[str] = []
+        self.marks: list[tuple[str, float, Any]] = []
+        self.on = False
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        if not self.on:
+            yield
+            return
+        self.stack.append(name)
+        self._mark(name)
+        try:
+            with record_function(_MARK + name):
+                yield
+        finally:
+            self.stack.pop()
+            self._mark(self.stack[-1] if self.stack else "")
+
+    def _mark(self, name: str) -> None:
+        event = torch.cuda.Event(enable_timing=True) if self.cuda else None
+        if event:
+            event.record()
+        self.marks.append((name, time.perf_counter(), event))
+
+    def take(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds per phase since the last call, on the host and (CUDA only) in the stream; waits for the device."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        host: dict[str, float] = {name: 0.0 for name in PHASES}
+        stream = dict(host)
+        for (name, start, begun), (_, end, ended) in zip(self.marks, self.marks[1:], strict=False):
+            if name:
+                host[name] += end - start
+                stream[name] += begun.elapsed_time(ended) / 1e3 if begun else 0.0
+        self.marks = []
+        return host, stream if self.cuda else {}
+
+
+class TimedEngine(Engine):
+    """An engine that tells its phases apart. What is not the system's own work (clipping, averages) counts as optimizer."""
+
+    def __init__(self, system: System, config: Config, device: torch.device) -> None:
+        super().__init__(system, config, device)
+        self.phases = Phases(device)
+
+    def step(self, parts: Callable[[int], Batch]) -> dict[str, torch.Tensor]:
+        def timed(k: int) -> Batch:
+            with self.phases("transfer"):
+                return parts(k)
+
+        with self.phases("optimizer"):
+            return super().step(timed)
+
+    def _update(self, batch: Batch, part: int) -> dict[str, torch.Tensor]:
+        with self.phases("forward"):
+            return super()._update(batch, part)
+
+    def descend(self, loss: torch.Tensor, name: str = "main") -> None:
+        with self.phases("backward"):
+            super().descend(loss, name)
+
+    def _finish(self, name: str, optimizer: Any) -> None:
+        with self.phases("optimizer"):
+            super()._finish(name, optimizer)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a trace holds, per step: busy seconds by kind of work and by phase, and the operations that cost most."""
+
+    kinds: dict[str, float]
+    phases: dict[str, float]
+    ops: list[dict[str, Any]]
+    num_ops: float
+
+    @property
+    def busy(self) -> float:
+        return sum(self.kinds.values())
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Everything profile has to tell; times in seconds per step."""
+
+    device: str
+    how: str
+    seconds: float
+    uncaptured: float
+    items_per_s: float
+    phases: list[dict[str, Any]]
+    work: Work
+    per_op: float
+    shares: Shares
+    verdict: Verdict
+    trace: str
+
+    def to_json(self) -> dict[str, Any]:
+        verdict = {"bound": self.verdict.bound, "text": self.verdict.text, "help": list(self.verdict.help)}
+        return {**asdict(self), "verdict": verdict}
+
+
+def run(bench: Bench, folder: Path, *, num_steps: int = 20, tick: Callable[[str], None] = lambda text: None) -> Profile:
+    """Time steps as a run would take them, then take the same steps apart, uncaptured and under the profiler."""
+    if num_steps < 5:
+        raise UserError(f"steps={num_steps} is too few to time; use at least 5")
+    said: list[str] = []
+    engine = bench.build(make=TimedEngine)
+    assert isinstance(engine, TimedEngine)
+    with rigged(engine, bench.data, said.append) as rig:
+        tick("warming up")
+        rig.take_steps(3)
+        tick("timing steps as a run takes them")
+        waited = rig.feed.wait
+        seconds = rig.seconds_per_step(0.0, fewest=-(-num_steps // ROUNDS), rounds=ROUNDS)
+        wait = (rig.feed.wait - waited) / (ROUNDS * -(-num_steps // ROUNDS))
+        tick("timing the phases")
+        uncaptured, host, stream = take_apart(rig, num_steps)
+        tick("tracing operations")
+        trace = folder / "trace.json"
+        work = trace_steps(rig, trace)
+        per_op = seconds_per_op() if bench.device.type == "cpu" else 0.0
+        setup = Setup(bench.device.type, bench.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier)
+        how = rig.runner.how
+    on_host = bench.device.type == "cpu"
+    shares = weigh_host(uncaptured, host, work, per_op) if on_host else weigh_device(seconds, wait, work)
+    rows = host_rows(uncaptured, host) if on_host else device_rows(seconds, wait, host, stream, work)
+    rate = bench.config.batch / seconds
+    return Profile(
+        str(bench.device), how, seconds, uncaptured, rate, rows, work, per_op, shares, judge(shares, setup), str(trace)
+    )
+
+
+def take_apart(rig: Rig, num_steps: int) -> tuple[float, dict[str, float], dict[str, float]]:
+    """Seconds of an uncaptured step, and of its phases on the host and in the stream."""
+    engine = rig.engine
+    assert isinstance(engine, TimedEngine)
+    for step in range(2):
+        _one_step(rig, step)
+    synchronize(engine.device)
+    engine.phases.on = True
+    rows = []
+    for step in range(num_steps):
+        start = time.perf_counter()
+        _one_step(rig, step)
+        synchronize(engine.device)
+        rows.append((time.perf_counter() - start, *engine.phases.take()))
+    engine.phases.on = False
+    # The middle third by length: a neighbour's burst of work on this machine is not the step's.
+    rows = sorted(rows, key=lambda row: row[0])[num_steps // 3 : num_steps - num_steps // 3]
+    return statistics.fmean(row[0] for row in rows), _mean([row[1] for row in rows]), _mean([row[2] for row in rows])
+
+
+def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+
+
+def _one_step(rig: Rig, step: int) -> None:
+    engine = rig.engine
+    assert isinstance(engine, TimedEngine)
+    with engine.phases("data"):
+        rig.load(step, step * engine.config.batch)
+    rig.begin(step)
+    engine.step(rig.feed.part)
+
+
+def trace_steps(rig: Rig, path: Path) -> Work:
+    """A few steps under torch's profiler: the trace as a file, and what it says."""
+    engine = rig.engine
+    assert isinstance(engine, TimedEngine)
+    cuda = engine.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    engine.phases.on = True
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would announce its start and its end on the error stream
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler warns about its own set-up
+        with torch_profile(activities=activities) as profiler:
+            for step in range(TRACED_STEPS):
+                with record_function("step"):
+                    _one_step(rig, step)
+            synchronize(engine.device)
+        engine.phases.on = False
+        engine.phases.take()
+        profiler.export_chrome_trace(str(path))
+        ops = top_ops(profiler.key_averages(), cuda)
+    return read_trace(json.loads(path.read_text())["traceEvents"], ops, TRACED_STEPS, cuda)
+
+
+def top_ops(averages: Any, cuda: bool) -> list[dict[str, Any]]:
+    """The operations that take longest themselves, without those they call."""
+
+    def own(entry: Any) -> float:
+        return entry.self_device_time_total if cuda else entry.self_cpu_time_total
+
+    entries = [e for e in averages if own(e) > 0 and not e.key.startswith((_MARK, "step"))]
+    total = sum(map(own, entries)) or 1.0
+    entries.sort(key=own, reverse=True)
+    return [
+        {"op": e.key, "ms": own(e) / 1e3 / TRACED_STEPS, "share": own(e) / total, "calls": e.count / TRACED_STEPS}
+        for e in entries[:NUM_OPS]
+    ]
+
+
+def read_trace(events: list[dict[str, Any]], ops: list[dict[str, Any]], num_steps: int, cuda: bool) -> Work:
+    """Sort a trace's work by kind and by phase: kernels on CUDA, on a CPU the own time of every operation."""
+    spans = [
+        (e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(_MARK))
+        for e in events
+        if e.get("cat") == "user_annotation" and e["name"].startswith(_MARK)
+    ]
+    found = list(kernels(events) if cuda else host_ops(events))
+    kinds: dict[str, float] = {kind: 0.0 for kind in (MATMUL, ATTENTION, MEMORY)}
+    phases: dict[str, float] = defaultdict(float)
+    for name, when, duration, _ in found:
+        kinds[kind_of_work(name)] += duration / 1e6 / num_steps
+        phases[_phase_at(spans, when)] += duration / 1e6 / num_steps
+    return Work(kinds, {n: phases[n] for n in PHASES}, ops, sum(leaf for *_, leaf in found) / num_steps)
+
+
+def _phase_at(spans: list[tuple[float, float, str]], when: float) -> str:
+    """The innermost phase at a moment: the one that began last."""
+    return max(((start, name) for start, end, name in spans if start <= when < end), default=(0.0, "optimizer"))[1]
+
+
+def kernels(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
+    """Name, moment of launch on the host, and duration (both in microseconds) of everything that ran on the GPU."""
+    launches = {
+        e["args"]["correlation"]: e["ts"]
+        for e in events
+        if e.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in e.get("args", {})
+    }
+    for e in events:
+        if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            yield e["name"], launches.get(e["args"].get("correlation"), e["ts"]), e["dur"], True
+
+
+def host_ops(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
+    """Name, start, own time (in microseconds, without what it calls) of every operation on the CPU, and whether it calls none."""
+    by_thread = defaultdict(list)
+    for e in events:
+        if e.get("cat") == "cpu_op":
+            by_thread[e["tid"]].append([e["ts"], e["ts"] + e["dur"], e["name"], e["dur"], True])
+    for ops in by_thread.values():
+        ops.sort(key=lambda op: (op[0], -op[1]))
+        open_ops: list[list[Any]] = []
+        for op in ops:
+            while open_ops and open_ops[-1][1] <= op[0]:
+                open_ops.pop()
+            if open_ops:
+                open_ops[-1][3] -= op[3]
+                open_ops[-1][4] = False
+            open_ops.append(op)
+        yield from ((name, start, max(own, 0.0), leaf) for start, _, name, own, leaf in ops)
+
+
+def seconds_per_op(rounds: int = 20, count: int = 200) -> float:
+    """What one operation costs the host before it computes anything: the best of some rounds on a tensor of one number."""
+    x, times = torch.zeros(1, requires_grad=True), []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(count):
+            x.add(1.0)
+        times.append((time.perf_counter() - start) / count)
+    return min(times)
+
+
+def weigh_host(seconds: float, host: dict[str, float], work: Work, per_op: float) -> Shares:
+    """On a CPU host and device are one: what an operation costs before it computes is the price of launching it."""
+    data = host["data"] + host["transfer"]
+    unnamed = max(seconds - sum(host.values()), 0.0)
+    gap = min(unnamed + work.num_ops * per_op, seconds - data)
+    return _shares(seconds, data, gap, work.kinds)
+
+
+def weigh_device(seconds: float, wait: float, work: Work) -> Shares:
+    """On a device the host works ahead: data costs what it kept the host waiting, the rest of the idle time is launches."""
+    return _shares(seconds, min(wait, seconds), max(seconds - work.busy - wait, 0.0), work.kinds)
+
+
+def _shares(seconds: float, data: float, gap: float, kinds: dict[str, float]) -> Shares:
+    scale = max(seconds - data - gap, 0.0) / (sum(kinds.values()) or 1.0) / seconds
+    return Shares(data / seconds, gap / seconds, *(kinds[k] * scale for k in (MATMUL, ATTENTION, MEMORY)))
+
+
+def host_rows(seconds: float, host: dict[str, float]) -> list[dict[str, Any]]:
+    """The phases of a step on a CPU, and what is left between them."""
+    parts = {**host, "host gap": max(seconds - sum(host.values()), 0.0)}
+    return [{"phase": name, "ms": 1e3 * s, "share": s / seconds} for name, s in parts.items()]
+
+
+def device_rows(
+    seconds: float, wait: float, host: dict[str, float], stream: dict[str, float], work: Work
+) -> list[dict[str, Any]]:
+    """The phases of a step on a device: the host's time, the stream's by events, and how long kernels really ran.
+
+    Shares are of the step as a run takes it, so they add up: data by waiting, phases by kernels, and the gap that is left.
+    """
+    rows = []
+    for name in PHASES:
+        busy = wait if name == "data" else work.phases[name]
+        figures = {"ms": 1e3 * busy, "host_ms": 1e3 * host[name], "stream_ms": 1e3 * stream.get(name, 0.0)}
+        rows.append({"phase": name, **figures, "share": busy / seconds})
+    gap = max(seconds - wait - work.busy, 0.0)
+    return [*rows, {"phase": "host gap", "ms": 1e3 * gap, "share": gap / seconds}]
