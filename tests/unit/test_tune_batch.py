@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from tune_toys import CPU, Regression, bench
+from tune_toys import CPU, Hungry, bench
 
 from seedbed.errors import UserError
 from seedbed.tune import batch
@@ -61,19 +61,6 @@ def test_small_batches_are_exact() -> None:
 )
 def test_running_out_of_memory_is_told_apart(error: Exception, memory: bool) -> None:
     assert batch.is_out_of_memory(error) == memory
-
-
-class Hungry(Regression):
-    """Takes up to `most` items, then fails as it is told."""
-
-    def __init__(self, most: int, error: Exception) -> None:
-        super().__init__()
-        self.most, self.error = most, error
-
-    def loss(self, batch, engine):
-        if len(batch["x"]) > self.most:
-            raise self.error
-        return super().loss(batch, engine)
 
 
 @pytest.mark.parametrize("most", [1, 5, 17])

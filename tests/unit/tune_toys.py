@@ -53,6 +53,19 @@ class Regression(System):
         self.calls = state["calls"]
 
 
+class Hungry(Regression):
+    """Takes up to `most` items, then fails as it is told."""
+
+    def __init__(self, most: int, error: Exception) -> None:
+        super().__init__()
+        self.most, self.error = most, error
+
+    def loss(self, batch, engine):
+        if len(batch["x"]) > self.most:
+            raise self.error
+        return super().loss(batch, engine)
+
+
 class Talker(System):
     """One attention block and a head over a vocabulary; its formula counts every product once forward and twice backward."""
 

@@ -1,0 +1,151 @@
+"""The four verbs from names to exit codes: what is printed, what is written and where, and how each mistake is answered."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from tune_toys import Talker
+
+from seedbed.errors import UserError
+from seedbed.tune import batch, show, verbs
+
+RECIPE = '''
+from dataclasses import dataclass
+from seedbed import Config, Data, number
+from tune_toys import Hungry, Regression, Rows, Talker, Windows
+
+@dataclass(frozen=True)
+class Model:
+    width: int = number(16, low=1)
+    most: int = number(1000, low=0)
+
+def plain() -> Config:
+    """A toy."""
+    return Config(model=Model(), data=None, batch=16, steps=200, device="cpu")
+
+def talk() -> Config:
+    """Another toy."""
+    return Config(model=Model(), data=None, batch=8, steps=200, device="cpu", precision="bf16")
+
+def open_data(config):
+    source = Windows(64, 16, 48) if config.precision == "bf16" else Rows(512)
+    return Data(train=source, valid=source, facts={})
+
+def build(config, data):
+    return Talker() if config.precision == "bf16" else Hungry(config.model.most, ValueError("odd shapes"))
+'''
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "toy.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(batch, "TIMED_SECONDS", 0.0)
+    return tmp_path
+
+
+CALLS = {
+    "find-lr": (verbs.find_lr, {"steps": 40}, {"result.json", "find-lr.png"}),
+    "find-batch": (verbs.find_batch, {"most": 32}, {"result.json"}),
+    "profile": (verbs.profile, {"steps": 5}, {"result.json", "trace.json"}),
+    "plan": (verbs.plan, {}, {"result.json"}),
+}
+
+
+@pytest.mark.parametrize("preset", ["plain", "talk"])
+@pytest.mark.parametrize("verb", CALLS)
+def test_a_verb_prints_and_writes_beside_the_runs(verb: str, preset: str, place: Path, capsys) -> None:
+    act, options, files = CALLS[verb]
+    assert act(f"toy.py:{preset}", ["seed=3"], root=place / "runs", **options) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{verb} toy.py:{preset}") and not shown.err
+    assert max(map(len, shown.out.splitlines())) <= 100 or str(place) in shown.out
+    assert not (place / "runs").exists(), "the runs folder belongs to runs"
+    folder = place / "tune" / f"{verb}-toy.py-{preset}"
+    assert {p.name for p in folder.iterdir()} == files
+    assert (place / "tune" / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize("verb", CALLS)
+def test_json_is_all_that_is_printed(verb: str, place: Path, capsys) -> None:
+    act, options, _ = CALLS[verb]
+    assert act("toy.py:talk", [], root=Path("runs"), json=True, **options) == 0
+    shown = capsys.readouterr()
+    result = json.loads(shown.out)
+    assert result["name"] == "toy.py:talk" and not shown.err
+    assert result == json.loads((place / "tune" / f"{verb}-toy.py-talk" / "result.json").read_text())
+
+
+def test_find_lr_says_what_it_found(place: Path, capsys) -> None:
+    verbs.find_lr("toy.py:plain", ["optim.lr=1e-2", "batch=64"], root=Path("runs"), steps=60)
+    out = capsys.readouterr().out
+    for words in ("steepest", "minimum/10", "prior for size", "configured optim.lr 0.01", "find-lr.png", "3 ramps"):
+        assert words in out
+
+
+def test_plan_shows_both_counts_and_marks_what_is_assumed(place: Path, capsys) -> None:
+    (place / "prices.json").write_text('{"date": "2026-05-01", "H100 SXM": 2.5}')
+    verbs.plan("toy.py:talk", [], root=Path("runs"), prices=Path("prices.json"))
+    out = capsys.readouterr().out
+    for words in (
+        "by formula; torch counts",
+        "difference +0.00%",
+        "assumed",
+        "Chinchilla",
+        "prices of 2026-05-01",
+        "H100 SXM",
+        "fits",
+    ):
+        assert words in out
+    assert f"{sum(p.numel() for p in Talker().parameters()):,}" in out
+
+
+def test_a_crash_is_reported_with_its_own_words(place: Path, capsys) -> None:
+    assert verbs.find_batch("toy.py:plain", ["model.most=8"], root=Path("runs")) == 1
+    shown = capsys.readouterr()
+    assert "batch 16 crashed, and not for lack of memory: ValueError: odd shapes" in shown.err
+    assert "items/s" in shown.out, "what was measured before is not lost"
+
+
+def test_nothing_fits(place: Path, capsys) -> None:
+    assert verbs.find_batch("toy.py:plain", [], root=Path("runs"), limit=1e-6) == 1
+    assert "not even one item fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("act", [call[0] for call in CALLS.values()], ids=CALLS)
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("nonsense/plain", [], "there is no recipe"),
+        ("missing.py", [], "cannot be read"),
+        ("toy.py:other", [], "no preset"),
+        ("toy.py", [], "several presets"),
+        ("toy.py:plain", ["btch=3"], "unknown key"),
+        ("toy.py:plain", ["batch=0"], "out of range"),
+        ("toy.py:plain", ["batch"], "not key=value"),
+    ],
+)
+def test_mistakes_are_one_or_two_lines(act, name: str, settings: list[str], words: str, place: Path) -> None:
+    with pytest.raises(UserError, match=words) as caught:
+        act(name, settings, root=Path("runs"))
+    assert str(caught.value).count("\n") <= 1 and not (place / "tune").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"run": "ghost"}, "there is no run 'ghost'"), ({"prices": Path("none.json")}, "cannot be read")]
+)
+def test_plan_with_files_that_are_not_there(options: dict, words: str, place: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        verbs.plan("toy.py:plain", [], root=Path("runs"), **options)
+
+
+def test_a_folder_that_cannot_be_written(place: Path) -> None:
+    (place / "tune").write_text("a file where the folder should be")
+    with pytest.raises(UserError, match="cannot be written"):
+        verbs.plan("toy.py:plain", [], root=Path("runs"))
+
+
+def test_markup_in_names_is_text(capsys) -> None:
+    Console(width=100).print(show.grid(("op",), [("[bold]aten[/bold]",)]))
+    assert "[bold]aten[/bold]" in capsys.readouterr().out
