@@ -400,6 +400,21 @@ def _doctor(given: argparse.Namespace) -> int:
     return doctor(given.name, given.settings, runs=given.runs, as_json=given.json, dirty=given.dirty)
 
 
+# ---- why it is not learning ------------------------------------------------------------------------------------------
+
+
+def _replay_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("step", nargs="?", type=_number(int, 1), metavar="STEP", help="otherwise the last one that went wrong")
+
+
+@verb("replay", "RUN [STEP]", "take a bad step again, bit for bit, and name what went wrong in it", _replay_arguments)
+def _replay(given: argparse.Namespace) -> int:
+    from seedbed.checks import replay_show
+
+    return replay_show.replay(given.runs, given.name, given.step, given.json)
+
+
 # ---- listings --------------------------------------------------------------------------------------------------------
 
 

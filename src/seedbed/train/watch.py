@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -90,7 +91,7 @@ class Watch:
         """What the last look still has to tell."""
         return self._new(self.layers.read())
 
-    def _new(self, found: list[Alarm | None]) -> list[Alarm]:
+    def _new(self, found: Sequence[Alarm | None]) -> list[Alarm]:
         fresh = [alarm for alarm in found if alarm and alarm.kind + alarm.where not in self.raised]
         self.raised |= {alarm.kind + alarm.where for alarm in fresh}
         return fresh

@@ -1,0 +1,356 @@
+"""One step under the microscope: every module call, every operation and every node of the backward pass, in execution order.
+
+It names where a value first stops being finite; it never changes what is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from seedbed.checks.case import place, short
+from seedbed.checks.tape import Player, Recorder
+from seedbed.config import Config
+from seedbed.train.engine import Engine, total_norm
+from seedbed.train.optim import Optimizer
+from seedbed.train.system import Batch, System
+
+_TORCH, _HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
+_OBJECTIVE = ""
+
+
+@dataclass
+class Call:
+    """One call of a module: sizes of what went in and came out, and the span of autograd nodes it made."""
+
+    name: str
+    kind: str
+    module: nn.Module
+    first: int
+    last: int = 0
+    given: float = 0.0
+    gave: float = 0.0
+    rms: float = 0.0
+    weight: float = 0.0
+    dtype: str = ""
+    finite: bool = True
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stopped being finite. `op` is the operation, `line` its place in the source, as far as they are known."""
+
+    direction: str
+    module: str
+    where: str
+    op: str = ""
+    line: str = ""
+    given: str = ""
+    dtype: str = ""
+
+
+@dataclass
+class Examination:
+    """What one step did."""
+
+    terms: dict[str, float] = field(default_factory=dict)
+    norms: dict[str, float] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+    tapes: list[list[Tensor]] = field(default_factory=list)
+    bad_parts: list[int] = field(default_factory=list)
+    forward: Place | None = None
+    backward: Place | None = None
+    grads: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        return self.terms.get("loss", math.nan)
+
+    @property
+    def bad(self) -> bool:
+        return not all(map(math.isfinite, [self.loss, *self.norms.values()]))
+
+
+def finite(x: Any) -> bool:
+    """Whether every number in here is finite; what holds no floating-point numbers is."""
+    if isinstance(x, Tensor):
+        return not (x.is_floating_point() or x.is_complex()) or x.numel() == 0 or bool(torch.isfinite(x).all())
+    return math.isfinite(x) if isinstance(x, float) else True
+
+
+def all_finite(values: Any) -> bool:
+    return all(map(finite, tree_leaves(values)))
+
+
+def largest(values: Any) -> float:
+    """The largest size of a finite number in here; NaN when there is none that is finite."""
+    tensors = [t.detach() for t in tree_leaves(values) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
+    sizes = [float(t[torch.isfinite(t)].abs().max()) for t in tensors if bool(torch.isfinite(t).any())]
+    return max(sizes) if sizes else math.nan
+
+
+class Tracer:
+    """Hooks on every module, a look at every operation, a hook on every backward node."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        self.names = {m: n for n, m in system.named_modules()}
+        self.calls: list[Call] = []
+        self.stack: list[Call] = []
+        self.forward: Place | None = None
+        self.backward: Place | None = None
+        self.by_op: Place | None = None
+        self.looking = True
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        handles = []
+        for module, name in self.names.items():
+            if name:
+                handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
+        try:
+            with torch.autograd.set_detect_anomaly(True, check_nan=False), _Operations(self):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        with self.paused():
+            if not self.forward and not all_finite((args, kwargs)):
+                self.forward = self._blame_caller()
+            call = Call(self.names[module], type(module).__name__, module, torch.autograd._get_sequence_nr())
+            call.given = largest((args, kwargs))
+            self.stack.append(call)
+
+    def _leave(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
+        with self.paused():
+            call = self.stack.pop()
+            call.last = torch.autograd._get_sequence_nr()
+            call.finite, call.gave = all_finite(out), largest(out)
+            first = next((t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
+            if first is not None:
+                call.dtype = str(first.dtype).removeprefix("torch.")
+                call.rms = float(first.detach().float().square().mean().sqrt())
+            call.weight = largest(list(module.parameters(recurse=False)))
+            self.calls.append(call)
+            if not call.finite and not self.forward:
+                self.forward = self._place("forward", module, call)
+
+    def _blame_caller(self) -> Place:
+        """A module was given something that is not finite: whoever called it made it."""
+        caller = self.stack[-1] if self.stack else None
+        return self._place("forward", caller.module if caller else self.system, caller)
+
+    def _place(self, direction: str, module: nn.Module, call: Call | None, **known: str) -> Place:
+        """The place of a module, with the operation inside it that was seen to go wrong."""
+        name = self.names[module]
+        seen = self.by_op if direction == "forward" else None
+        if seen and (seen.module == name or not name or seen.module.startswith(f"{name}.")):
+            return seen
+        given = f"input up to {call.given:.4g}, weights up to {call.weight:.4g}" if call else ""
+        return Place(direction, name, where_of(module), given=given, dtype=call.dtype if call else "", **known)
+
+    def operation(self, func: Any, given: list[Any], out: Any) -> None:
+        """The first operation that makes something infinite of finite numbers: a mask of -inf is made of an infinite one."""
+        if self.by_op or not any(isinstance(x, Tensor) for x in given) or "empty" in func._schema.name or all_finite(out):
+            return
+        module = self.stack[-1].module if self.stack else self.system
+        tensors = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+        shown = "; ".join(_range(x) for x in tensors[:3])
+        dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
+        op = func._schema.name.removeprefix("aten::")
+        self.by_op = Place("forward", self.names[module], where_of(module), op, user_line(sys._getframe(1)), shown, dtype)
+
+    def end_forward(self, loss: Tensor) -> None:
+        """The loss is there; what no module boundary showed happened in the objective itself."""
+        if not self.forward and not finite(loss.detach()):
+            self.forward = self.by_op or Place("forward", _OBJECTIVE, where_of(self.system))
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self.looking, before = False, self.looking
+        try:
+            yield
+        finally:
+            self.looking = before
+
+    # ---- backward ----------------------------------------------------------------------------------------------------
+
+    def follow(self, loss: Tensor) -> None:
+        """Watch every node behind `loss`: the first that makes something infinite of finite gradients is the one."""
+        seen, waiting = set(), [loss.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            node.register_hook(self._on_node(node))
+            waiting += [behind for behind, _ in node.next_functions]
+
+    def _on_node(self, node: Any) -> Callable[[Any, Any], None]:
+        def look(results: Any, arriving: Any) -> None:
+            if self.backward:
+                return
+            with self.paused():
+                if not all_finite(arriving):
+                    self.backward = self._place_of_node(node, arriving, hooked=True)
+                elif not all_finite(results):
+                    self.backward = self._place_of_node(node, arriving, hooked=False)
+
+        return look
+
+    def _place_of_node(self, node: Any, arriving: Any, hooked: bool) -> Place:
+        given = f"gradient arriving up to {largest(arriving):.4g}"
+        if hasattr(node, "variable"):
+            owner = next((n for n, p in self.system.named_parameters() if p is node.variable), "?")
+            module = self.system.get_submodule(owner.rpartition(".")[0])
+            return Place("backward", self.names[module], where_of(module), f"hook on {owner}", given=given)
+        module = self._module_of(node)
+        op = f"hook on the result of {node.name()}" if hooked else node.name()
+        return Place("backward", self.names[module], where_of(module), op, forward_line(node), given)
+
+    def _module_of(self, node: Any) -> nn.Module:
+        """The innermost module call that made a node, by the running number of nodes."""
+        number = node._sequence_nr()
+        if node.name() == "BackwardHookFunctionBackward":
+            # A module's hooks on its outputs are put there right after its forward.
+            for call in reversed(self.calls):
+                if call.last == number and (call.module._backward_hooks or call.module._backward_pre_hooks):
+                    return call.module
+        inside = [call for call in self.calls if call.first <= number < call.last]
+        return min(inside, key=lambda call: call.last - call.first).module if inside else self.system
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, tracer: Tracer) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.tracer.looking:
+            return func(*args, **kwargs)
+        given = tree_leaves((args, kwargs))
+        sound = all(map(finite, given))  # before the call: it may write into what it was given
+        out = func(*args, **kwargs)
+        if sound:
+            with self.tracer.paused():
+                self.tracer.operation(func, given, out)
+        return out
+
+
+class TracingEngine(Engine):
+    """An engine that, while a `probe` is set, takes a step without updating anything and lets the tracer look.
+
+    `light` leaves the tracer out: enough to see whether a step is finite.
+    """
+
+    variant: Any
+
+    def __init__(self, system: System, config: Config, device: torch.device) -> None:
+        super().__init__(system, config, device)
+        self.found: Examination | None = None
+        self.tracer: Tracer | None = None
+        self.player: Player | None = None
+
+    def examine(
+        self, parts: Callable[[int], Batch], begin: Callable[[], None], player: Player | None = None, light: bool = False
+    ) -> Examination:
+        """Take the step that `begin` sets up, and say what happened. Weights, buffers and dice are left as they were."""
+        self.found = found = Examination()
+        self.tracer = None if light else Tracer(self.system)
+        self.player = player
+        watching = self.tracer.watching() if self.tracer else contextlib.nullcontext()
+        try:
+            with self.rehearsal(), watching:
+                begin()
+                measured = self.step(parts)
+        finally:
+            self.found = None
+        found.terms = {k: float(v) for k, v in measured.items() if not k.startswith("grad_norm")}
+        if self.tracer:
+            found.calls, found.forward, found.backward = self.tracer.calls, self.tracer.forward, self.tracer.backward
+        return found
+
+    def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
+        found = self.found
+        if found is None:
+            return super()._update(batch, part)
+        found.batches.append({k: v.detach().clone() for k, v in batch.items()})  # the feed may use its memory again
+        found.tapes.append([])
+        with self.player or Recorder(found.tapes[-1]):
+            out = super()._update(batch, part)
+        if not all(finite(v.detach()) for v in out.values()):
+            found.bad_parts.append(part)
+        return out
+
+    def descend(self, loss: Tensor, name: str = "main") -> None:
+        if self.tracer and self.found is not None:
+            with self.tracer.paused():
+                self.tracer.end_forward(loss)
+                self.tracer.follow(loss)
+                super().descend(loss, name)
+        else:
+            super().descend(loss, name)
+
+    @torch.no_grad()
+    def _finish(self, name: str, optimizer: Optimizer) -> None:
+        if self.found is None:
+            super()._finish(name, optimizer)
+            return
+        grads = {n: p.grad for g in optimizer.groups for n, p in g.params.items() if p.grad is not None}
+        scale = float(self.scale[name]) if name in self.scale else 1.0
+        self.found.norms[name] = float(total_norm(list(grads.values()))) / scale if grads else 0.0
+        self.found.grads |= {n: float(g.norm()) / scale for n, g in grads.items()}
+        for param in optimizer.params:
+            param.grad = None
+
+
+def where_of(module: nn.Module) -> str:
+    """`file:line Class.forward`, or the objective's place for the system itself."""
+    kind = type(module)
+    if isinstance(module, System):
+        return place(kind.loss if kind.loss is not System.loss else kind.update)
+    return place(kind.forward)
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`file:line function` of the nearest caller that is neither torch nor this instrument."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith((_TORCH, _HERE, "<")):
+            return f"{short(path)}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return ""
+
+
+def forward_line(node: Any) -> str:
+    """Where in the forward pass a backward node was made, from the traceback that anomaly mode keeps."""
+    for text in reversed(node.metadata.get("traceback_", [])):
+        head = text.strip().splitlines()[0]
+        path = head.partition('File "')[2].partition('"')[0]
+        if path and not path.startswith((_TORCH, _HERE, "<")):
+            number, _, function = head.partition("line ")[2].partition(", in ")
+            return f"{short(path)}:{number} {function}".strip()
+    return ""
+
+
+def _range(x: Tensor) -> str:
+    x = x.detach()
+    return f"{float(x.min()):.4g} to {float(x.max()):.4g}" if x.numel() else "nothing"
