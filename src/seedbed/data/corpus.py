@@ -86,6 +86,10 @@ class Corpus:
         """Changes when the text does."""
         raise NotImplementedError
 
+    def changed(self) -> bool:
+        """Whether somebody wrote to it since it was opened, at a glance."""
+        return False
+
     def describe(self) -> dict[str, Any]:
         """Plain facts for the manifest."""
         raise NotImplementedError
@@ -139,6 +143,10 @@ class FileCorpus(Corpus):
             for block in _blocks(path, info.st_size, small):
                 whole.update(block)
         return f"{'sha256' if small else 'stat'}:{whole.hexdigest()}"
+
+    def changed(self) -> bool:
+        now = (path.stat() for path in self._paths)
+        return any((a.st_size, a.st_mtime_ns) != (b.st_size, b.st_mtime_ns) for a, b in zip(self._stats, now, strict=True))
 
     def describe(self) -> dict[str, Any]:
         path = str(self._root.resolve()).encode("utf-8", "replace").decode()

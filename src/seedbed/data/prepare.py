@@ -158,8 +158,7 @@ class _TextJob:
             writer.save(tokenizer=tokenizer.fingerprint, document=0, offset=0, num_bytes=0, num_unknown=num_unknown)
         writer.array("tokens", tokenizer.dtype)
         self._write(writer, tokenizer)
-        if self.corpus.identity() != self.identity:
-            raise UserError(f"{self.config.text} changed while it was read; run again when nothing writes to it")
+        self._require(writer, self.corpus.identity() == self.identity)
         facts = {"kind": tokenizer.kind, "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
         source = {"name": self.config.text, "identity": self.identity, **self.corpus.describe()}
         counts = {name: writer.state[name] for name in ("num_bytes", "num_unknown")}
@@ -179,11 +178,18 @@ class _TextJob:
             state["num_bytes"] += size
             unsaved += size
             if unsaved >= SAVE_EVERY or time.monotonic() - saved_at > SAVE_SECONDS:
+                self._require(writer, not self.corpus.changed())
                 writer.save(**state)
                 unsaved, saved_at = 0, time.monotonic()
             meter(last.done, self.corpus.total)
         meter.close()
         writer.save(**state)
+
+    def _require(self, writer: Writer, unchanged: bool) -> None:
+        """What was read from a text in motion may mix two versions of it: none of it is kept."""
+        if not unchanged:
+            writer.discard()
+            raise UserError(f"{self.config.text} changed while it was read; run again when nothing writes to it")
 
     def _make_tokenizer(self) -> tuple[Tokenizer, int]:
         """The tokenizer, and how many characters of the text it does not know."""

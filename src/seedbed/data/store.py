@@ -230,6 +230,11 @@ class Writer:
         for array in self.arrays.values():
             array.close()
 
+    def discard(self) -> None:
+        """Throw away what was built so far."""
+        self.close()
+        shutil.rmtree(self.aside)
+
 
 class _Growing:
     """One array on its way to the disk, hashed as it passes."""

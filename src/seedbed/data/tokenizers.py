@@ -146,10 +146,11 @@ class ByteTokenizer(Tokenizer):
         from tokenizers import Tokenizer as Library
 
         _require_byte_level(body)
-        self.body = body
         self._library = Library.from_str(json.dumps(body))
         self._library.no_truncation()
         self._library.no_padding()
+        # As the library understood it: it may number added tokens anew.
+        self.body = body = json.loads(self._library.to_str())
         # Text that spells a special token is text.
         self._library.encode_special_tokens = True
         self._text, self.token_bytes = _bytes_by_id(body)
