@@ -33,6 +33,7 @@ def test_a_failing_write_leaves_the_old_content_and_no_litter(monkeypatch, tmp_p
     assert old is None or path.read_bytes() == old
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_process_killed_at_any_byte_leaves_the_old_content_or_the_new(tmp_path: Path):
     path, old, new = tmp_path / "file", b"old" * 50, b"new!" * 60
     dice = random.Random(1)

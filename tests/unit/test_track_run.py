@@ -163,6 +163,41 @@ def test_a_full_disk_makes_no_half_run(tmp_path: Path, monkeypatch):
     assert os.listdir(tmp_path / "runs") == []
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_process_killed_while_making_a_run_leaves_all_of_it_or_nothing(tmp_path: Path):
+    outcomes = set()
+    for index, survives in enumerate([0, 1, 50, 400, 800, 1200, 1500, 10**9]):
+        root = tmp_path / str(index)
+        child = os.fork()
+        if child == 0:
+            _die_after(survives)
+            make(root, "first", code={**CODE, "patch": "x" * 300})
+            os._exit(0)
+        os.waitpid(child, 0)
+        found = run_names(root)
+        outcomes.add(len(found))
+        if found:
+            run = Run.open(root, "first")
+            assert run.config_json()["hash"] == digest(BASE) and run.code_json() == CODE
+            assert (run.path / "code.patch").read_text() == "x" * 300
+        else:
+            make(root, "first")
+    assert outcomes == {0, 1}, "the drill must see both ends"
+
+
+def _die_after(num_bytes: int) -> None:
+    left = num_bytes
+
+    def write(fd: int, data: bytes) -> None:
+        nonlocal left
+        os.write(fd, data[:left])
+        left -= len(data)
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    files.write = write
+
+
 def test_a_root_that_is_a_file_is_explained(tmp_path: Path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UserError, match="cannot be created in"):
@@ -256,6 +291,7 @@ def test_the_lock_is_free_after_an_error(tmp_path: Path):
     assert not run.is_running()
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path):
     run = make(tmp_path)
     parent = os.fork()
