@@ -218,7 +218,7 @@ def limit_for(x: Tensor, exact: float = 1e-9, coarse: float = 1e-5) -> float:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave every random generator, flag and thread count as it was found."""
-    flags = torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    flags = torch.get_default_dtype(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
     with forked_dice(CPU), torch.enable_grad():
         torch.manual_seed(0)
         try:
@@ -226,7 +226,8 @@ def undisturbed() -> Iterator[None]:
         finally:
             torch.set_default_dtype(flags[0])
             torch.set_num_threads(flags[1])
-            torch.use_deterministic_algorithms(flags[2])
+            # Not use_deterministic_algorithms: that loads the compiler, which takes seconds.
+            torch.set_deterministic_debug_mode(flags[2])
 
 
 def place(thing: Any) -> str:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from seedbed.data.corpus import open_corpus
 from seedbed.data.text import TextData
@@ -66,34 +66,35 @@ def _fed(system: GPT, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     return seen[0], seen[1]
 
 
-@contextlib.contextmanager
-def _head_reading(model: Transformer, logits: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
-    """Let the head take its logits from this function."""
-    model.head.logits = logits  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del model.head.logits
-
-
 def _logits(model: Transformer, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
-    """The logits that enter the loss."""
-    seen, real = [], model.head.logits
-
-    def keep(x_BTC: Tensor, weight_VC: Tensor) -> Tensor:
-        seen.append(real(x_BTC, weight_VC))
-        return seen[-1]
-
-    with _head_reading(model, keep):
+    """The logits that enter the loss: those of what the training forward hands to its head."""
+    seen: list[Any] = []
+    hook = model.head.register_forward_pre_hook(lambda module, args: seen.extend(args[:2]))
+    try:
         model(inputs_BT, targets_BT)
-    return seen[0][..., : model.vocab]
+    finally:
+        hook.remove()
+    return model.head.logits(*seen)[..., : model.vocab]
+
+
+class _LinearGivesInput(TorchFunctionMode):
+    """Within it a linear layer returns what it is given."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is F.linear else func(*args, **(kwargs or {}))
 
 
 def _score(model: Transformer, logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """The head's loss of given logits."""
+    """The head's loss of given logits: its norm and its product with the weight step aside."""
+    head, norm = model.head, model.head.norm
     padded = F.pad(logits_BTV, (0, len(model.head_weight) - model.vocab))
-    with _head_reading(model, lambda x_BTC, weight_VC: padded):
-        return model.head(logits_BTV, model.head_weight, targets_BT)
+    head.norm, head.logits = nn.Identity(), lambda x_BTC, weight_VC: x_BTC  # type: ignore[method-assign]
+    try:
+        with _LinearGivesInput():
+            return head(padded, model.head_weight, targets_BT)
+    finally:
+        head.norm = norm
+        del head.logits
 
 
 def _cached(model: Transformer, tokens_BT: Tensor) -> Tensor:

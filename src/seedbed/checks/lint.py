@@ -1,0 +1,171 @@
+"""Mistakes that can be read off the source of a recipe: rules on the syntax tree, each with its reason and its cure."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ALLOW = "# check: allow"
+_DEVICES = {"cpu", "cuda", "mps", "xpu"}
+_STEP, _LOOKUP = {"loss", "update", "forward"}, {"locate", "batch", "__getitem__"}
+_EMPTY = ("[]", "{}", "list()", "dict()", "set()")
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One line that is wrong."""
+
+    path: Path
+    line: int
+    what: str
+    why: str
+    fix: str
+    severity: str
+
+
+Rule = Callable[[ast.AST, "Scope"], Iterator[tuple[str, str, str, str]]]
+RULES: list[Rule] = []
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Where a node stands: its function, and the buffers that its class registers."""
+
+    function: str = ""
+    buffers: frozenset[str] = frozenset()
+    in_class: bool = False
+
+
+def lint(path: Path) -> Iterator[Hit]:
+    """Every hit of every rule in a file, but for lines that say it is meant."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node, scope in _walk(ast.parse(text), Scope()):
+        line = getattr(node, "lineno", 0)
+        if line and ALLOW not in lines[line - 1]:
+            for rule in RULES:
+                yield from (Hit(path, line, *told) for told in rule(node, scope))
+
+
+def _walk(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+    for child in ast.iter_child_nodes(node):
+        yield child, scope
+        inner = scope
+        if isinstance(child, ast.ClassDef):
+            inner = Scope("", frozenset(_buffers(child)), True)
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = Scope(scope.function or child.name, scope.buffers, False)
+        yield from _walk(child, inner)
+
+
+def _buffers(node: ast.ClassDef) -> Iterator[str]:
+    for call in ast.walk(node):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("register_buffer") and call.args:
+            name = call.args[0]
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                yield name.value
+
+
+def rule(found: Rule) -> Rule:
+    RULES.append(found)
+    return found
+
+
+@rule
+def tuple_assert(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts:
+        yield "an assert on a tuple is always true", "what it guards is not guarded", "drop the parentheses", "err"
+
+
+@rule
+def device_as_text(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
+        return
+    sides = [node.left, *node.comparators]
+    texts = [s for s in sides if isinstance(s, ast.Constant) and s.value in _DEVICES]
+    devices = [s for s in sides if isinstance(s, ast.Attribute) and s.attr == "device"]
+    # A config's device is a text; a tensor's or an engine's is not.
+    if texts and devices and not ast.unparse(devices[0].value).endswith(("config", "cfg", "args", "given")):
+        what = f"`{ast.unparse(node)}` compares a device with a text"
+        yield what, "it is False for a device with a number, so the branch is never taken", "compare device.type", "err"
+
+
+@rule
+def legacy_tensor(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and len(node.args) == 2:
+        kind = ast.unparse(node.args[1])
+        if kind.startswith("torch.") and kind.endswith("Tensor") and kind != "torch.Tensor":
+            what = f"isinstance with {kind} is a test of dtype and of device"
+            yield what, "it is False on a GPU", "compare x.dtype", "err"
+
+
+@rule
+def truncated_pixels(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    cast = node.func.attr == "byte" or (node.func.attr == "to" and any("uint8" in ast.unparse(a) for a in node.args))
+    inner = ast.unparse(node.func.value)
+    if cast and "255" in inner and "round" not in inner and "0.5" not in inner:
+        yield "numbers become bytes without rounding", "every pass darkens the picture", "round() before the cast", "warn"
+
+
+@rule
+def waits_for_device(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if scope.function not in _STEP or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    if node.func.attr in ("item", "cpu", "tolist", "numpy") and not node.args:
+        what = f".{node.func.attr}() inside {scope.function}()"
+        yield what, "the device waits for the host in every step, and the step cannot be captured", "return tensors", "warn"
+
+
+@rule
+def buffer_written(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
+    for target in targets:
+        if not isinstance(target, ast.Subscript) or scope.function not in _STEP:
+            continue
+        owner = target.value
+        if isinstance(owner, ast.Attribute) and ast.unparse(owner.value) == "self" and owner.attr in scope.buffers:
+            what = f"self.{owner.attr} is written in place inside {scope.function}()"
+            yield what, "the backward pass may read the new values, and batches touch each other", "make a new tensor", "err"
+
+
+@rule
+def shared_state(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+    if scope.in_class and value is not None and ast.unparse(value) in _EMPTY:
+        what = f"`{ast.unparse(node)}` in a class body is one object for all instances"
+        yield what, "training and validation would share it", "make it in __init__", "err"
+
+
+@rule
+def literal_modulo(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if scope.function not in _LOOKUP or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
+        return
+    if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int) and not isinstance(node.left, ast.Constant):
+        what = f"`{ast.unparse(node)}` in {scope.function}() folds the data onto {node.right.value} items"
+        yield what, "a left-over of debugging: the model sees the same few items", "remove the modulo", "err"
+
+
+@rule
+def unsafe_load(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    if not isinstance(node, ast.Call):
+        return
+    name, words = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+    unsafe = name in ("pickle.load", "pickle.loads", "joblib.load", "dill.load") or words.get("allow_pickle") == "True"
+    if unsafe or (name == "torch.load" and words.get("weights_only") != "True"):
+        yield f"{name}() runs code that the file brings along", "a stranger's file is a stranger's program", "safetensors", "err"
+
+
+@rule
+def misspelt_grad(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    for target in targets:
+        if not isinstance(target, ast.Attribute) or target.attr in ("requires_grad", "requires_grad_"):
+            continue
+        if difflib.SequenceMatcher(None, target.attr, "requires_grad").ratio() > 0.85:
+            what = f"`.{target.attr} =` makes a new attribute; torch knows `requires_grad`"
+            yield what, "nothing is frozen or thawed by it", "write requires_grad", "err"
