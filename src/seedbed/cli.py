@@ -55,7 +55,14 @@ class Verb(NamedTuple):
 
 VERBS: dict[str, Verb] = {}
 GROUPS = {"runs": "list", "data": None}
-SECTIONS = {"demo": "train", "sample": "use", "find-lr": "measure", "data prepare": "data", "runs list": "look back"}
+SECTIONS = {
+    "demo": "train",
+    "sample": "use",
+    "find-lr": "measure",
+    "doctor": "examine",
+    "data prepare": "data",
+    "runs list": "look back",
+}
 
 
 def verb(name: str, usage: str, about: str, arguments: Callable[[Parser], object] = lambda parser: None):
@@ -189,10 +196,8 @@ def _help() -> str:
         if name in SECTIONS:
             parts += ["", SECTIONS[name]]
         parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
-    parts += ["", "every verb takes --help, --runs DIR and --dirty, and where it lists something --json; seedbed --version"]
-    return "\n".join(
-        [*parts, "exit codes: 0 done, 2 something you can mend, 130 and 143 stopped by a signal and ready to resume"]
-    )
+    parts += ["", "every verb takes --help, --runs DIR and --dirty; what lists something takes --json; seedbed --version"]
+    return "\n".join([*parts, "exit codes: 0 done, 2 something you can mend, 130 and 143 stopped by a signal, ready to resume"])
 
 
 def _group_help(group: str) -> int:
@@ -408,7 +413,7 @@ def _replay_arguments(parser: Parser) -> None:
     parser.add_argument("step", nargs="?", type=_number(int, 1), metavar="STEP", help="otherwise the last one that went wrong")
 
 
-@verb("replay", "RUN [STEP]", "take a bad step again, bit for bit, and name what went wrong in it", _replay_arguments)
+@verb("replay", "RUN [STEP]", "take a bad step again, bit for bit, and name its fault", _replay_arguments)
 def _replay(given: argparse.Namespace) -> int:
     from seedbed.checks import replay_show
 
