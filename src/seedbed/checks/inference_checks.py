@@ -1,0 +1,197 @@
+"""I: what generates is what was trained: caches, harness, mode and exported weights."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from seedbed.checks.case import CPU, Case, place, spread
+from seedbed.checks.device_checks import shaken_engine
+from seedbed.checks.loop_checks import NUM_TOKENS, known_options
+from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.errors import UserError
+from seedbed.train.engine import Engine
+from seedbed.train.system import Request, Sample, System
+
+# Cached against full forward, relative to the mean output: sound 1e-15 in float64, 4e-7 in float32.
+CACHE_LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4}
+EXPORT_LIMIT = 1e-6
+
+
+@check("I1", "cache", "err", humbatova=(4,), needs=("cached", "inputs"))
+def cache(case: Case) -> Result:
+    system = case.shaken()
+    limit = CACHE_LIMIT.get(case.dtype, 1e-4)
+    worst, told = 0.0, ""
+    # Two prompts in turn: what the first leaves behind must not reach the second. Then shorter ones.
+    turns = [(0, None), (1, None), (0, None), (1, 1), (0, 2), (0, 7)]
+    with torch.no_grad():
+        for n, length in turns:
+            probe = system.probe(case.shaken_batch(n))
+            assert probe is not None and probe.cached is not None
+            batch = {k: v[:, :length] if v.ndim > 1 else v for k, v in probe.batch.items()}
+            full, stepwise = probe.predict(batch), probe.cached(batch[probe.inputs])
+            if full.shape != stepwise.shape:
+                shapes = f"{tuple(stepwise.shape)}, not {tuple(full.shape)}"
+                return _cache_failure(system, f"the cache gives shape {shapes}", 1.0, limit)
+            apart_T = (full - stepwise).abs().flatten(2).amax((0, 2)) / spread(full)
+            if float(apart_T.max()) > worst:
+                worst = float(apart_T.max())
+                told = f"cached and full outputs part at token {int((apart_T > limit).int().argmax())}: {worst:.1e} of their mean"
+    return _cache_failure(system, told, worst, limit) if not worst <= limit else passed("cached = full", worst, limit)
+
+
+def _cache_failure(system: System, what: str, value: float, limit: float) -> Result:
+    why = "samples get worse with length, or remember the prompt before"
+    fix = "look at the cache's index, mask and positions, and start every generation with an empty one"
+    return failed(what, where=place(type(system).sample), why=why, fix=fix, value=value, limit=limit)
+
+
+def _engine(case: Case) -> Engine:
+    return case.once("inference.engine", lambda: shaken_engine(case, CPU))
+
+
+def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
+    with engine.evaluating():
+        return engine.system.sample(Request(folder, options), engine)
+
+
+@check("I2", "harness", "err", humbatova=(10,), needs=("inputs", "decode"))
+def harness(case: Case) -> Result:
+    """The likeliest continuation by the sampling path against the same by the training forward."""
+    engine = _engine(case)
+    system = engine.system
+    with engine.evaluating():
+        prompt, expected = _greedy(case, system)
+    if prompt is None:
+        return skipped("the prompt does not survive decoding and encoding")
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            shown = _sample(engine, Path(scratch), prompt=prompt, tokens=NUM_TOKENS, temperature=0.0).text
+        except UserError as error:
+            return skipped(f"the recipe does not continue a prompt: {error}")
+    if not shown.startswith(expected):
+        same = next((i for i, (a, b) in enumerate(zip(shown, expected, strict=False)) if a != b), len(shown))
+        return failed(
+            f"the likeliest continuation parts from the training forward at character {same}: {shown[same : same + 12]!r} "
+            f"instead of {expected[same : same + 12]!r}",
+            where=place(type(system).sample),
+            why="what you see is not what was trained: samples look worse than the loss",
+            fix="share preprocessing, positions and mode between sampling and training",
+        )
+    return passed("greedy tokens by sampling and by the training forward agree")
+
+
+def _greedy(case: Case, system: System) -> tuple[str | None, str]:
+    """A prompt and its likeliest continuation within one context, by the forward pass that training uses."""
+    probe = system.probe(case.batch(0))
+    assert probe is not None and probe.decode is not None
+    context = probe.batch[probe.inputs].shape[1]
+    num = min(NUM_TOKENS, context - 2)
+    row = probe.batch[probe.inputs][0, : context - num]
+    prompt = probe.decode(row)
+    with torch.no_grad():
+        for _ in range(num):
+            batch = {k: row[None] if k in (probe.inputs, probe.targets) else v[:1] for k, v in probe.batch.items()}
+            row = torch.cat([row, probe.predict(batch)[0, -1:].argmax(-1)])
+    return None if "\ufffd" in probe.decode(row) or not prompt else prompt, probe.decode(row)
+
+
+@check("I6", "mode", "err", humbatova=(11, 6))
+def mode(case: Case) -> Result:
+    engine = _engine(case)
+    system = engine.system
+    troubles: list[str] = []
+    before = {n: t.detach().clone() for n, t in (*system.named_parameters(), *system.named_buffers())}
+
+    def look(name: str) -> Any:
+        def hook(module: torch.nn.Module, given: Any) -> None:
+            if module.training:
+                troubles.append(f"{name or 'the system'} runs in training mode while sampling")
+            elif torch.is_grad_enabled():
+                troubles.append(f"{name or 'the system'} builds a graph while sampling")
+
+        return hook
+
+    options = {"tokens": NUM_TOKENS} if "tokens" in known_options(engine) else {}
+    handles = [m.register_forward_pre_hook(look(n)) for n, m in system.named_modules()]
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            shown = []
+            for seed in (1, 2):
+                torch.manual_seed(seed)
+                shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
+    finally:
+        for handle in handles:
+            handle.remove()
+    if shown[0] != shown[1]:
+        troubles.append("two samples of the same weights and options differ")
+    changed = next((n for n, t in (*system.named_parameters(), *system.named_buffers()) if not torch.equal(t, before[n])), "")
+    if changed:
+        troubles.append(f"sampling changes {changed}")
+    if not all(m.training for m in system.modules()):
+        troubles.append("sampling leaves the system in evaluation mode")
+    if troubles:
+        return failed(
+            troubles[0],
+            where=place(type(system).sample),
+            why="dropout, label drop or other dice of training spoil what people see",
+            fix="sample inside engine.evaluating(), under no_grad, with a generator seeded by the request",
+        )
+    if not shown[0]:
+        return skipped("the recipe shows no samples")
+    return passed("samples are made in evaluation mode, without a graph, and repeat")
+
+
+def _fingerprint(sample: Sample) -> list[Any]:
+    return [x for x in (sample.text, *(path.read_bytes() for path in sample.files)) if x]
+
+
+@check("I7", "export", "err", humbatova=(8,))
+def export(case: Case) -> Result:
+    engine = _engine(case)
+    system = engine.system
+    with tempfile.TemporaryDirectory() as scratch, engine.evaluating():
+        try:
+            paths = system.export(Path(scratch) / "out")
+        except UserError as error:
+            return skipped(str(error))
+        stored: dict[str, torch.Tensor] = {}
+        for path in paths:
+            if path.suffix == ".safetensors":
+                stored |= safetensors.torch.load_file(path)
+    where = place(type(system).export)
+    why, fix = "others would use another model than the one you judged", "write every parameter and saved buffer, as it is"
+    if not stored:
+        return failed("no weights were written", where=where, why=why, fix=fix)
+    wanted = dict(system.named_parameters())
+    short = _matching(stored, list(wanted))
+    missing = [n for n in wanted if n not in short]
+    if missing:
+        return failed(f"{missing[0]} and {len(missing) - 1} more are not in the export", where=where, why=why, fix=fix)
+    odd = [n for n, p in wanted.items() if stored[short[n]].shape != p.shape]
+    if odd:
+        return failed(f"{odd[0]} has another shape in the export", where=where, why=why, fix=fix)
+    wrong = {n: float((stored[short[n]].float() - p.detach().float()).abs().max()) for n, p in wanted.items()}
+    name = max(wrong, key=lambda n: wrong[n])
+    limit = EXPORT_LIMIT * spread(wanted[name])
+    if not wrong[name] <= limit:
+        what = f"{name} differs by {wrong[name]:.1e} in the export"
+        return failed(what, where=where, why=why, fix=fix, value=wrong[name], limit=limit)
+    return passed(f"all {len(wanted)} tensors come back from the export", wrong[name], limit)
+
+
+def _matching(stored: dict[str, torch.Tensor], names: list[str]) -> dict[str, str]:
+    """Parameter names to names in the file, which may leave out a leading part of them."""
+    found = {}
+    for name in names:
+        tail = name
+        while tail and tail not in stored:
+            tail = tail.partition(".")[2]
+        if tail:
+            found[name] = tail
+    return found

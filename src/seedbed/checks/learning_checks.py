@@ -1,0 +1,213 @@
+"""H and E: the numbers fit the task, and the model learns what it should from what it should."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from seedbed.checks import practice
+from seedbed.checks.case import Case, place
+from seedbed.checks.registry import Result, check, failed, passed, skipped
+
+# Drop lost against a rate ten times lower.
+RATE_LIMIT = 0.1
+RATIO_LOW, RATIO_HIGH = 1e-5, 0.2
+WARMUP_LIMIT = 0.5
+# Steps in which weight decay alone would shrink a weight to a third.
+DECAY_STEPS = 50.0
+MEMORISED, NUM_OVERFIT, OVERFIT_RATE = 0.5, 120, 5e-3
+GAIN_LIMIT = 0.02
+FALL_LIMIT, FALL_SIGMAS = 0.99, 2
+
+
+def _preset_place(case: Case) -> str:
+    return place(case.recipe.presets[case.preset]) if case.preset in case.recipe.presets else case.recipe.name
+
+
+@check("H1", "rate", "warn", humbatova=(2,))
+def rate(case: Case) -> Result:
+    fast, slow = practice.real_run(case), practice.slow_run(case)
+    lr = case.small.optim.lr
+    if not fast.finite:
+        return failed(
+            f"at lr {lr:g} the loss is not finite after {len(fast.losses)} steps",
+            where=_preset_place(case),
+            why="the run would end here",
+            fix=f"optim.lr={lr / 10:g}, or find-lr",
+            severity="err",
+        )
+    drop = max(fast.first - min(fast.end, slow.end), 1e-12)
+    worse = (fast.end - slow.end) / drop
+    if worse > RATE_LIMIT:
+        return failed(
+            f"{practice.NUM_STEPS} steps at lr {lr:g} end at {fast.end:.3g}, at {lr / 10:g} at {slow.end:.3g}",
+            where=_preset_place(case),
+            why="the learning rate is too high: steps overshoot and undo each other",
+            fix=f"optim.lr={lr / 10:g}, or: seedbed find-lr {case.name}",
+            value=worse,
+            limit=RATE_LIMIT,
+        )
+    return passed(f"lr {lr:g} ends at {fast.end:.3g}, a tenth of it at {slow.end:.3g}", worse, RATE_LIMIT)
+
+
+@check("H2", "ratio", "warn", humbatova=(2, 12))
+def ratio(case: Case) -> Result:
+    ratios = practice.real_run(case).ratios
+    if not ratios:
+        return skipped("no matrix, or the run was not finite (see H1)")
+    middle = statistics.median(ratios)
+    low = middle < RATIO_LOW
+    if low or not middle <= RATIO_HIGH:
+        return failed(
+            f"a step changes matrices by {middle:.1e} of their length (healthy: {RATIO_LOW:g} to {RATIO_HIGH:g})",
+            where=_preset_place(case),
+            why="nothing will change in this run" if low else "every step rewrites the model",
+            fix="raise optim.lr; see optim.eps and optim.clip" if low else "lower optim.lr or the weight decay",
+            value=middle,
+            limit=RATIO_LOW if low else RATIO_HIGH,
+        )
+    return passed("median change of a matrix per step", middle, RATIO_HIGH)
+
+
+@check("H3", "sums", "warn", humbatova=(2,))
+def sums(case: Case) -> Result:
+    config, num_items = case.config, case.real_data.train.num_items
+    optim = config.optim
+    epochs = config.steps * config.batch / num_items if num_items else 0.0
+    decays = [optim.lr * optim.weight_decay] + [optim.muon_lr * optim.muon_weight_decay] * (optim.kind == "muon")
+    shrink = 1.0 / max(*decays, 1e-12) if len(decays) > 1 else 1.0 / max(decays[0], 1e-12)
+    troubles = [
+        (
+            config.schedule.warmup > WARMUP_LIMIT,
+            f"warm-up takes {config.schedule.warmup:.0%} of the run",
+            "most of the time is spent at rates too low to learn",
+            "schedule.warmup=0.02",
+        ),
+        (
+            bool(num_items) and config.batch > num_items,
+            f"a batch of {config.batch} is larger than the {num_items} items there are",
+            "every batch holds the same items several times",
+            f"batch={max(1, num_items // 4)}",
+        ),
+        (
+            shrink < DECAY_STEPS,
+            f"lr x weight decay = {1 / shrink:.2g}: weights shrink to a third in {shrink:.0f} steps",
+            "decay erases what is learned before it is used",
+            "optim.weight_decay=0.1",
+        ),
+    ]
+    for bad, what, why, fix in troubles:
+        if bad:
+            return failed(what, where=_preset_place(case), why=why, fix=fix)
+    return passed(f"{epochs:.3g} epochs" if num_items else "endless data")
+
+
+@check("E1", "overfit", "err", humbatova=(4, 6))
+def overfit(case: Case) -> Result:
+    trace = overfit_run(case)
+    bound = case.probe.lower_bound if case.probe and case.probe.lower_bound is not None else None
+    end = trace.losses[-1]
+    share = end / trace.first if trace.first > 0 else 0.0
+    place_ = case.objective_place()
+    if not trace.finite:
+        why = "it breaks on its own training data"
+        return failed(f"one batch: not finite after {len(trace.losses)} steps", where=place_, why=why, fix="see H1, O3 and C4")
+    if bound is not None and min(trace.losses) < bound - 1e-3 * max(1.0, abs(trace.first)):
+        what = f"one batch: {min(trace.losses):.4g} is below the smallest possible loss {bound:.4g}"
+        return failed(what, where=place_, why="the objective rewards something else", fix="see L2: sign, mask, normalisation")
+    if share > MEMORISED:
+        return failed(
+            f"one batch, {len(trace.losses)} steps: {trace.first:.4g} -> {end:.4g}",
+            where=place_,
+            why="it cannot even memorise five items",
+            fix="see O2 (what moves), M7 (what matters), H1 and H2 (rates)",
+            value=share,
+            limit=MEMORISED,
+        )
+    return passed(f"{trace.first:.3g} -> {end:.3g} in {len(trace.losses)} steps on one batch", share, MEMORISED)
+
+
+def overfit_run(case: Case) -> practice.Trace:
+    """At the preset's rate; where that is low for so short a time, at one that a small model bears."""
+
+    def go() -> practice.Trace:
+        trace = practice.overfit(case, 1.0, NUM_OVERFIT, MEMORISED)
+        rate = practice.brisk_rate(case, OVERFIT_RATE)
+        if trace.losses[-1] > MEMORISED * trace.first and rate > 1.0:
+            trace = practice.overfit(case, rate, NUM_OVERFIT, MEMORISED)
+        return trace
+
+    return case.once("practice.overfit", go)
+
+
+@check("E2", "input", "err", humbatova=(1, 10), needs=("inputs",))
+def inputs(case: Case) -> Result:
+    real, blank = practice.brisk_run(case), practice.blank_run(case)
+    if not real.finite or not blank.finite:
+        return skipped("the short run was not finite (see H1)")
+    gain = (blank.end - real.end) / max(abs(blank.end), 1e-12)
+    if gain < GAIN_LIMIT:
+        return failed(
+            f"{practice.NUM_STEPS} steps with real inputs end at {real.end:.4g}, with blank ones at {blank.end:.4g}",
+            where=case.objective_place(),
+            why="inputs are ignored, or targets do not belong to them",
+            fix="see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)",
+            value=gain,
+            limit=GAIN_LIMIT,
+        )
+    return passed(f"real inputs {real.end:.3g}, blank ones {blank.end:.3g}", gain, GAIN_LIMIT)
+
+
+@check("E3", "falls", "warn", humbatova=(6,))
+def falls(case: Case) -> Result:
+    trace = practice.real_run(case)
+    if not trace.finite:
+        return skipped("the short run was not finite (see H1)")
+    first, end = (statistics.mean(losses) for losses in zip(*trace.held_out, strict=True))
+    drops = [a - b for a, b in trace.held_out]
+    noise = statistics.stdev(drops) / len(drops) ** 0.5
+    share = end / first if first > 0 else 0.0
+    if share > FALL_LIMIT or first - end < FALL_SIGMAS * noise:
+        return failed(
+            f"{practice.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on batches it has not seen",
+            where=case.objective_place(),
+            why="it is not learning",
+            fix="see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)",
+            value=share,
+            limit=FALL_LIMIT,
+        )
+    return passed(f"{first:.3g} -> {end:.3g} in {practice.NUM_STEPS} steps, on unseen batches", share, FALL_LIMIT)
+
+
+@check("V4", "chance", "err", humbatova=(11,), needs=("inputs", "targets"))
+def chance(case: Case) -> Result:
+    """After one batch was memorised: another row's inputs must bring the loss back up."""
+    trace = overfit_run(case)
+    system = trace.engine.system
+    was = system.training
+    system.eval()
+    try:
+        probe = system.probe(case.batch(0))
+        assert probe is not None
+        with torch.no_grad():
+            batch = probe.batch
+            swapped = {**batch, probe.inputs: batch[probe.inputs].roll(1, 0)}
+            own = float(probe.objective(probe.predict(batch), batch))
+            other = float(probe.objective(probe.predict(swapped), batch))
+    finally:
+        system.train(was)
+    if trace.losses[-1] > MEMORISED * trace.first:
+        return skipped("one batch was not memorised (see E1)")
+    kept = (trace.first - other) / max(trace.first - own, 1e-12)
+    limit = 0.8
+    if kept > limit:
+        return failed(
+            f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's",
+            where=case.objective_place(),
+            why="the answer does not come from the inputs: the target leaks in by another way",
+            fix="see C2; look for targets, row numbers or batch order in what the model is given",
+            value=kept,
+            limit=limit,
+        )
+    return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, limit)

@@ -1,0 +1,409 @@
+"""O: every tensor is trained, once, by what its kind wants, at the rate that was declared."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.checks import practice
+from seedbed.checks.case import CPU, Case, Recorder, place, take_rows
+from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.config import Schedule
+from seedbed.nn.groups import declaration_of
+from seedbed.train.engine import Engine
+from seedbed.train.loop import Job
+from seedbed.train.optim import param_groups
+from seedbed.train.system import Batch
+
+# Gradient norms of one batch, three times: sound 0, not zeroed 2.86, 5.72, 8.58.
+ZERO_LIMIT = 1e-3
+# Parts against the whole in float32: sound at most 4e-7, a mean of means .23.
+PARTS_LIMIT = 1e-4
+# Applied against declared rate: sound at most 2e-4 (float32 weights), eps 1e-3 or one shared floor 5 % and more.
+RATE_LIMIT = 0.02
+# Elements with a gradient that a step leaves as they were: float32 at most .004, bf16 weights .34.
+STUCK_LIMIT = 0.2
+AVERAGE_LIMIT = 1e-5
+
+
+def _names(names: list[str], num: int = 3) -> str:
+    more = f" and {len(names) - num} more" if len(names) > num else ""
+    return ", ".join(names[:num]) + more
+
+
+@check("O1", "groups", "err", humbatova=(12,), quick=True)
+def groups(case: Case) -> Result:
+    engine = case.fresh_engine()
+    counts = Counter(id(p) for o in engine.optimizers.values() for g in o.groups for p in g.params.values())
+    stepped = Counter(id(p) for o in engine.optimizers.values() for p in o.params)
+    wanted = {n: p for n, p in engine.system.named_parameters() if p.requires_grad}
+    missing = [n for n, p in wanted.items() if not counts[id(p)] or not stepped[id(p)]]
+    double = [n for n, p in wanted.items() if counts[id(p)] > 1]
+    where = place(param_groups)
+    if missing:
+        what = f"{len(missing)} of {len(wanted)} trainable tensors are in no group: {_names(missing)}"
+        return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one player's optimizer")
+    if double:
+        what = f"{len(double)} tensors are in more than one group: {_names(double)}"
+        return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one player")
+    odd = _odd_kinds(engine)
+    if odd:
+        why = "an optimizer for hidden matrices, or weight decay, spoils tables and gains"
+        fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
+        return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, why=why, fix=fix, severity="warn")
+    return passed(f"{len(wanted)} tensors, each in one of {sum(len(o.groups) for o in engine.optimizers.values())} groups")
+
+
+def _odd_kinds(engine: Engine) -> list[str]:
+    tables = {id(m.weight): m.num_embeddings for m in engine.system.modules() if isinstance(m, nn.Embedding)}
+    sizes = set(tables.values())
+    odd = []
+    for optimizer in engine.optimizers.values():
+        for group in optimizer.groups:
+            for name, param in group.params.items():
+                declared = declaration_of(param)
+                # A matrix with one row per entry of a table is that table or the head that reads it back.
+                is_table = id(param) in tables or (param.ndim == 2 and bool(sizes & set(param.shape[:1])))
+                if group.kind == "muon" and (param.ndim != 2 or is_table):
+                    odd.append(f"{name} (a {'table or head' if is_table else 'vector'} in Muon)")
+                elif group.weight_decay and param.ndim < 2 and not (declared and declared.decay):
+                    odd.append(f"{name} (a vector that decays)")
+    return odd
+
+
+@check("O2", "moves", "err", humbatova=(12, 6))
+def moves(case: Case) -> Result:
+    engine = practice.start(case)
+    system = engine.system
+    before = {n: p.detach().clone() for n, p in system.named_parameters()}
+    reached: set[str] = set()
+    with practice.gradients(system) as seen:
+        for step in range(3):
+            practice.take_step(case, engine, case.batch(step, practice.ROWS_PER_STEP), step)
+            reached |= {n for n, g in seen.items() if g.abs().max() > 0}
+            seen.clear()
+    lawful = set(case.probe.dead) if case.probe else set()
+    named = {n: p for n, p in system.named_parameters() if n not in lawful}
+    frozen = [n for n, p in named.items() if not p.requires_grad]
+    cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
+    still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
+    for names, state, fix in (
+        (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
+        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; lawful ones: Probe.dead"),
+        (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
+    ):
+        if names:
+            what = f"{len(names)} of {len(before)} tensors {state} in 3 steps: {_names(names)}"
+            where = place(Engine._finish) if names is still else case.locate(practice.owner(system, names[0]))
+            why = "this part of the model never learns"
+            return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0)
+    return passed(f"all {len(named)} tensors get a gradient and move in 3 steps")
+
+
+@check("O3", "zeroed", "err", humbatova=(12,))
+def zeroed(case: Case) -> Result:
+    engine, batch = practice.start(case), case.batch(0)
+    norms = []
+    for _ in range(3):
+        measured = practice.take_step(case, engine, batch, 0, rate=0.0)
+        norms.append(max(float(v) for n, v in measured.items() if n.startswith("grad_norm")))
+    apart = (max(norms) - min(norms)) / max(min(norms), 1e-12)
+    if not apart <= ZERO_LIMIT:
+        return failed(
+            f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}",
+            where=place(Engine._finish),
+            why="gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set",
+            fix="clear gradients after every step; change nothing in the system but through the optimizer",
+            value=apart,
+            limit=ZERO_LIMIT,
+        )
+    return passed("the same batch gives the same gradient three times", apart, ZERO_LIMIT)
+
+
+@check("O4", "accumulate", "err", humbatova=(12, 6))
+def accumulate(case: Case) -> Result:
+    num = 4
+    batch = case.batch(0, 20)
+    # Parts of unequal size: what weighs parts and not targets shows.
+    rows = [slice(0, 9), slice(9, 11), slice(11, 16), slice(16, 20)]
+    whole, parts = _gradient(case, [batch], clip=0.0), _gradient(case, [take_rows(batch, r) for r in rows], clip=0.0)
+    again = _gradient(case, [batch], clip=0.0, dice=1)
+    if _apart(whole, again) > 1e-6:
+        # The loss draws noise, and parts draw other noise than the whole: compare with the parts' own weighted sum.
+        whole = _weighted_sum(case, [take_rows(batch, r) for r in rows])
+    apart = _apart(whole, parts)
+    if not apart <= PARTS_LIMIT:
+        return failed(
+            f"{num} unequal parts give another gradient than the whole batch: {apart:.1%} off",
+            where=place(type(case.shaken()).num_targets),
+            why="short parts count for more: training depends on how a batch is cut",
+            fix="let num_targets count what the loss averages over; the engine weighs parts by it",
+            value=apart,
+            limit=PARTS_LIMIT,
+        )
+    clipped = _clip_error(case, batch, float(_norm(whole)))
+    if not clipped <= 1e-3:
+        return failed(
+            f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length",
+            where=place(Engine._finish),
+            why="clipping does not hold what it promises: one bad batch can throw the weights far",
+            fix="divide all gradients of a player by max(1, norm / clip) before its optimizer sees them",
+            value=clipped,
+            limit=1e-3,
+        )
+    return passed("unequal parts give the gradient of the whole; clipping bites", apart, PARTS_LIMIT)
+
+
+def _engine_for(case: Case, num_parts: int, clip: float) -> Engine:
+    engine = case.fresh_engine(f"batch={num_parts}", f"accum={num_parts}", f"optim.clip={clip!r}")
+    engine.variant = engine.system.variant(0, case.small.steps)
+    return engine
+
+
+def _gradient(case: Case, parts: list[Batch], clip: float, dice: int = 0) -> dict[str, Tensor]:
+    engine = _engine_for(case, len(parts), clip)
+    with practice.gradients(engine.system) as seen:
+        engine.begin(dice, 1.0 / case.small.steps, 0.0)
+        engine.step(lambda k: parts[k])
+    return dict(seen)
+
+
+def _weighted_sum(case: Case, parts: list[Batch]) -> dict[str, Tensor]:
+    """The parts' gradients weighted by their targets, with the dice that each meets in one step."""
+    system = case.fresh_system()
+    recorder = Recorder(system, case.small, CPU)
+    recorder.variant = system.variant(0, case.small.steps)
+    recorder.roll_dice(0)
+    counts = torch.tensor([float(system.num_targets(part)) for part in parts])
+    for part, share in zip(parts, counts / counts.sum().clamp_min(1.0), strict=True):
+        system.update(part, recorder)
+        (torch.stack(list(recorder.norms.values())).sum() * share).backward()
+    return {n: p.grad for n, p in system.named_parameters() if p.grad is not None}
+
+
+def _norm(grads: dict[str, Tensor]) -> Tensor:
+    return torch.stack([g.double().norm() for g in grads.values()]).norm()
+
+
+def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    if a.keys() != b.keys():
+        return math.inf
+    return float(_norm({n: a[n] - b[n] for n in a}) / _norm(a).clamp_min(1e-12))
+
+
+def _clip_error(case: Case, batch: Batch, norm: float) -> float:
+    """How far the length of what the optimizer took in is from the clip, by its first moments after one step."""
+    engine = _engine_for(case, 1, norm / 2)
+    engine.begin(0, 1.0 / case.small.steps, 0.0)
+    engine.step(lambda k: batch)
+    optim, worst = case.small.optim, 0.0
+    for optimizer in engine.optimizers.values():
+        tensors = optimizer.tensors()
+        means = [t.double().norm() / (1 - optim.beta1) for n, t in tensors.items() if n.startswith("mean.")]
+        momenta = [t.double().norm() / (1 - optim.momentum) for n, t in tensors.items() if n.startswith("momentum.")]
+        length = float(torch.stack(means + momenta).norm())
+        if len(engine.optimizers) == 1:
+            worst = max(worst, abs(length / (norm / 2) - 1.0))
+        else:
+            worst = max(worst, length / (norm / 2) - 1.0)
+    return worst
+
+
+# ---- schedule --------------------------------------------------------------------------------------------------------
+
+
+def declared_rate(schedule: Schedule, progress: float) -> float:
+    """The schedule's curve, written a second time on purpose: the check must not trust what it checks."""
+    if progress < schedule.warmup:
+        return progress / schedule.warmup
+    after = (progress - schedule.warmup) / max(1.0 - schedule.warmup, 1e-12)
+    begin = 1.0 - schedule.decay
+    cooled = max(0.0, progress - begin) / schedule.decay if schedule.decay else 0.0
+    height = {
+        "constant": 1.0,
+        "gpt3": (1.0 + math.cos(math.pi * after)) / 2.0,
+        "one_cycle": (1.0 + math.cos(math.pi * after)) / 2.0,
+        "wsd": 1.0 - math.sqrt(cooled),
+        "linear": 1.0 - cooled,
+    }[schedule.kind]
+    return schedule.floor + (1.0 - schedule.floor) * height
+
+
+@check("O5", "schedule", "err", humbatova=(2, 12))
+def schedule(case: Case) -> Result:
+    """Walk the real loop over the whole horizon with an objective that costs nothing, and measure how far weights move."""
+    walk = _Walk(case)
+    total = case.small.steps
+    points = sorted({round(i * (total - 1) / 40) for i in range(41)} | {0, 1, 2} & set(range(total)))
+    worst, first = 0.0, {}
+    for step in points:
+        wanted = declared_rate(case.small.schedule, (step + 1) / total)
+        applied = walk.rates(step)
+        for group, rate in applied.items():
+            full = first.setdefault(group, walk.full_rates[group])
+            error = abs(rate / full - wanted) / max(wanted, 0.01)
+            if error > RATE_LIMIT:
+                return failed(
+                    f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}",
+                    where=place(Job.progress.fget),
+                    why="the learning rate does not follow its schedule: warm-up, peak or floor is not what you set",
+                    fix="evaluate schedule.multiplier once per update with the share of the run done, for every group alike",
+                    value=error,
+                    limit=RATE_LIMIT,
+                )
+            worst = max(worst, error)
+    wrong = walk.base_error()
+    if wrong[1] > RATE_LIMIT:
+        what = f"{wrong[0]} moves at {1 + wrong[2]:.3g} times the rate it was given"
+        why = "eps, clipping or the optimizer itself eats the step: lr means nothing"
+        fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
+        return failed(what, where=walk.place, why=why, fix=fix, value=wrong[1], limit=RATE_LIMIT)
+    return passed(f"{len(points)} steps of {total:,}: every group follows {case.small.schedule.kind}", worst, RATE_LIMIT)
+
+
+class _Walk:
+    """A job whose objective pulls every weight with the same force, so that how far it moves is the rate it really got."""
+
+    def __init__(self, case: Case) -> None:
+        from seedbed.checks.loop_checks import new_job
+
+        self.job = new_job(case, "batch=4", "accum=1", "ema=0.0", "optim.clip=0.0")
+        self.engine, self.system = self.job.engine, self.job.engine.system
+        self.system.update = self._pull  # type: ignore[method-assign]
+        self.place = place(Engine._finish)
+        self.groups = {}
+        for optimizer in self.engine.optimizers.values():
+            for number, group in enumerate(optimizer.groups):
+                name, param = next(iter(group.params.items()))
+                self.groups[f"group {group.name} ({name})" if number else f"group {group.name}"] = (group, param)
+        self.lrs = {title: group.lr for title, (group, _) in self.groups.items()}
+        self.full_rates = self._at_full_rate()
+
+    def _pull(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
+        losses = {}
+        for player, optimizer in engine.optimizers.items():
+            # Scaled to an everyday gradient: norm 1 over all tensors, as a clipped step has.
+            size = math.sqrt(sum(p.numel() for p in optimizer.params))
+            loss = torch.stack([p.sum() / size for p in optimizer.params]).sum()
+            engine.descend(loss, player)
+            losses["loss"] = loss.detach()
+        return losses
+
+    def _at_full_rate(self) -> dict[str, float]:
+        return self._movement(lambda: self._step(0, 1.0))
+
+    def rates(self, step: int) -> dict[str, float]:
+        """What moves each group at this step of the run, through the loop's own step."""
+        from seedbed.train import loop
+
+        self.job.step, self.job.items = step, step * self.job.config.batch
+
+        def go() -> None:
+            loop._take_step(self.job)
+            self.job.readback.drop()
+
+        return self._movement(go)
+
+    def _step(self, step: int, rate: float) -> None:
+        self.engine.begin(step, 0.5, rate)
+        self.job.feed.load(0)
+        self.engine.step(self.job.feed.part)
+
+    @torch.no_grad()
+    def _movement(self, go: object) -> dict[str, float]:
+        for _, param in self.groups.values():
+            param.zero_()  # without a weight there is no decay
+        with torch.enable_grad():
+            go()  # type: ignore[operator]
+        return {title: float(param.double().norm()) for title, (_, param) in self.groups.items()}
+
+    def base_error(self) -> tuple[str, float, float]:
+        """The AdamW group whose movement at full rate is furthest from the rate it was given."""
+        worst = ("", 0.0, 0.0)
+        for title, (group, param) in self.groups.items():
+            if group.kind != "adamw" or not group.lr:
+                continue
+            error = self.full_rates[title] / (self.lrs[title] * math.sqrt(param.numel())) - 1.0
+            if abs(error) > worst[1]:
+                worst = (title, abs(error), error)
+        return worst
+
+
+# ---- resolution, averages ------------------------------------------------------------------------------------------
+
+
+@check("O6", "resolution", "err", humbatova=(12, 13))
+def resolution(case: Case) -> Result:
+    engine = practice.start(case)
+    system = engine.system
+    for step in range(2):
+        practice.take_step(case, engine, case.batch(step, practice.ROWS_PER_STEP), step)
+    before = {n: p.detach().clone() for n, p in system.named_parameters()}
+    with practice.gradients(system) as seen:
+        practice.take_step(case, engine, case.batch(2, practice.ROWS_PER_STEP), 2)
+    worst, name = 0.0, ""
+    for key, param in system.named_parameters():
+        grad = seen.get(key)
+        if grad is None:
+            continue
+        pulled = grad.abs() > 1e-3 * grad.abs().max().clamp_min(1e-20)
+        stuck = float(((param.detach() == before[key]) & pulled).sum() / pulled.sum().clamp_min(1))
+        if stuck > worst:
+            worst, name = stuck, key
+    if worst > STUCK_LIMIT:
+        kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
+        return failed(
+            f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient",
+            where=case.locate(practice.owner(system, name)),
+            why="updates are smaller than the weights' last digit and round away: training stalls silently",
+            fix="keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate",
+            value=worst,
+            limit=STUCK_LIMIT,
+        )
+    return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
+
+
+@check("O7", "average", "err", humbatova=(12,))
+def average(case: Case) -> Result:
+    decay = case.small.ema
+    if not decay:
+        return skipped("the preset keeps no average (ema=0)")
+    engine = practice.start(case)
+    assert engine.ema is not None
+    expected = {n: p.detach().clone() for n, p in engine.system.named_parameters() if p.requires_grad}
+    worst, name = 0.0, ""
+    for step in range(3):
+        practice.take_step(case, engine, case.batch(step), step)
+        weight = 1.0 - min(decay, (1.0 + step) / (10.0 + step))
+        for key, param in engine.system.named_parameters():
+            if key in expected:
+                expected[key] += weight * (param.detach() - expected[key])
+    with engine.evaluating():
+        shown = {n: p.detach().clone() for n, p in engine.system.named_parameters()}
+    for key, value in expected.items():
+        error = float((shown[key] - value).abs().max() / value.abs().max().clamp_min(1e-6))
+        worst, name = max((worst, name), (error, key))
+    if not worst <= AVERAGE_LIMIT:
+        return failed(
+            f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula",
+            where=place(type(engine.ema).update),
+            why="evaluations and samples show weights that nobody trained",
+            fix="average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation",
+            value=worst,
+            limit=AVERAGE_LIMIT,
+        )
+    half_life, third = math.log(2) / (1.0 - decay), case.config.steps / 3
+    if half_life > third:
+        return failed(
+            f"the average's half-life is {half_life:.0f} steps, the run has {case.config.steps}",
+            where=place(case.recipe.presets[case.preset or ""]),
+            why="what is evaluated and sampled is mostly the model's youth: grey pictures, dull text",
+            fix=f"ema={max(0.0, 1 - 10 / case.config.steps):.4g} fits this length, or train longer",
+            value=half_life,
+            limit=third,
+            severity="warn",
+        )
+    return passed("the average follows its formula and fits the run", worst, AVERAGE_LIMIT)

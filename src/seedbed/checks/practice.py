@@ -1,0 +1,193 @@
+"""Short trainings on the small config that several checks share, through the real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.checks.case import Case
+from seedbed.train.engine import Engine
+from seedbed.train.system import Batch, System
+
+# Rows per step of a short run, whatever the preset's batch: enough that a curve is not only noise.
+ROWS_PER_STEP = 32
+NUM_STEPS, WARMUP, TAIL = 80, 20, 15
+# Where the question is what can be learned, not how fast: a rate at which small models learn something in so few steps.
+BRISK = 3e-3
+NUM_HELD_OUT, HELD_OUT_ROWS = 8, 64
+
+
+@dataclass
+class Trace:
+    """What a short run left: the losses it measured, and the engine with the system as it ended."""
+
+    engine: Engine
+    losses: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    held_out: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        return self.losses[0]
+
+    @property
+    def end(self) -> float:
+        """The mean of the last losses; infinite when one of them is not finite."""
+        last = self.losses[-TAIL:]
+        return sum(last) / len(last) if all(map(math.isfinite, self.losses)) else math.inf
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, self.losses))
+
+
+def start(case: Case, *assignments: str, seed: int | None = None) -> Engine:
+    """A new engine of the small config for steps of one part."""
+    engine = case.fresh_engine("accum=1", *assignments, seed=seed)
+    engine.variant = engine.system.variant(0, case.small.steps)
+    return engine
+
+
+def take_step(case: Case, engine: Engine, batch: Batch, step: int, rate: float = 1.0) -> dict[str, Tensor]:
+    """One step of the real engine on a given batch, with the dice of `step`."""
+    engine.begin(step, min(1.0, (step + 1) / case.small.steps), rate)
+    return engine.step(lambda part: batch)
+
+
+def ramp(step: int) -> float:
+    """A warm-up that fits into a short run."""
+    return min(1.0, (step + 1) / WARMUP)
+
+
+def train(case: Case, rate: float = 1.0, blank: bool = False) -> Trace:
+    """A short run on fresh batches, at the preset's peak rate times `rate`; with `blank`, on inputs that say nothing."""
+    engine = start(case)
+    if blank:
+        _blind(engine.system)
+    trace = Trace(engine)
+    at_birth = _held_out_losses(case, engine.system)
+    for step in range(NUM_STEPS):
+        before = [p.detach().clone() for p in matrices(engine.system)] if step >= NUM_STEPS - 3 else []
+        measured = take_step(case, engine, case.batch(step, ROWS_PER_STEP), step, rate * ramp(step))
+        trace.losses.append(float(measured["loss"]))
+        if before:
+            trace.ratios += [_ratio(p, old) for p, old in zip(matrices(engine.system), before, strict=True)]
+        if not math.isfinite(trace.losses[-1]):
+            break
+    trace.held_out = list(zip(at_birth, _held_out_losses(case, engine.system), strict=True))
+    return trace
+
+
+def overfit(case: Case, rate: float, num_steps: int, target: float) -> Trace:
+    """Steps on one batch with one set of dice, until the loss has fallen to `target` times the first."""
+    engine, batch = start(case), case.batch(0)
+    trace = Trace(engine)
+    for step in range(num_steps):
+        engine.begin(0, 1.0 / case.small.steps, rate * ramp(step))
+        trace.losses.append(float(engine.step(lambda part: batch)["loss"]))
+        if not math.isfinite(trace.losses[-1]) or trace.losses[-1] <= target * trace.first:
+            break
+    return trace
+
+
+def real_run(case: Case) -> Trace:
+    return case.once("practice.real", lambda: train(case))
+
+
+def slow_run(case: Case) -> Trace:
+    return case.once("practice.slow", lambda: train(case, rate=0.1))
+
+
+def brisk_rate(case: Case, wanted: float = BRISK) -> float:
+    """The factor that lifts the preset's rate to `wanted`; 1 where it is higher already."""
+    optim = case.small.optim
+    highest = max(optim.lr, optim.muon_lr if optim.kind == "muon" else 0.0)
+    return max(1.0, wanted / highest) if highest else 1.0
+
+
+def brisk_run(case: Case) -> Trace:
+    rate = brisk_rate(case)
+    return real_run(case) if rate == 1.0 else case.once("practice.brisk", lambda: train(case, rate))
+
+
+def blank_run(case: Case) -> Trace:
+    return case.once("practice.blank", lambda: train(case, brisk_rate(case), blank=True))
+
+
+def _blind(system: System) -> None:
+    """Let the system's update see inputs that are the same for every row and place."""
+
+    def update(batch: Batch, engine: Engine) -> dict[str, Tensor]:
+        probe = system.probe(batch)
+        assert probe is not None
+        blanked = {**probe.batch, probe.inputs: torch.zeros_like(probe.batch[probe.inputs])}
+        loss = probe.objective(probe.predict(blanked), blanked)
+        engine.descend(loss)
+        return {"loss": loss.detach()}
+
+    system.update = update  # type: ignore[method-assign]
+
+
+def _held_out_losses(case: Case, system: System) -> list[float]:
+    """Losses on batches that no short run trains on, with the same dice for all runs, in evaluation mode."""
+    was = system.training
+    system.eval()
+    try:
+        with torch.no_grad():
+            batches = (case.batch(NUM_STEPS + n, HELD_OUT_ROWS) for n in range(NUM_HELD_OUT))
+            return [float(case.loss_of(system, batch, dice=n)) for n, batch in enumerate(batches)]
+    finally:
+        system.train(was)
+
+
+def matrices(system: nn.Module) -> list[nn.Parameter]:
+    """Trainable tensors with at least two axes."""
+    return [p for p in system.parameters() if p.requires_grad and p.ndim >= 2]
+
+
+def _ratio(now: Tensor, before: Tensor) -> float:
+    return float((now.detach() - before).norm() / before.norm().clamp_min(1e-12))
+
+
+@contextlib.contextmanager
+def gradients(system: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """What backward passes inside leave in each parameter, by name; the last value of each."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+
+    def hook(name: str) -> Callable[[Tensor], None]:
+        def keep(param: Tensor) -> None:
+            if param.grad is not None:
+                seen[name] = param.grad.detach().clone()
+
+        return keep
+
+    for name, param in system.named_parameters():
+        if param.requires_grad:
+            handles.append(param.register_post_accumulate_grad_hook(hook(name)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def named_tensors(engine: Engine) -> dict[str, Tensor]:
+    """Everything a checkpoint would keep, copied, by file and name."""
+    return {f"{file}: {n}": t.detach().clone() for file, group in engine.tensors().items() for n, t in group.items()}
+
+
+def first_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
+    """The name of the first tensor that is not bitwise the same in both; empty when all are."""
+    return next((n for n in {**a, **b} if n not in a or n not in b or not torch.equal(a[n], b[n])), "")
+
+
+def owner(system: nn.Module, name: str) -> Any:
+    """The module that holds a parameter."""
+    return system.get_submodule(name.rpartition(".")[0])
