@@ -9,7 +9,7 @@ from seedbed.nn.groups import declare
 
 def widen(x: Tensor) -> Tensor:
     """At least float32: half-precision numbers are too coarse to average."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.float() if x.dtype.itemsize < 4 else x
 
 
 def rms_norm(x: Tensor, weight_D: Tensor | None = None, eps: float = 1e-7) -> Tensor:
