@@ -23,7 +23,7 @@ NAMES = {
 }  # fmt: skip
 
 VERBS = {
-    "demo", "doctor", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
+    "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
     "runs list", "runs show", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench",
 }  # fmt: skip

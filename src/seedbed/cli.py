@@ -267,6 +267,8 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("-m", "--why", default="", metavar="WHY", help="why this run: the journal will tell")
     parser.add_argument("--run", metavar="NAME", help="the run's name; otherwise date, recipe and two words")
     parser.add_argument("--parent", metavar="RUN", help="the run to compare with")
+    parser.add_argument("--no-check", action="store_true", help="start without the quick checks; the journal will tell")
+    parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
 
 
 @verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
@@ -274,6 +276,7 @@ def _train(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
+    facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
     return local.train(given.name, given.settings, root=given.runs, **facts)
 
 
@@ -406,6 +409,21 @@ def _doctor(given: argparse.Namespace) -> int:
 
 
 # ---- why it is not learning ------------------------------------------------------------------------------------------
+
+
+def _check_arguments(parser: Parser) -> None:
+    _settings(parser, "RECIPE/PRESET")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="this check, or a letter for its group")
+    parser.add_argument("--skip", action="append", default=[], metavar="ID", help="not this check, or group")
+    parser.add_argument("--full", action="store_true", help="at full depth, width and length")
+
+
+@verb("check", "RECIPE/PRESET [key=value ...]", "test data, model, loss and loop of a run before it is started", _check_arguments)
+def _check(given: argparse.Namespace) -> int:
+    from seedbed.checks import preflight
+
+    chosen = {"only": given.only, "skip": given.skip, "full": given.full, "as_json": given.json}
+    return preflight.check(given.name, given.settings, root=given.runs, **chosen)
 
 
 def _replay_arguments(parser: Parser) -> None:

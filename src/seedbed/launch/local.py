@@ -8,12 +8,13 @@ import signal
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from seedbed import config as configs
+from seedbed.checks.preflight import before_training
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
@@ -52,8 +53,9 @@ def train(
     why: str = "",
     dirty: bool = False,
     parent: str | None = None,
+    check: Literal["quick", "force", "skip"] = "skip",
 ) -> int:
-    """Start a run and stay with it to its end."""
+    """Start a run and stay with it to its end; the quick checks may stop it before its first step."""
     recipe, preset = find(name)
     base = recipe.preset(preset)
     config = configs.override(base, assignments)
@@ -64,6 +66,8 @@ def train(
     _keep_recipe_files(recipe, run)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         _echo(run, config, base, console)
+        if not _preflight(run, recipe, preset, config, console, check):
+            return EXIT_FAILED
         return _execute(run, recipe, config, console, resumed=False)
 
 
@@ -137,7 +141,7 @@ def export(root: Path, run_name: str, out: Path, checkpoint_name: str = "") -> i
 
 def demo(root: Path) -> int:
     """A small GPT learns in about a minute; then, what to try next."""
-    status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True)
+    status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True, check="quick")
     if status == EXIT_OK:
         name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name
         print("\nNow try:")
@@ -145,6 +149,23 @@ def demo(root: Path) -> int:
         print("  seedbed train gpt/demo model.depth=2 -m 'is half the depth enough?'")
         print("  seedbed runs list")
     return status
+
+
+def _preflight(run: Run, recipe: Recipe, preset: str | None, config: Config, console: Console, check: str) -> bool:
+    """Whether training may start; what was found, or that nobody looked, is written into the run's folder."""
+    if check == "skip":
+        run.event(0, "preflight", outcome="skipped")
+        return True
+    report = before_training(recipe, preset, config, root=run.path.parent, folder=run.path, say=console.line)
+    errors, warnings = ([f.id for f in report.of(severity)] for severity in ("err", "warn"))
+    outcome = "forced" if errors and check == "force" else "failed" if errors else "passed"
+    run.event(0, "preflight", outcome=outcome, errors=errors, warnings=warnings)
+    if outcome == "failed":
+        reason = f"preflight: {', '.join(errors)}"
+        run.set_status("failed", error=reason)
+        run.close()
+        console.line(f"{reason}: not started; mend it, or start all the same with --force", style="bold")
+    return outcome != "failed"
 
 
 def _saved_config(run: Run) -> tuple[Recipe, Config]:

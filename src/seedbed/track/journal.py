@@ -140,11 +140,19 @@ def _entry(run: Run) -> str:
         f"- recipe: {full_name(config['recipe'], config['preset'])}, {code.describe(run.code_json())}",
         f"- changed against {base}: {changes}",
         f"- verdict: {numbers}",
+        *_preflight(run),
         *([f"- picture: ![loss of {run.name}]({relative})"] if picture.exists() else []),
         f"- reproduce: `{run.command()}`",
         f'- conclusion: open (`seedbed note {run.name} "..."`)',
     ]
     return "\n".join([f"<!-- run {run.name} -->", *parts, f"<!-- end {run.name} -->"])
+
+
+def _preflight(run: Run) -> list[str]:
+    """A line for runs that started although a check failed, or unchecked."""
+    found = next((e for e in run.events() if e.get("kind") == "preflight"), {})
+    told = {"skipped": "skipped", "forced": f"forced past {', '.join(map(str, found.get('errors', [])))}"}
+    return [f"- preflight: {told[found['outcome']]}"] if found.get("outcome") in told else []
 
 
 def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
