@@ -71,6 +71,14 @@ class Guard:
     sigmas: float = number(6.0, low=1.0)
 
 
+@dataclass(frozen=True)
+class Limit:
+    """Train or evaluate on the first items of the data only, as if there were no others; 0 means all."""
+
+    train: int = number(0, low=0)
+    valid: int = number(0, low=0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything a run depends on. A recipe supplies its own dataclasses for `model` and `data`."""
@@ -81,6 +89,7 @@ class Config:
     schedule: Schedule = Schedule()
     every: Every = Every()
     guard: Guard = Guard()
+    limit: Limit = Limit()
     steps: int = number(1000, low=1)
     budget: float | None = seconds(None)
     batch: int = number(32, low=1)

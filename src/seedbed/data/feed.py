@@ -4,6 +4,7 @@ Shape suffixes: B items of a step, b items of a micro-batch.
 """
 
 import contextlib
+import copy
 import os
 import time
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seedbed.config import Limit
 from seedbed.data.gather import DeviceRows, HostRows, Slot
 from seedbed.data.order import Order
 from seedbed.data.prefetch import Prefetch
@@ -50,6 +52,23 @@ class Source:
         """On the device: widen, normalise, name. `raw` holds one entry per array, and `index`, the global sample counters."""
         return raw
 
+    def first(self, num: int) -> "Source":
+        """The first `num` items as a source of its own, without the rows that only later items need.
+
+        A generator repeats its first `num` samples. Override it where evaluation reads more than `arrays` and `num_items`.
+        """
+        part: Any = copy.copy(self)
+        if not self.arrays:
+            part.batch = lambda raw: self.batch({**raw, "index": raw["index"] % num})
+            return part
+        part.num_items = min(num, self.num_items)
+        index_N = np.arange(part.num_items)
+        rows = [self.locate(np.full_like(index_N, epoch), index_N) for epoch in range(2)]
+        if np.array_equal(*rows):  # else later epochs need other rows
+            end = int(rows[0].max())
+            part.arrays = {name: array[: end + max(1, self.spans[name])] for name, array in self.arrays.items()}
+        return part
+
 
 @dataclass
 class Data:
@@ -58,6 +77,17 @@ class Data:
     train: Source
     valid: Source
     facts: dict[str, Any]
+
+
+def limited(data: Data, limit: Limit) -> Data:
+    """The data cut down to what a config asks for."""
+    if not limit.train and not limit.valid:
+        return data
+    part = copy.copy(data)
+    part.train = data.train.first(limit.train) if limit.train else data.train
+    part.valid = data.valid.first(limit.valid) if limit.valid else data.valid
+    part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid}}
+    return part
 
 
 class WindowSource(Source):

@@ -81,6 +81,12 @@ class TextSource(Source):
     def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         return {"tokens": raw["tokens"].long()}
 
+    def first(self, num: int) -> "TextSource":
+        """The first `num` blocks, without the tokens after them."""
+        num = min(num, self.num_items)
+        size = (num + 1) * self.block if self.mode == "phase" else num * self.block + 1
+        return TextSource(self.tokens[:size], self.block, self.mode, self.seed, self._token_bytes)
+
 
 def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") -> Iterator[Tensor]:
     """Every target of a split exactly once: (B, T+1) windows side by side, then the tail as one shorter window."""

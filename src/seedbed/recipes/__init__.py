@@ -34,7 +34,9 @@ class Recipe:
         return self.presets[_one_of(name, self.presets, f"{self.name} has no preset {name!r}")]()
 
     def open_data(self, config: Config) -> "Data":
-        return self._function("data", "open_data")(config)
+        from seedbed.data.feed import limited
+
+        return limited(self._function("data", "open_data")(config), config.limit)
 
     def build(self, config: Config, data: "Data") -> "System":
         return self._function("system", "build")(config, data)
