@@ -101,6 +101,11 @@ def largest(values: Any) -> float:
     return max(sizes) if sizes else math.nan
 
 
+def _next_node() -> int:
+    """The running number that the next node of the autograd graph will get."""
+    return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
+
+
 class Tracer:
     """Hooks on every module, a look at every operation, a hook on every backward node."""
 
@@ -134,14 +139,14 @@ class Tracer:
         with self.paused():
             if not self.forward and not all_finite((args, kwargs)):
                 self.forward = self._blame_caller()
-            call = Call(self.names[module], type(module).__name__, module, torch.autograd._get_sequence_nr())
+            call = Call(self.names[module], type(module).__name__, module, _next_node())
             call.given = largest((args, kwargs))
             self.stack.append(call)
 
     def _leave(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
         with self.paused():
             call = self.stack.pop()
-            call.last = torch.autograd._get_sequence_nr()
+            call.last = _next_node()
             call.finite, call.gave = all_finite(out), largest(out)
             first = next((t for t in tree_leaves(out) if isinstance(t, Tensor) and t.is_floating_point()), None)
             if first is not None:
@@ -261,8 +266,6 @@ class TracingEngine(Engine):
     `light` leaves the tracer out: enough to see whether a step is finite.
     """
 
-    variant: Any
-
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         super().__init__(system, config, device)
         self.found: Examination | None = None
@@ -324,10 +327,10 @@ class TracingEngine(Engine):
 
 def where_of(module: nn.Module) -> str:
     """`file:line Class.forward`, or the objective's place for the system itself."""
-    kind = type(module)
     if isinstance(module, System):
+        kind = type(module)
         return place(kind.loss if kind.loss is not System.loss else kind.update)
-    return place(kind.forward)
+    return place(type(module).forward)
 
 
 def user_line(frame: FrameType | None) -> str:

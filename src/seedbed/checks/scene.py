@@ -92,13 +92,9 @@ def open_scene(root: Path, run_name: str, step: int | None, tell: Callable[[str]
     tell("opening the data")
     plain = replace(config, compile="off", capture="off")
     data = recipe.open_data(plain)
-    job = loop.Job(
-        run=run,
-        config=plain,
-        data=data,
-        console=Console(stream=io.StringIO()),
-        **dict(zip(("engine", "system"), build(recipe, plain, data), strict=True)),
-    )
+    engine, system = build(recipe, plain, data)
+    silent = Console(stream=io.StringIO())
+    job = loop.Job(run=run, config=plain, system=system, data=data, engine=engine, console=silent)
     start = _restore(job, run, saved, is_incident)
     if wanted <= job.step:
         raise UserError(f"step {wanted} cannot be replayed: steps count from 1")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -62,7 +62,7 @@ class Engine:
             for name, module in modules.items()
         }
         self.ema = Ema(system, config.ema) if config.ema else None
-        self.variant = None
+        self.variant: Hashable = None
         self._dials = torch.zeros(3, device=device)
         self.rate = self._dials[_RATE]  # a view: what the schedule really gave the step
         self._host_dials = torch.zeros(3)
