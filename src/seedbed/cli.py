@@ -269,6 +269,7 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("--parent", metavar="RUN", help="the run to compare with")
     parser.add_argument("--no-check", action="store_true", help="start without the quick checks; the journal will tell")
     parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
+    parser.add_argument("--anomaly", action="store_true", help="stop at the first NaN of a backward pass and name its line; slow")
 
 
 @verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
@@ -277,7 +278,7 @@ def _train(given: argparse.Namespace) -> int:
 
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
-    return local.train(given.name, given.settings, root=given.runs, **facts)
+    return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, **facts)
 
 
 def _resume_arguments(parser: Parser) -> None:
@@ -436,6 +437,35 @@ def _replay(given: argparse.Namespace) -> int:
     from seedbed.checks import replay_show
 
     return replay_show.replay(given.runs, given.name, given.step, given.json)
+
+
+def _overfit_arguments(parser: Parser) -> None:
+    _settings(parser, "RECIPE/PRESET")
+    parser.add_argument("--batches", type=_number(int, 1), default=1, metavar="N", help="how many batches to learn by heart")
+    parser.add_argument("--steps", type=_number(int, 1), default=200, metavar="N", help="how many steps it may take")
+
+
+@verb("overfit", "RECIPE/PRESET [key=value ...]", "learn a few fixed batches by heart, or say that it cannot", _overfit_arguments)
+def _overfit(given: argparse.Namespace) -> int:
+    from seedbed.checks import overfit
+
+    size = {"num_batches": given.batches, "steps": given.steps}
+    return overfit.overfit(given.name, given.settings, as_json=given.json, **size)
+
+
+def _data_show_arguments(parser: Parser) -> None:
+    _settings(parser, "RECIPE/PRESET")
+    parser.add_argument("--batch", type=_number(int, 0), default=0, metavar="N", help="which batch of the run")
+    parser.add_argument("--num", type=_number(int, 1), default=4, metavar="N", help="how many rows to print")
+
+
+@verb("data show", "RECIPE/PRESET [key=value ...]", "print and draw what the model really receives", _data_show_arguments)
+def _data_show(given: argparse.Namespace) -> int:
+    from seedbed.checks import data_show
+    from seedbed.tune.bench import output_folder
+
+    chosen = {"batch_number": given.batch, "num": given.num, "as_json": given.json}
+    return data_show.show(given.name, given.settings, folder=output_folder(given.runs, "data-show", given.name), **chosen)
 
 
 # ---- listings --------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 from seedbed.checks.case import place, short
 from seedbed.checks.tape import Player, Recorder
 from seedbed.config import Config
+from seedbed.train.anomaly import last_line_outside_torch
 from seedbed.train.engine import Engine, total_norm
 from seedbed.train.optim import Optimizer
 from seedbed.train.system import Batch, System
@@ -345,13 +346,8 @@ def user_line(frame: FrameType | None) -> str:
 
 def forward_line(node: Any) -> str:
     """Where in the forward pass a backward node was made, from the traceback that anomaly mode keeps."""
-    for text in reversed(node.metadata.get("traceback_", [])):
-        head = text.strip().splitlines()[0]
-        path = head.partition('File "')[2].partition('"')[0]
-        if path and not path.startswith((_TORCH, _HERE, "<")):
-            number, _, function = head.partition("line ")[2].partition(", in ")
-            return f"{short(path)}:{number} {function}".strip()
-    return ""
+    found = last_line_outside_torch("".join(node.metadata.get("traceback_", [])), (_HERE,))
+    return f"{short(found[0])}:{found[1]} {found[2]}" if found else ""
 
 
 def _range(x: Tensor) -> str:

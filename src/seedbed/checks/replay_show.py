@@ -18,7 +18,7 @@ NUM_CALLS = 14
 
 def replay(root: Path, run_name: str, step: int | None, as_json: bool = False) -> int:
     """Print what happened at a step; 0 when it was reproduced, 1 when not."""
-    out = Console(highlight=False, soft_wrap=False)
+    out = Console(highlight=False, emoji=False)
     if as_json:
         finding = investigate(root, run_name, step)
         print(json.dumps(lines.finite(finding.to_json())))

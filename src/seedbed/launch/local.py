@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from seedbed.track import code, journal
 from seedbed.track.console import Console
 from seedbed.track.run import Run, full_name
 from seedbed.train import checkpoint
+from seedbed.train.anomaly import detecting
 from seedbed.train.engine import Engine, mix, pick_device
 from seedbed.train.loop import Job, fit, take_back
 from seedbed.train.system import Request, System
@@ -54,11 +55,12 @@ def train(
     dirty: bool = False,
     parent: str | None = None,
     check: Literal["quick", "force", "skip"] = "skip",
+    anomaly: bool = False,
 ) -> int:
     """Start a run and stay with it to its end; the quick checks may stop it before its first step."""
     recipe, preset = find(name)
     base = recipe.preset(preset)
-    config = configs.override(base, assignments)
+    config = configs.override(base, [*assignments, *(("compile=off", "capture=off") if anomaly else ())])
     pick_device(config.device)
     state = code.state(Path.cwd(), root)
     code.require_clean(state, dirty)
@@ -68,7 +70,7 @@ def train(
         _echo(run, config, base, console)
         if not _preflight(run, recipe, preset, config, console, check):
             return EXIT_FAILED
-        return _execute(run, recipe, config, console, resumed=False)
+        return _execute(run, recipe, config, console, resumed=False, anomaly=anomaly)
 
 
 def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False) -> int:
@@ -184,7 +186,7 @@ def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
     return Engine(system, config, device), system
 
 
-def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resumed: bool) -> int:
+def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resumed: bool, anomaly: bool = False) -> int:
     run.set_status("running")
     job = None
     try:
@@ -198,7 +200,8 @@ def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resu
             run.change_config(config, recipe.preset(run.config_json()["preset"]))
         else:
             run.event(0, "start", device=str(engine.device), data=data.facts)
-        status = fit(job)
+        with detecting(job) if anomaly else nullcontext():
+            status = fit(job)
     except BaseException as error:
         run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error=str(error)[:500])
         raise

@@ -15,7 +15,9 @@ from seedbed.track.text import age_seconds
 # How many log points the noise band is taken over, at most; never more than the last half of the run.
 NUM_LAST = 20
 
-INCIDENTS = ("spike", "rollback", "nonfinite", "save_failed", "resume")
+# What the watchers raise while a run trains: data, memory, layers, rates, evaluations.
+ALARMS = ("data_wait", "host_leak", "device_leak", "unused", "dead", "exploding", "schedule", "stuck_eval", "floor", "anomaly")
+INCIDENTS = ("spike", "rollback", "nonfinite", "save_failed", "resume", *ALARMS)
 
 
 def summary(run: Run) -> dict[str, Any]:

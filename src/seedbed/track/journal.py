@@ -141,6 +141,7 @@ def _entry(run: Run) -> str:
         f"- changed against {base}: {changes}",
         f"- verdict: {numbers}",
         *_preflight(run),
+        *_incidents(run),
         *([f"- picture: ![loss of {run.name}]({relative})"] if picture.exists() else []),
         f"- reproduce: `{run.command()}`",
         f'- conclusion: open (`seedbed note {run.name} "..."`)',
@@ -153,6 +154,15 @@ def _preflight(run: Run) -> list[str]:
     found = next((e for e in run.events() if e.get("kind") == "preflight"), {})
     told = {"skipped": "skipped", "forced": f"forced past {', '.join(map(str, found.get('errors', [])))}"}
     return [f"- preflight: {told[found['outcome']]}"] if found.get("outcome") in told else []
+
+
+def _incidents(run: Run) -> list[str]:
+    """What the guards and watchers saw, in numbers, and the words of the first few alarms."""
+    events = run.events()
+    counted = report.incident_line([e for e in events if e.get("kind") != "resume"])
+    alarms = [e for e in events if e.get("kind") in facts.ALARMS and e.get("what")]
+    told = [f"  - step {e.get('step')}, {e['kind']}: {_unmarked(one_line(str(e['what'])))}" for e in alarms[:3]]
+    return [f"- incidents: {counted}", *told] if counted else []
 
 
 def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:

@@ -47,7 +47,7 @@ def fact_lines(run: Run, rows: list[dict[str, Any]], events: list[dict[str, Any]
         "evaluation": evaluation_line(events),
         "time": _times(status, rows),
         "speed": _speed(rows),
-        "incidents": _incidents(events),
+        "incidents": incident_line(events),
         "verdict": one_line(str(status.get("verdict") or "")),
         "reproduce": f"`{run.command()}`",
     }
@@ -104,7 +104,8 @@ def _speed(rows: list[dict[str, Any]]) -> str:
     return ", ".join(filter(None, parts))
 
 
-def _incidents(events: list[dict[str, Any]]) -> str:
+def incident_line(events: list[dict[str, Any]]) -> str:
+    """What went wrong, by kind and number."""
     counts = Counter(e.get("kind") for e in events)
     return ", ".join(f"{counts[kind]} {kind}" for kind in facts.INCIDENTS if counts[kind])
 
