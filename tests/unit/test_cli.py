@@ -76,7 +76,7 @@ def calls(monkeypatch) -> Calls:
 
 
 RUNS = Path("runs")
-TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None}
+TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None, "check": "quick", "anomaly": False}
 TUNING = {"root": RUNS, "json": False}
 WORDS = [
     ("train gpt/demo", "train", ("gpt/demo", []), TRAIN),
@@ -84,6 +84,8 @@ WORDS = [
     ("train --run x gpt/demo a=1 -m why b=-2", "train", ("gpt/demo", ["a=1", "b=-2"]), {**TRAIN, "run_name": "x", "why": "why"}),
     ("train a.py:b --why=w --dirty x=1 --parent p y=2", "train", ("a.py:b", ["x=1", "y=2"]),
      {**TRAIN, "why": "w", "dirty": True, "parent": "p"}),
+    ("train gpt/demo --no-check", "train", ("gpt/demo", []), {**TRAIN, "check": "skip"}),
+    ("train gpt/demo --force --anomaly", "train", ("gpt/demo", []), {**TRAIN, "check": "force", "anomaly": True}),
     ("--runs other train gpt/demo", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
     ("train gpt/demo --runs other", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
     ("--runs=a train gpt/demo --runs b", "train", ("gpt/demo", []), {**TRAIN, "root": Path("b")}),
