@@ -60,17 +60,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", required=True)
     parser.add_argument("--name", default="shakespeare-h200")
-    parser.add_argument("--presets", nargs="+", default=["gpt/shakespeare", "gpt/shakespeare-120s"])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--presets", default="gpt/shakespeare,gpt/shakespeare-120s")
+    parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--variants", default="")
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     variants = json.loads(Path(args.variants).read_text()) if args.variants else {"": []}
     figures: dict = {}
-    for preset in args.presets:
+    for preset in args.presets.split(","):
         for title, extra in variants.items():
             key = f"{preset} {title}".strip()
-            rows = [train(preset, [f"data.text={args.text}", f"seed={s}", *args.settings, *extra]) for s in args.seeds]
+            rows = [train(preset, [f"data.text={args.text}", f"seed={s}", *args.settings, *extra]) for s in args.seeds.split(",")]
             figures[key] = {"rows": rows, "settings": [*args.settings, *extra], **summarise(rows)}
             line = {k: v for k, v in figures[key].items() if k not in ("rows", "settings")}
             facts = [{k: r.get(k) for k in ("final", "best", "best_step", "steps", "train_s", "wall_s", "train_loss", "error")} for r in rows]

@@ -9,11 +9,12 @@ from runs import newest, resume, rows, start, stop_at
 
 from seedbed.data.feed import Feed, WindowSource
 from seedbed.launch import local
+from seedbed.nn.loss import linear_cross_entropy
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-GPT = ["data.text=reference", "model.depth=2", "model.width=64", "model.heads=2", "batch=8", "every.log=1", "every.eval=6", "every.save=6"]
+GPT = ["device=cuda", "data.text=reference", "model.depth=2", "model.width=64", "model.heads=2", "batch=8", "every.log=1", "every.eval=6", "every.save=6"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_a_step_that_cannot_be_captured_says_why_and_goes_on(tmp_path: Path, mon
         return vector
 
     monkeypatch.setattr(StepRunner, "_body", asks_the_host)
-    assert start(tmp_path, "one") == 0
+    assert start(tmp_path, "one", "model.dropout=0.2") == 0
     assert "could not be captured" in (tmp_path / "one" / "console.log").read_text()
     assert len(rows(tmp_path, "one")) == 12
 
@@ -115,6 +116,25 @@ def test_batches_arrive_as_they_were_sent(limit: int | None) -> None:
             wanted.append((true["frames"].long() * local_weights).sum((1, 2, 3, 4)) + true["tokens"].long().sum(1) + true["index"])
     assert torch.equal(torch.cat(sums).cpu(), torch.cat(wanted))
     feed.close()
+
+
+@pytest.mark.parametrize(("vocab", "padded"), [(65, 128), (50257, 50304), (70000, 70016)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_fused_loss_equals_plain(vocab: int, padded: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 64, device="cuda", dtype=dtype).requires_grad_()
+    weight = (torch.randn(padded, 64, device="cuda") * 0.3).requires_grad_()
+    targets = torch.randint(0, vocab, (300,), device="cuda")
+    fused = linear_cross_entropy(x, weight, targets, vocab)
+    fused.mul(3.0).backward()
+    got = (x.grad.double(), weight.grad.double())
+    x64, w64 = x.detach().double().requires_grad_(), weight.detach().to(dtype).double().requires_grad_()
+    plain = torch.nn.functional.cross_entropy((x64 @ w64.T)[:, :vocab], targets)
+    plain.mul(3.0).backward()
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    assert abs(fused.double() - plain) <= limit * plain
+    for a, b in zip(got, (x64.grad, w64.grad), strict=True):
+        assert (a - b).norm() <= limit * b.norm()
 
 
 def test_no_host_sync_in_a_step(tmp_path: Path) -> None:

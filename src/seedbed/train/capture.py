@@ -21,6 +21,8 @@ NUM_WARMUPS = 3
 
 def compile_system(system: nn.Module, mode: str) -> list[nn.Module]:
     """Compile in place, so that parameter names stay as they are; returns the compiled modules."""
+    if mode != "off":
+        torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations
     units = {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
     for unit in units:
         unit.compile(dynamic=False)
@@ -86,6 +88,8 @@ class StepRunner:
     def _capture(self, variant: Hashable) -> None:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
+        generator = torch.cuda.default_generators[self.engine.device.index]
+        dice = generator.clone_state()
         try:
             with self.engine.rehearsal(), torch.cuda.graph(graph, pool=pool):
                 vector = self._body()
@@ -93,6 +97,7 @@ class StepRunner:
             self.why_not = _first_line(error)
             self.graphs.clear()
             torch.cuda.synchronize()
+            generator.graphsafe_set_state(dice)  # the old state would believe for ever that it is being captured
             self.say(f"the step could not be captured and runs uncaptured: {self.why_not}")
             return
         self.graphs[variant] = (graph, vector)

@@ -124,9 +124,12 @@ class UncachedDecoder(Decoder):
         self.starts = [window_start(s, n, self.model.block) for s, n in zip(self.starts, self.lengths, strict=True)]
         tokens_BT, sizes = self._windows(rows, leave=0)
         last_B = torch.tensor(sizes, device=tokens_BT.device) - 1
-        x_BTC = self.model.hidden(tokens_BT)
+        x_BTC = self._hidden(tokens_BT)
         self._append(self.model.read_out(x_BTC[torch.arange(len(rows), device=x_BTC.device), last_B]))
         self.lengths = [n + 1 for n in self.lengths]
+
+    def _hidden(self, tokens_BT: Tensor) -> Tensor:
+        return self.model.hidden(tokens_BT)
 
 
 class CachedDecoder(Decoder):
@@ -163,7 +166,7 @@ class CachedDecoder(Decoder):
     def _step(self) -> None:
         """One decode step, without host work: input, position, draw and bookkeeping all on the device."""
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
-        x_B1C = self.model.hidden(token_B1, self.cache.length_B[:, None], self.cache.decode())
+        x_B1C = self.model.hidden(token_B1, self.model.setting(token_B1, self.cache.length_B[:, None]), self.cache.decode())
         self.cache.length_B += 1
         self._append(self.model.read_out(x_B1C[:, 0]))
 

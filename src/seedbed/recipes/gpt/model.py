@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,22 @@ from seedbed.nn.attention import Attention
 from seedbed.nn.cache import Cache, Decode, Prefill
 from seedbed.nn.groups import declare
 from seedbed.nn.init import fill_, materialize, normal_
+from seedbed.nn.loss import linear_cross_entropy, mask_padding
 from seedbed.nn.mlp import MLP
-from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm
+from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm, widen
 from seedbed.nn.rope import Rope, rope_table
 from seedbed.recipes.gpt.presets import ModelConfig
 
 VOCAB_MULTIPLE = 64
+
+
+class Setting(NamedTuple):
+    """What a pass needs beside its tokens. Made outside of compiled code, which would compute the angles anew for every
+    number it turns, and cannot always ask autocast for the dtype."""
+
+    dtype: torch.dtype
+    positions: Tensor
+    rope: Rope | None
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
@@ -75,12 +86,11 @@ class Head(nn.Module):
         self.norm, self.vocab, self.softcap = make_norm(config), vocab, config.softcap
 
     def forward(self, x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor) -> Tensor:
-        """Mean nats over targets. Logits stay in the stream's dtype; compiled, only their reduction is float32."""
-        logits_BTV = self.logits(x_BTC, weight_VC)
-        if len(weight_VC) > self.vocab:
-            padding_V = torch.arange(len(weight_VC), device=x_BTC.device) >= self.vocab
-            logits_BTV = logits_BTV.masked_fill(padding_V, float("-inf"))
-        return F.cross_entropy(logits_BTV.flatten(0, -2).float(), targets_BT.flatten())
+        """Mean nats over targets. Logits stay in the stream's dtype; only their reduction is float32."""
+        if not self.softcap:
+            return linear_cross_entropy(self.norm(x_BTC).flatten(0, -2), weight_VC, targets_BT.flatten(), self.vocab)
+        logits_BTV = mask_padding(self.logits(x_BTC, weight_VC), self.vocab)
+        return F.cross_entropy(widen(logits_BTV).flatten(0, -2), targets_BT.flatten())
 
     def logits(self, x_BTC: Tensor, weight_VC: Tensor) -> Tensor:
         """Logits over the padded vocabulary."""
@@ -145,9 +155,9 @@ class Transformer(nn.Module):
 
     # ---- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """The mean loss, in nats per target."""
-        return self.head(self.hidden(tokens_BT), self.head_weight, targets_BT)
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, setting: Setting | None = None) -> Tensor:
+        """The mean loss, in nats per target. Compiled, it wants its setting from outside."""
+        return self.head(self.hidden(tokens_BT, setting), self.head_weight, targets_BT)
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """Logits over the true vocabulary at every position."""
@@ -158,29 +168,32 @@ class Transformer(nn.Module):
         return self.head.logits(x_BTC, self.head_weight)[..., : self.vocab]
 
     def hidden(
-        self, tokens_BT: Tensor, positions: Tensor | None = None, caches: Sequence[Prefill | Decode] | None = None
+        self, tokens_BT: Tensor, setting: Setting | None = None, caches: Sequence[Prefill | Decode] | None = None
     ) -> Tensor:
-        """States after the last block; `positions` of shape (T) or (B, T) count from 0 unless given."""
-        if positions is None:
-            positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        x_BTC, rope = self._enter(tokens_BT, positions)
+        """States after the last block; positions count from 0 unless the setting says otherwise."""
+        setting = setting or self.setting(tokens_BT)
+        x_BTC = self._enter(tokens_BT, setting)
         x0_BTC, early = x_BTC if self.config.values_x0 else None, []
         for i, block in enumerate(self.blocks):
             skip = early.pop() if block.skip_weight is not None else None
             # What enters an early block, not what leaves it: the innermost skip would add the stream to itself.
             if self.config.skips and i < self.config.depth // 2:
                 early.append(x_BTC)
-            x_BTC = block(x_BTC, rope, x0_BTC, skip, caches[i] if caches else None)
+            x_BTC = block(x_BTC, setting.rope, x0_BTC, skip, caches[i] if caches else None)
         return x_BTC
 
-    def _enter(self, tokens_BT: Tensor, positions: Tensor) -> tuple[Tensor, Rope | None]:
-        config = self.config
+    def _enter(self, tokens_BT: Tensor, setting: Setting) -> Tensor:
         x_BTC = self.embed(tokens_BT)
-        if self.positions:
-            x_BTC, rope = x_BTC + self.positions(positions), None
-        else:
-            x_BTC, rope = rms_norm(x_BTC), rope_table(positions, config.width // config.heads, config.rope_base)
-        return F.dropout(x_BTC.to(self.stream_dtype()), config.dropout, self.training), rope
+        x_BTC = x_BTC + self.positions(setting.positions) if self.positions else rms_norm(x_BTC)
+        return F.dropout(x_BTC.to(setting.dtype), self.config.dropout, self.training)
+
+    def setting(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Setting:
+        """The setting of a pass over these tokens at `positions` of shape (T) or (B, T), from 0 on by default."""
+        if positions is None:
+            positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        head_dim = self.config.width // self.config.heads
+        rope = None if self.positions else rope_table(positions, head_dim, self.config.rope_base)
+        return Setting(self.stream_dtype(), positions, rope)
 
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""

@@ -39,12 +39,12 @@ def open_up(system: GPT, batch: dict[str, Tensor]) -> Probe:
         inputs="inputs",
         targets="targets",
         rule=lambda b: F.pad(b["inputs"][:, 1:], (0, 1), value=-1),
-        ranges={"tokens": (0, model.vocab - 1)},
+        ranges={name: (0, model.vocab - 1) for name in ("tokens", "inputs", "targets")},
         oracle=lambda b: 50.0 * F.one_hot(b["targets"], model.vocab).to(model.embed.weight.dtype),
         lower_bound=0.0,
         order="causal",
         positions="absolute" if model.positions else "relative",
-        at_positions=lambda b, places_T: model.read_out(model.hidden(b["inputs"], places_T)),
+        at_positions=lambda b, places_T: model.read_out(model.hidden(b["inputs"], model.setting(b["inputs"], places_T))),
         at_init=lambda b: math.log(model.vocab),
         baselines=lambda b: {"unigram entropy": _entropy(data.train.tokens, model.vocab)},
         decode=None if data.tokenizer is None else functools.partial(_decode, data.tokenizer),
@@ -101,7 +101,7 @@ def _cached(model: Transformer, tokens_BT: Tensor) -> Tensor:
     """Logits made one token at a time through the cache."""
     cache, seen = model.new_cache(len(tokens_BT)), []
     for t in range(tokens_BT.shape[1]):
-        x_B1C = model.hidden(tokens_BT[:, t : t + 1], cache.length_B[:, None], cache.decode())
+        x_B1C = model.hidden(tokens_BT[:, t : t + 1], model.setting(tokens_BT, cache.length_B[:, None]), cache.decode())
         cache.length_B += 1
         seen.append(model.read_out(x_B1C))
     return torch.cat(seen, dim=1)

@@ -43,9 +43,9 @@ class GPT(System):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens_BT = batch["tokens"]
+        x_BT, y_BT = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         with attention_scope(self.kernels()):
-            return self.model(tokens_BT[:, :-1], tokens_BT[:, 1:], self.model.stream_dtype()), {}
+            return self.model(x_BT, y_BT, self.model.setting(x_BT)), {}
 
     def num_targets(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()
