@@ -1,7 +1,7 @@
 """What the README and the pages say is true: their commands run, their links lead somewhere, their keys and verbs exist.
 
 Every `bash` block of the README is executed, in order, in one folder. Lines that call make install the package anew,
-so they run in the slow suite, on a copy of the tracked files.
+so they run on a copy of the tracked files. Both are in the slow suite; the fast one runs the example.
 """
 
 import os
@@ -18,6 +18,7 @@ from seedbed.config import flatten
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 README = (ROOT / "README.md").read_text()
+GPT_PAGE = (ROOT / "docs" / "gpt.md").read_text()
 
 
 def commands() -> list[str]:
@@ -58,16 +59,29 @@ def test_the_readme_has_commands_to_try():
     assert all(line.split()[0] in ("make", "seedbed") for line in commands())
 
 
-def test_readme_commands_run(tmp_path: Path):
+def run_all(lines: list[str], tmp_path: Path) -> Path:
     path = command_on_path(tmp_path / "bin")
     folder = tmp_path / "work"
     shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-    for line in quick():
+    for line in lines:
         done = shell(line, folder, PATH=path, COLUMNS="120")
         assert done.returncode == 0, f"$ {line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert done.stdout.strip(), f"`{line}` printed nothing"
         assert "Traceback" not in done.stderr
-    assert list((folder / "runs" / "seedling" / "samples").rglob("*.png"))
+    return folder
+
+
+def test_the_example_of_the_readme_runs(tmp_path: Path):
+    first = next(line for line in quick() if "examples/" in line)
+    folder = run_all([first], tmp_path)
+    (picture,) = (folder / "runs" / "seedling" / "samples").rglob("*.png")
+    assert picture.stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_readme_commands_run(tmp_path: Path):
+    run_all(quick(), tmp_path)
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make ")])
@@ -152,4 +166,20 @@ def test_config_keys_on_the_pages_exist(page: Path):
     groups = "|".join(sorted({key.partition(".")[0] for key in known if "." in key}))
     set_in_code = re.findall(r"(?:`|seedbed (?:train|resume) [^`\n]*?)([a-z_]+(?:\.[a-z_0-9]+)*)=", text)
     named = re.findall(rf"`((?:{groups})\.[a-z_0-9]+)", text)
-    assert {*set_in_code, *named} - {"key", "shell"} <= known
+    files = {word for word in named if word.endswith((".py", ".safetensors", ".md"))}
+    assert {*set_in_code, *named} - files - {"key", "shell"} <= known
+
+
+def test_the_table_of_gpt_presets_is_true():
+    from seedbed.recipes import find
+
+    told = re.findall(r"^\| `([\w-]+)` \| ([\d/ ]+) \| (\d+) \| ([^|]+) \| (\d+) x (\d+) \|", GPT_PAGE, re.MULTILINE)
+    presets = {name: make() for name, make in find("gpt")[0].presets.items()}
+    assert [row[0] for row in told] == list(presets)
+    for name, shape, block, text, batch, accum in told:
+        config = presets[name]
+        model = config.model
+        assert [int(n) for n in shape.split("/")] == [model.depth, model.heads, model.width], name
+        assert (int(block), int(batch), int(accum)) == (config.data.block, config.batch, config.accum), name
+        if "random" not in text:
+            assert f"`{config.data.tokenizer}`" in text, name
