@@ -453,6 +453,55 @@ def _overfit(given: argparse.Namespace) -> int:
     return overfit.overfit(given.name, given.settings, as_json=given.json, **size)
 
 
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_arguments(parser: Parser) -> None:
+    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME")
+    parser.add_argument("--tokenizer", default="char", metavar="KIND", help="char, char75, bpe or the path of a tokenizer.json")
+    parser.add_argument("--vocab", type=_number(int, 257), default=4096, metavar="N", help="how many ids bpe learns")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the store goes; otherwise the cache")
+
+
+@verb("data prepare", "TEXT [options]", "turn a text into tokens on disk", _prepare_arguments)
+def _data_prepare(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.prepare(given.path, tokenizer=given.tokenizer, vocab=given.vocab, out=given.out, json=given.json)
+
+
+def _store_argument(parser: Parser) -> None:
+    parser.add_argument("path", metavar="STORE", help="the folder that `data prepare` made; what reads it also takes a text")
+
+
+@verb("data inspect", "STORE|RECIPE/PRESET", "decoded samples and statistics", _store_argument)
+def _data_inspect(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.inspect(given.path, json=given.json, open_recipe=_open_data)
+
+
+def _open_data(name: str) -> Any:
+    from seedbed import recipes
+
+    recipe, preset = recipes.find(name)
+    return recipe.open_data(recipe.preset(preset))
+
+
+@verb("data verify", "STORE", "hash a store again, check splits and counts", _store_argument)
+def _data_verify(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.verify(given.path, json=given.json)
+
+
+@verb("data bench", "STORE", "GB/s of the feed against plain copies", _store_argument)
+def _data_bench(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.bench(given.path, json=given.json)
+
+
 def _data_show_arguments(parser: Parser) -> None:
     _settings(parser, "RECIPE/PRESET")
     parser.add_argument("--batch", type=_number(int, 0), default=0, metavar="N", help="which batch of the run")

@@ -65,6 +65,7 @@ class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
 
 LOCAL = ("train", "resume", "demo", "sample", "export")
 TUNE = ("find_lr", "find_batch", "profile", "plan")
+DATA = ("prepare", "inspect", "verify", "bench")
 
 
 @pytest.fixture
@@ -72,6 +73,7 @@ def calls(monkeypatch) -> Calls:
     found = Calls()
     found.stand_in(monkeypatch, "seedbed.launch.local", LOCAL)
     found.stand_in(monkeypatch, "seedbed.tune.verbs", TUNE)
+    found.stand_in(monkeypatch, "seedbed.data.verbs", DATA)
     return found
 
 
@@ -107,6 +109,12 @@ WORDS = [
      {**TUNING, "steps": 50, "repeats": 4, "low": 1e-6, "high": 1.0}),
     ("find-batch gpt/demo --limit 2.5 --max 64", "find_batch", ("gpt/demo", []), {**TUNING, "limit": 2.5, "most": 64}),
     ("profile gpt/demo --steps 5", "profile", ("gpt/demo", []), {**TUNING, "steps": 5}),
+    ("data prepare a.txt", "prepare", ("a.txt",), {"tokenizer": "char", "vocab": 4096, "out": None, "json": False}),
+    ("data prepare --tokenizer bpe a.txt --vocab 512 --out there --json", "prepare", ("a.txt",),
+     {"tokenizer": "bpe", "vocab": 512, "out": Path("there"), "json": True}),
+    ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": cli._open_data}),
+    ("data verify store", "verify", ("store",), {"json": False}),
+    ("data bench store --dirty", "bench", ("store",), {"json": False}),
     ("plan gpt/demo --run first --prices p.json", "plan", ("gpt/demo", []), {**TUNING, "run": "first", "prices": Path("p.json")}),
 ]  # fmt: skip
 
@@ -150,6 +158,10 @@ WRONG = [
     ("runs rm", "required: RUN"),
     ("runs show nothing", "holds no runs yet"),
     ("note", "required: RUN, TEXT"),
+    ("data prepare", "required: TEXT"),
+    ("data prepare x --vocab 12", "12 is not at least 257"),
+    ("data prepair x", "did you mean: seedbed data prepare"),
+    ("data verify", "required: STORE"),
     ("journal nothing", "has no entry for 'nothing'"),
     ("runs list extra", "unknown argument extra"),
 ]
