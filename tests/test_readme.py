@@ -170,6 +170,14 @@ def test_config_keys_on_the_pages_exist(page: Path):
     assert {*set_in_code, *named} - files - {"key", "shell"} <= known
 
 
+def test_every_kind_of_event_is_on_the_page_of_runs():
+    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    kinds = set(re.findall(r"\.event\([^,()]+, \"(\w+)\"", sources))
+    told = re.search(r"^Kinds of events: (.*)$", (ROOT / "docs" / "runs.md").read_text(), re.MULTILINE)
+    assert told and len(kinds) > 5
+    assert kinds <= set(re.findall(r"`(\w+)`", told[1]))
+
+
 def test_the_table_of_gpt_presets_is_true():
     from seedbed.recipes import find
 
