@@ -25,9 +25,9 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay",
+    "replay", "overfit",
     "runs list", "runs show", "runs diff", "runs rm", "note", "journal",
-    "data prepare", "data inspect", "data verify", "data bench",
+    "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip
 
 SYSTEM = {
