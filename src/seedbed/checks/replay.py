@@ -236,24 +236,36 @@ def _blame_gradient(finding: Finding) -> None:
 
 
 def blame_data(scene: Scene, finding: Finding) -> bool:
-    """Whether the rows that fail hold numbers that are not finite, or far beyond those of the batches before."""
+    """Whether the rows that fail hold numbers that are not finite, out of their range, or far beyond the batches before."""
     exam = finding.examination
     limits = _reference(scene)
     for part, batch in enumerate(exam.batches):
         suspects = {r.row for r in finding.rows if r.part == part} or set(range(num_rows(batch)) if finding.all_rows else ())
+        ranges = declared_ranges(scene, batch)
         for name, value in batch.items():
-            bad = [row for row in _bad_rows(value, batch, limits.get(name, math.inf)) if row in suspects]
+            size = limits.get(name, math.inf)
+            bad = [row for row in _bad_rows(value, batch, *ranges.get(name, (-size, size))) if row in suspects]
             if bad:
                 _tell_data(scene, finding, part, name, bad)
                 return True
     return False
 
 
-def _bad_rows(value: Tensor, batch: Batch, limit: float) -> list[int]:
-    if not value.is_floating_point() or not value.ndim or len(value) != num_rows(batch):
+def declared_ranges(scene: Scene, batch: Batch) -> dict[str, tuple[float, float]]:
+    """What the recipe's probe says about the entries of a batch; a probe may choke on the very numbers under investigation."""
+    try:
+        with scene.engine.evaluating():
+            probe = scene.system.probe(batch)
+        return dict(probe.ranges or {}) if probe else {}
+    except Exception:
+        return {}
+
+
+def _bad_rows(value: Tensor, batch: Batch, low: float, high: float) -> list[int]:
+    if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
         return []
-    flat = value.detach().reshape(len(value), -1)
-    wrong = ~(torch.isfinite(flat) & (flat.abs() <= limit)).all(1)
+    flat = value.detach().reshape(len(value), -1).double()
+    wrong = ~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)
     return wrong.nonzero().flatten().tolist()
 
 
@@ -442,13 +454,14 @@ def _explain_finite(scene: Scene, finding: Finding, changes: dict[str, float], t
 
 def blame_data_of_spike(scene: Scene, finding: Finding) -> None:
     """Rows whose numbers lie far beyond those of the batches before explain a spike by themselves."""
-    limits = {name: limit / OUTLIER * 10 for name, limit in _reference(scene).items()}
+    sizes = {name: limit / OUTLIER * 10 for name, limit in _reference(scene).items()}
     for batch in finding.examination.batches:
         for name, value in batch.items():
-            bad = _bad_rows(value, batch, limits.get(name, math.inf))
-            if bad and name != "index":
-                size = largest(value[bad[0]])
-                finding.why = f"`{name}` of row {bad[0]} goes up to {size:.3g}, ten times beyond the batches before"
+            size = sizes.get(name, math.inf)
+            bad = _bad_rows(value, batch, -size, size)
+            if bad:
+                most = largest(value[bad[0]])
+                finding.why = f"`{name}` of row {bad[0]} goes up to {most:.3g}, ten times beyond the batches before"
                 finding.fix = "check the item at its source; clamp or normalise it in `batch`"
                 finding.place = Place("data", "", place(type(scene.data.train).batch), op=name)
                 return

@@ -1,0 +1,63 @@
+"""Every fault of a live run raises its event, in time and once; clean runs of every recipe raise none."""
+
+from pathlib import Path
+
+import pytest
+from catalogue_runtime import BEGIN, FAULTS, GPT, SMALL, path_of
+from patching import EXAMPLE, TOY, Fault
+from runs import start
+
+from seedbed.launch import local
+from seedbed.track.facts import ALARMS, INCIDENTS
+from seedbed.track.run import Run
+from seedbed.train import loop
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+    monkeypatch.setattr(loop, "sample", lambda job: None)
+
+
+def run(root: Path, fault: Fault) -> list[dict]:
+    start(root, "one", *SMALL[fault.recipe], "steps=200", *fault.settings, recipe=path_of(fault.recipe))
+    return Run.open(root, "one").events()
+
+
+FAST = {"slow loader, demo", "leak on the host, toy_recipe.py"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [pytest.param(f, marks=[] if f.recipe == TOY or f.id in FAST else pytest.mark.slow, id=f.id) for f in FAULTS],
+)
+def test_a_fault_raises_its_event(tmp_path: Path, fault: Fault) -> None:
+    with fault.apply():
+        events = run(tmp_path, fault)
+    (kind,) = fault.expected
+    found = [e for e in events if e["kind"] == kind]
+    assert found, f"{[e['kind'] for e in events if e['kind'] in INCIDENTS]}"
+    if kind in ("nonfinite", "spike"):
+        assert BEGIN - 1 <= found[0]["step"] <= BEGIN + 2, "seen within two steps"
+    if kind in ALARMS:
+        assert len(found) == 1, "an alarm is raised once"
+        assert all(found[0][word] for word in ("what", "where", "why", "fix"))
+    others = {e["kind"] for e in events if e["kind"] in ALARMS} - {kind, "dead", "floor", "exploding"}
+    assert not others, "no watcher cries out for another's fault"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("recipe", [TOY, EXAMPLE, GPT])
+def test_clean_runs_raise_nothing(tmp_path: Path, recipe: str, seed: int) -> None:
+    start(tmp_path, "one", *SMALL[recipe], "guard.window=128", "steps=800", f"seed={seed}", recipe=path_of(recipe))
+    kinds = {e["kind"] for e in Run.open(tmp_path, "one").events()}
+    assert not kinds & set(INCIDENTS), kinds & set(INCIDENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [["model.dropout=0.2"], ["optim.kind=muon"], ["accum=4"], ["optim.lr=1e-4"], ["batch=1"]])
+def test_lawful_variants_raise_nothing(tmp_path: Path, settings: list[str]) -> None:
+    start(tmp_path, "one", *SMALL[GPT], "guard.window=128", "steps=400", *settings, recipe=GPT)
+    kinds = {e["kind"] for e in Run.open(tmp_path, "one").events()}
+    assert not kinds & set(INCIDENTS), kinds & set(INCIDENTS)
