@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from seedbed.checks import practice
-from seedbed.checks.case import CPU, Case, place
+from seedbed.checks.case import CPU, SHAKE, Case, place
 from seedbed.checks.registry import Result, check, failed, passed, skipped
 from seedbed.config import override
 from seedbed.train.engine import Engine
@@ -38,13 +38,14 @@ def _one_step(case: Case, device: torch.device, *assignments: str) -> tuple[floa
     return float(loss), {n: g.float().cpu() for n, g in seen.items()}, weights
 
 
-def shaken_engine(case: Case, device: torch.device, *assignments: str) -> Engine:
+def shaken_engine(case: Case, device: torch.device, *assignments: str, noise: float = SHAKE) -> Engine:
+    """An engine whose weights are away from their birth, so that nothing hides behind zeros; float32."""
     config = override(case.small, ["accum=1", *assignments])
     system = case.fresh_system()
     dice = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for param in system.parameters():
-            param += 0.05 * torch.randn(param.shape, generator=dice).to(param.dtype)
+            param += noise * torch.randn(param.shape, generator=dice).to(param.dtype)
     engine = Engine(system.to(device), config, device)
     engine.variant = system.variant(0, case.small.steps)
     return engine

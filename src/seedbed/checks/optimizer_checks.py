@@ -16,6 +16,7 @@ from seedbed.nn.groups import declaration_of
 from seedbed.train.engine import Engine
 from seedbed.train.loop import Job
 from seedbed.train.optim import param_groups
+from seedbed.train.schedule import multiplier
 from seedbed.train.system import Batch
 
 # Gradient norms of one batch, three times: sound 0, not zeroed 2.86, 5.72, 8.58.
@@ -82,7 +83,7 @@ def moves(case: Case) -> Result:
     reached: set[str] = set()
     with practice.gradients(system) as seen:
         for step in range(3):
-            practice.take_step(case, engine, case.batch(step, practice.ROWS_PER_STEP), step)
+            practice.take_step(case, engine, case.batch(step, practice.rows_per_step(case)), step)
             reached |= {n for n, g in seen.items() if g.abs().max() > 0}
             seen.clear()
     lawful = set(case.probe.dead) if case.probe else set()
@@ -248,7 +249,7 @@ def schedule(case: Case) -> Result:
             if error > RATE_LIMIT:
                 return failed(
                     f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}",
-                    where=place(Job.progress.fget),
+                    where=walk.blame(step, wanted, group),
                     why="the learning rate does not follow its schedule: warm-up, peak or floor is not what you set",
                     fix="evaluate schedule.multiplier once per update with the share of the run done, for every group alike",
                     value=error,
@@ -260,7 +261,7 @@ def schedule(case: Case) -> Result:
         what = f"{wrong[0]} moves at {1 + wrong[2]:.3g} times the rate it was given"
         why = "eps, clipping or the optimizer itself eats the step: lr means nothing"
         fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
-        return failed(what, where=walk.place, why=why, fix=fix, value=wrong[1], limit=RATE_LIMIT)
+        return failed(what, where=walk.step_of(wrong[0]), why=why, fix=fix, value=wrong[1], limit=RATE_LIMIT)
     return passed(f"{len(points)} steps of {total:,}: every group follows {case.small.schedule.kind}", worst, RATE_LIMIT)
 
 
@@ -273,12 +274,12 @@ class _Walk:
         self.job = new_job(case, "batch=4", "accum=1", "ema=0.0", "optim.clip=0.0")
         self.engine, self.system = self.job.engine, self.job.engine.system
         self.system.update = self._pull  # type: ignore[method-assign]
-        self.place = place(Engine._finish)
-        self.groups = {}
+        self.groups, self.parts = {}, {}
         for optimizer in self.engine.optimizers.values():
-            for number, group in enumerate(optimizer.groups):
+            for group, part in zip(optimizer.groups, optimizer.parts, strict=True):
                 name, param = next(iter(group.params.items()))
-                self.groups[f"group {group.name} ({name})" if number else f"group {group.name}"] = (group, param)
+                title = f"{group.name} ({name})"
+                self.groups[title], self.parts[title] = (group, param), part
         self.lrs = {title: group.lr for title, (group, _) in self.groups.items()}
         self.full_rates = self._at_full_rate()
 
@@ -306,6 +307,18 @@ class _Walk:
             self.job.readback.drop()
 
         return self._movement(go)
+
+    def step_of(self, group: str) -> str:
+        return place(type(self.parts[group]).step)
+
+    def blame(self, step: int, wanted: float, group: str) -> str:
+        """Who is wrong: the share of the run that is done, the curve, or what the optimizer makes of it."""
+        self.job.step, self.job.items = step, step * self.job.config.batch
+        done = (step + 1) / self.job.config.steps
+        if abs(self.job.progress - done) > 0.01 * done:
+            return place(Job.progress.fget)
+        given = float(self.engine.rate)
+        return self.step_of(group) if abs(given - wanted) < RATE_LIMIT * max(wanted, 0.01) else place(multiplier)
 
     def _step(self, step: int, rate: float) -> None:
         self.engine.begin(step, 0.5, rate)
@@ -340,10 +353,11 @@ def resolution(case: Case) -> Result:
     engine = practice.start(case)
     system = engine.system
     for step in range(2):
-        practice.take_step(case, engine, case.batch(step, practice.ROWS_PER_STEP), step)
+        practice.take_step(case, engine, case.batch(step, practice.rows_per_step(case)), step)
     before = {n: p.detach().clone() for n, p in system.named_parameters()}
     with practice.gradients(system) as seen:
-        practice.take_step(case, engine, case.batch(2, practice.ROWS_PER_STEP), 2)
+        # At a tenth of the peak, where a schedule spends its end.
+        practice.take_step(case, engine, case.batch(2, practice.rows_per_step(case)), 2, rate=0.1)
     worst, name = 0.0, ""
     for key, param in system.named_parameters():
         grad = seen.get(key)
