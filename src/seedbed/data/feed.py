@@ -64,7 +64,7 @@ class Source:
         part.num_items = min(num, self.num_items)
         index_N = np.arange(part.num_items)
         rows = [self.locate(np.full_like(index_N, epoch), index_N) for epoch in range(2)]
-        if np.array_equal(*rows):  # else later epochs need other rows
+        if np.array_equal(rows[0], rows[1]):  # else later epochs need other rows
             end = int(rows[0].max())
             part.arrays = {name: array[: end + max(1, self.spans[name])] for name, array in self.arrays.items()}
         return part
@@ -195,45 +195,60 @@ class _Resident:
         self.rows = {}
 
 
-class _Reader:
-    """Fills slots in host memory with the items of a step."""
-
-    def __init__(self, source: Source, locator: _Locator, num_slots: int, *, shared: bool, pin: bool):
-        self.locator = locator
-        self.rows = {name: HostRows(array, source.spans[name], shared) for name, array in source.arrays.items()}
-        cpu = torch.device("cpu")
-        self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(num_slots)]
-        self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in self.rows.items()] for slot in self.slots]
-        self.counters = [slot.values["index"].numpy() for slot in self.slots]
-
-    def fill(self, counter: int, slot: int) -> None:
-        np.add(self.locator.steps_B, counter, out=self.counters[slot])
-        if self.rows:
-            start_B = self.locator.rows(counter)
-            for rows, target in self.targets[slot]:
-                rows.fill(start_B, target)
-
-
 class _Direct:
-    """Arrays in host memory and a model there too: one gather into memory that the caller may keep for two steps."""
+    """Arrays in host memory and a model there too: one gather, into memory that the caller may keep for two steps."""
 
     def __init__(self, source: Source, locator: _Locator, parts: int):
         self.name = "device" if source.arrays else "generated"
         self.wait, self.turn = 0.0, 0
-        self.reader = _Reader(source, locator, 2, shared=False, pin=False)
-        self.parts = [slot.parts(parts) for slot in self.reader.slots]
+        self.locator, self.size = locator, locator.batch // parts
+        rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
+        self.short = {name: r for name, r in rows.items() if not r.long}
+        self.long = {name: r for name, r in rows.items() if r.long}
+        # Fresh memory for a large batch would cost more in page faults than the copy itself.
+        large = {name: source.arrays[name] for name in self.long}
+        self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
+        self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
+        self.values: dict[str, Tensor] = {}
 
     def load(self, counter: int) -> None:
         start = time.perf_counter()
         self.turn = 1 - self.turn
-        self.reader.fill(counter, self.turn)
+        slot = self.slots[self.turn]
+        np.add(self.locator.steps_B, counter, out=slot.host_index)
+        self.values = dict(slot.values)
+        if self.locator.order:
+            start_B = self.locator.rows(counter)
+            for name, rows in self.short.items():
+                self.values[name] = rows.take(start_B)
+            for rows, target in self.targets[self.turn]:
+                rows.fill(start_B, target)
         self.wait += time.perf_counter() - start
 
     def raw(self, k: int) -> dict[str, Tensor]:
-        return dict(self.parts[self.turn][k])
+        if self.size == self.locator.batch:
+            return dict(self.values)
+        return {name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}
 
     def close(self) -> None:
         pass
+
+
+class _Reader:
+    """Fills slots in host memory with the items of a step, beside a working main thread."""
+
+    def __init__(self, source: Source, locator: _Locator, num_slots: int, pin: bool):
+        self.locator = locator
+        self.rows = {name: HostRows(array, source.spans[name], shared=True) for name, array in source.arrays.items()}
+        cpu = torch.device("cpu")
+        self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(num_slots)]
+        self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in self.rows.items()] for slot in self.slots]
+
+    def fill(self, counter: int, slot: int) -> None:
+        np.add(self.locator.steps_B, counter, out=self.slots[slot].host_index)
+        start_B = self.locator.rows(counter)
+        for rows, target in self.targets[slot]:
+            rows.fill(start_B, target)
 
 
 class _Mapped:
@@ -242,7 +257,7 @@ class _Mapped:
     name = "memory-map"
 
     def __init__(self, source: Source, locator: _Locator, parts: int, device: torch.device):
-        self.reader = _Reader(source, locator, NUM_SLOTS, shared=True, pin=device.type == "cuda")
+        self.reader = _Reader(source, locator, NUM_SLOTS, pin=device.type == "cuda")
         self.advised = 0
         self.mapped = [rows for rows in self.reader.rows.values() if rows.expect_random()]
         self.ahead = Prefetch(self._read, NUM_SLOTS, locator.batch)

@@ -54,6 +54,7 @@ class HostRows:
     def __init__(self, array: np.ndarray, span: int, shared: bool):
         assert array.flags.c_contiguous, "rows must lie one after another"
         self.row, self.span = row_bytes(array), max(1, span)
+        self.dtype, self.shape = array.dtype, ((span,) if span else ()) + array.shape[1:]
         self.long = self.row >= LONG_ROW or self.span == 1
         self.steps = np.arange(self.span)
         # torch gathers long rows with all its threads; beside a working main thread that would starve it, numpy's one will do.
@@ -65,6 +66,7 @@ class HostRows:
         else:
             count = max(0, len(array) - self.span + 1)
             self.items = np.ndarray(count, f"V{self.row * self.span}", array, strides=(self.row,))
+            self.firsts = np.ndarray(count, np.uint8, array, strides=(self.row,))
         self.advice = _Advice.on(array)
 
     def target(self, memory: Tensor) -> Any:
@@ -83,6 +85,13 @@ class HostRows:
         else:
             # The default mode would go through a second buffer; bounds were checked before.
             np.take(self.items, index, out=target, mode="clip")
+
+    def take(self, start_B: np.ndarray) -> Tensor:
+        """Windows of short rows in memory of their own: for a few of them quicker than filling a target."""
+        assert not self.long
+        # One byte of each window first: these cache misses overlap, those of the copies that follow would not.
+        _ = self.firsts[start_B]
+        return torch.from_numpy(self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape))
 
     def expect_random(self) -> bool:
         """Tell the system not to read on after a page, since `advise` says what follows; False without a memory map."""
@@ -139,6 +148,7 @@ class Slot:
             self.bytes[name] = self.memory[start : start + sizes[name]]
             self.values[name] = self.bytes[name].view(torch_dtype(dtype)).view(shape)
             start += -(-sizes[name] // _ALIGN) * _ALIGN
+        self.host_index = self.values["index"].numpy() if device.type == "cpu" else np.empty(0)
 
     def parts(self, count: int) -> list[dict[str, Tensor]]:
         """The same memory as `count` equal micro-batches."""

@@ -37,6 +37,7 @@ class TextSource(Source):
         self.num_targets = len(tokens) - 1
         self.num_items = (len(tokens) - block) // block if mode == "phase" else self.num_targets // block
         self._token_bytes, self._target_bytes = token_bytes, None
+        self._epoch, self._key = -1, 0
         if self.num_targets < block:
             raise UserError(
                 f"the {name} part has {len(tokens):,} tokens, and one block needs data.block + 1 = {block + 1:,}; "
@@ -73,13 +74,20 @@ class TextSource(Source):
         return np.concatenate([self._starts(e, index_B[epoch_B == e]) for e in range(first, last + 1)])
 
     def _starts(self, epoch: int, index: np.ndarray) -> np.ndarray:
-        key = key_of(self.seed, epoch, _PHASE)
+        if epoch != self._epoch:
+            self._epoch, self._key = epoch, key_of(self.seed, epoch, _PHASE)
         if self.mode == "phase":
-            return index * self.block + key % self.block
-        return (draw(key, index) % np.uint64(len(self.tokens) - self.block)).astype(np.int64)
+            starts = index * self.block
+            starts += self._key % self.block
+            return starts
+        return (draw(self._key, index) % np.uint64(len(self.tokens) - self.block)).astype(np.int64)
 
     def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {"tokens": raw["tokens"].long()}
+        tokens = raw["tokens"]
+        if tokens.device.type == "cpu":
+            # A few microseconds of work: waking torch's other threads for it can cost a thousand times as much.
+            return {"tokens": torch.from_numpy(tokens.numpy().astype(np.int64))}
+        return {"tokens": tokens.long()}
 
     def first(self, num: int) -> "TextSource":
         """The first `num` blocks, without the tokens after them."""

@@ -1,0 +1,185 @@
+"""`seedbed data prepare | inspect | verify | bench`: each prints for a person, or as JSON, and returns an exit code."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seedbed.config import validate
+from seedbed.data.corpus import TextConfig
+from seedbed.data.inspect import facts
+from seedbed.data.meter import Meter
+from seedbed.data.prepare import load_tokenizer, prepare_text
+from seedbed.data.store import DamagedStore, Store, is_store
+
+EXIT_OK, EXIT_DAMAGED, EXIT_INTERRUPTED = 0, 1, 130
+BENCH_BLOCK, BENCH_BATCH = 1024, 64
+
+
+def prepare(
+    path: str, *, tokenizer: str = "char", vocab: int = TextConfig.vocab, out: str | Path | None = None, json: bool = False
+) -> int:
+    """Make the store of a text, or find it; one that is damaged is made again."""
+    config = TextConfig(text=str(path), tokenizer=str(tokenizer), vocab=vocab)
+    validate(config)
+    config.check()
+    start = time.monotonic()
+    try:
+        store = prepare_text(config, out=Path(out) if out else None, rebuild=True, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on where it stopped")
+        return EXIT_INTERRUPTED
+    command = _train_command(config, store.path if out or is_store(Path(path)) else None)
+    result = {
+        "store": str(store.path),
+        "fingerprint": store.fingerprint,
+        "tokenizer": store.manifest["tokenizer"],
+        "counts": store.manifest["counts"],
+        "splits": store.manifest["splits"],
+        "seconds": round(time.monotonic() - start, 2),
+        "train": command,
+    }
+    if json:
+        print(dumps(result))
+        return EXIT_OK
+    sizes = " + ".join(f"{end - begin:,} {name}" for name, (begin, end) in result["splits"].items())
+    made = result["tokenizer"]
+    _print_pairs(
+        {
+            "store": result["store"],
+            "tokens": f"{result['counts']['num_tokens']:,} = {sizes}",
+            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+            **({"unknown": f"{result['counts']['num_unknown']:,} characters"} if result["counts"]["num_unknown"] else {}),
+            "fingerprint": result["fingerprint"],
+            "train on it": command,
+        }
+    )
+    return EXIT_OK
+
+
+def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] | None = None) -> int:
+    """Show what is in a store, in a text, or (through `open_recipe`) in the data of RECIPE/PRESET."""
+    store, block = _find(path, open_recipe)
+    found = facts(store, block)
+    if json:
+        print(dumps(found))
+    else:
+        _print_facts(found)
+    return EXIT_OK
+
+
+def verify(path: str, *, json: bool = False) -> int:
+    """Hash everything again and check splits and values; 1 when something is wrong."""
+    problems, size = [], 0
+    start = time.monotonic()
+    meter = Meter("verifying")
+    try:
+        store = Store.open(Path(path))
+        size = sum(array.nbytes for array in store.arrays.values())
+        problems = store.verify(meter)
+        load_tokenizer(store)
+    except DamagedStore as error:
+        problems.append(str(error))
+    finally:
+        meter.close()
+    if json:
+        print(dumps({"store": str(path), "sound": not problems, "problems": problems, "bytes": size}))
+    elif problems:
+        print("\n".join(problems))
+    else:
+        print(f"{path} is sound: {size:,} bytes hashed in {time.monotonic() - start:.1f} s, splits and values as recorded")
+    return EXIT_DAMAGED if problems else EXIT_OK
+
+
+def bench(path: str, *, json: bool = False) -> int:
+    """How fast the feed delivers this store's tokens, against plain copies of as many bytes in the same process."""
+    from seedbed.data.bench import compare
+    from seedbed.data.text import TextSource
+
+    store, _ = _find(path, None)
+    tokens = store.split("train", "tokens")
+    block = max(1, min(BENCH_BLOCK, len(tokens) // 2))
+    source = TextSource(tokens, block, "phase", 1)
+    result = {"store": str(store.path), "block": block, **compare(source, batch=BENCH_BATCH)}
+    if json:
+        print(dumps(result))
+        return EXIT_OK
+    table = Table("", "ms per batch", "GB/s", "feed against it", box=None, pad_edge=False)
+    for name, ratio in {"feed": "", "copy": f"{result['ratio']:.2f}", "memcpy": f"{result['ratio_memcpy']:.2f}"}.items():
+        title = {"feed": "feed", "copy": "plain copy (tensor)", "memcpy": "plain copy (memcpy)"}[name]
+        table.add_row(title, f"{result[name]['ms']:.3f}", f"{result[name]['gb_per_s']:.2f}", ratio)
+    console = _console()
+    console.print(
+        f"{BENCH_BATCH} blocks of {block} + 1 tokens, {result['bytes_per_batch']:,} bytes a batch, on the CPU", highlight=False
+    )
+    console.print(table)
+    return EXIT_OK
+
+
+def _find(path: str, open_recipe: Callable[[str], Any] | None) -> tuple[Store, int]:
+    """A store and a block length, from whatever a person may name."""
+    place = Path(path).expanduser()
+    if is_store(place) or (place.is_dir() and (place / "tokens.bin").exists()):
+        return Store.open(place), TextConfig.block
+    if open_recipe and not place.exists() and "/" in path and not path.startswith("hf:"):
+        data = open_recipe(path)
+        return data.store, data.train.block
+    return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
+
+
+def _train_command(config: TextConfig, store: Path | None) -> str:
+    words = ["seedbed", "train", "gpt/demo", f"data.text={store or config.text}"]
+    if store is None and config.tokenizer != TextConfig.tokenizer:
+        words.append(f"data.tokenizer={config.tokenizer}")
+        words += [f"data.vocab={config.vocab}"] if config.tokenizer == "bpe" else []
+    return shlex.join(words)
+
+
+def _print_facts(found: dict[str, Any]) -> None:
+    made, ids = found["tokenizer"], f"ids {found['min_id']} to {found['max_id']}, {found['num_used_ids']:,} in use"
+    unknown = f", {found['num_unknown']:,} unknown characters" if found["num_unknown"] else ""
+    parts = {}
+    for name, s in found["splits"].items():
+        blocks = f"{s['num_blocks']:,} blocks of {found['block']}, tail of {s['num_dropped']} dropped"
+        parts[name] = f"{s['end'] - s['start']:,} tokens from {s['start']:,}: {blocks}"
+    _print_pairs(
+        {
+            "store": found["store"],
+            "source": found["source"]["name"],
+            "fingerprint": found["fingerprint"],
+            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+            "tokens": f"{found['num_tokens']:,} as {found['dtype']}, {ids}",
+            "text": f"{found['num_bytes']:,} bytes, {found['bytes_per_token']:.3f} per token{unknown}",
+            "guessing": f"{found['unigram_nats']:.3f} nats per token when only frequencies are known",
+            **parts,
+            "frequent": "  ".join(f"{f['text']} {f['share']:.1%}" for f in found["frequent"]),
+        }
+    )
+    console = _console()
+    for sample in found["samples"]:
+        console.print(Text(f"\n{sample['split']} from token {sample['start']:,}", style="dim"))
+        for name in ("x", "y"):
+            console.print(Text(f"  {name} {sample[name]}"), no_wrap=True, overflow="crop", crop=False)
+
+
+def _print_pairs(pairs: dict[str, str]) -> None:
+    width = max(map(len, pairs))
+    console = _console()
+    for name, value in pairs.items():
+        line = Text(f"{name:<{width}}  ", style="bold").append(Text(value, style="not bold"))
+        console.print(line, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
