@@ -176,3 +176,18 @@ def test_off_cuda_nothing_is_chosen():
 def test_shapes_that_do_not_divide_are_refused(width, heads, kv_heads):
     with pytest.raises(AssertionError):
         Attention(width, heads, kv_heads=kv_heads)
+
+
+@torch.no_grad()
+def test_slots_beyond_those_in_use_may_be_left_out():
+    module, x = make(), torch.randn(2, LENGTH, WIDTH)
+    outcomes = []
+    for num_slots in (0, 4, 7):
+        cache = Cache(1, 2, HEADS, LENGTH, WIDTH // HEADS, dtype=torch.float32, device=torch.device("cpu"))
+        module(x[:, :3], rope(torch.arange(3)), cache=cache.prefill(torch.arange(2))[0])
+        cache.length_B.copy_(torch.tensor([3, 1]))
+        at = cache.length_B[:, None]
+        outcomes.append(module(x[:, 3:4], rope(at), cache=cache.decode(num_slots)[0]))
+        assert cache.kv_LPBHTD[0, 0, 0, 0, 3].any(), "the new key must be stored through the shortened view"
+    torch.testing.assert_close(outcomes[0], outcomes[1])
+    torch.testing.assert_close(outcomes[0], outcomes[2])

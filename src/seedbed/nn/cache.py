@@ -25,12 +25,18 @@ class Cache:
         """One writer per layer for whole prompts in the given rows; the caller sets `length_B` afterwards."""
         return [Prefill(kv, rows_N) for kv in self.kv_LPBHTD]
 
-    def decode(self) -> list["Decode"]:
-        """One writer per layer for one further token in every row; the caller advances `length_B` afterwards."""
-        slots_T = torch.arange(self.num_slots, device=self.length_B.device)
-        mask_B11T = (slots_T <= self.length_B[:, None])[:, None, None]
+    def decode(self, num_slots: int = 0) -> list["Decode"]:
+        """One writer per layer for one further token in every row; the caller advances `length_B` afterwards.
+
+        A host that knows how many slots are in use, the new one included, saves attention the others; 0 is all of them.
+        """
+        used_LPBHTD = self.kv_LPBHTD[..., : num_slots or self.num_slots, :]
+        slots_T = torch.arange(used_LPBHTD.shape[4], device=self.length_B.device)
+        # Numbers to add, made once: from truth values every layer would make them again.
+        hidden_B11T = (slots_T > self.length_B[:, None])[:, None, None]
+        mask_B11T = torch.zeros_like(hidden_B11T, dtype=used_LPBHTD.dtype).masked_fill(hidden_B11T, float("-inf"))
         rows_B = torch.arange(len(self.length_B), device=self.length_B.device)
-        return [Decode(kv, rows_B, self.length_B, mask_B11T) for kv in self.kv_LPBHTD]
+        return [Decode(kv, rows_B, self.length_B, mask_B11T) for kv in used_LPBHTD]
 
 
 class Prefill:

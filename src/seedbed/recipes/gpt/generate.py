@@ -150,7 +150,7 @@ class CachedDecoder(Decoder):
         if self.graph is None and not self.why_not_captured:
             self._capture()
         if self.graph is None:
-            self._step()
+            self._step(max(n - s for n, s in zip(self.lengths, self.starts, strict=True)))
         else:
             self.graph.replay()
         self.lengths = [n + 1 for n in self.lengths]
@@ -163,10 +163,11 @@ class CachedDecoder(Decoder):
             self.model.hidden(tokens_NT, caches=self.cache.prefill(rows_N))
         self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
 
-    def _step(self) -> None:
+    def _step(self, num_slots: int = 0) -> None:
         """One decode step, without host work: input, position, draw and bookkeeping all on the device."""
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
-        x_B1C = self.model.hidden(token_B1, self.model.setting(token_B1, self.cache.length_B[:, None]), self.cache.decode())
+        setting = self.model.setting(token_B1, self.cache.length_B[:, None])
+        x_B1C = self.model.hidden(token_B1, setting, self.cache.decode(num_slots))
         self.cache.length_B += 1
         self._append(self.model.read_out(x_B1C[:, 0]))
 
