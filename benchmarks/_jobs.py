@@ -30,6 +30,7 @@ def open_job(name: str, *assignments: str) -> Iterator[loop.Job]:
         job = loop.Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
         try:
             loop._warm_up(job)
+            job.clock.start("train")
             yield job
         finally:
             job.feed.close()

@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--text", required=True)
     parser.add_argument("--name", default="shakespeare-h200")
-    parser.add_argument("--presets", default="gpt/shakespeare,gpt/shakespeare-120s")
+    parser.add_argument("--presets", default="gpt/shakespeare,gpt/shakespeare-long")
     parser.add_argument("--seeds", default="1,2,3")
     parser.add_argument("--variants", default="")
     parser.add_argument("settings", nargs="*")

@@ -116,6 +116,8 @@ class Loader:
             return None
         # Medians: an interval in which the machine was busy with something else says nothing about the loader.
         pairs = [(a, b) for a, b in itertools.pairwise(self.points) if b.seconds > a.seconds]
+        if not pairs:
+            return None
         share = statistics.median((b.wait - a.wait) / (b.seconds - a.seconds) for a, b in pairs)
         wait = statistics.median((b.wait - a.wait) / (b.step - a.step) for a, b in pairs)
         if share < WAIT_SHARE or wait < WAIT_SECONDS[self.feed.device.type]:
