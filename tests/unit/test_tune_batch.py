@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from tune_toys import CPU, Hungry, bench
+from tune_toys import CPU, Hungry, Regression, bench, needs_cuda
 
 from seedbed.errors import UserError
 from seedbed.tune import batch
@@ -156,6 +156,24 @@ def test_peak_memory_sees_what_was_held_and_given_back() -> None:
     assert batch.peak_memory(CPU) - before > 100 * 2**20
     batch.reset_peak(CPU)
     assert batch.peak_memory(CPU) - before < 100 * 2**20
+
+
+class Wide(Regression):
+    """4 MiB of activations per item."""
+
+    def loss(self, batch, engine):
+        wide = self.net[1](self.net[0](batch["x"])).repeat(1, 2**16).sin()
+        return self.net(batch["x"]).square().mean() + 0.0 * wide.square().mean(), {}
+
+
+@needs_cuda
+@pytest.mark.parametrize("capture", ["auto", "off"])
+def test_the_limit_on_cuda_is_real(capture: str) -> None:
+    finding = find(bench(lambda c: Wide(), where=torch.device("cuda", 0), capture=capture), limit=1.0, most=4096)
+    assert 4 < finding.largest < 250
+    assert all(t.why == "out of memory" for t in finding.trials if not t.fits)
+    assert all(0 < t.peak <= 2**30 for t in finding.trials if t.fits)
+    assert torch.zeros(2**29, device="cuda").numel(), "the limit is lifted afterwards"
 
 
 # ---- what follows ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from tune_toys import Model, Regression, bench
+from tune_toys import Model, Regression, bench, needs_cuda
 
 from seedbed.config import Optim
 from seedbed.errors import UserError
@@ -182,6 +182,19 @@ def test_nothing_moves(changes: dict) -> None:
     assert engine.system.calls == calls and not engine.system.training
 
 
+@needs_cuda
+@pytest.mark.parametrize("capture", ["auto", "off"])
+def test_nothing_moves_on_cuda(capture: str) -> None:
+    toys = bench(where=torch.device("cuda", 0), capture=capture, ema=0.9, accum=2, model=Model(dropout=0.3))
+    engine = toys.build()
+    before, rolled = snapshot(engine), (dice(), torch.cuda.get_rng_state().tolist())
+    first, second = (lr.find(reuse(engine, toys), num_steps=40) for _ in range(2))
+    after = snapshot(engine)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (dice(), torch.cuda.get_rng_state().tolist()) == rolled
+    assert all(np.allclose(a.losses, b.losses, rtol=1e-3) for a, b in zip(first.ramps, second.ramps, strict=True))
+
+
 def test_nothing_moves_when_the_system_fails_half_way() -> None:
     toys = bench(ema=0.9)
     engine = toys.build()
@@ -289,4 +302,4 @@ def test_the_plot_is_a_picture(tmp_path) -> None:
 def test_the_picture_shows_the_valley_and_not_the_explosion() -> None:
     ramp = valley(1e-2, 0.0, 0)
     low, high = lr_plot.limits([ramp])
-    assert low < ramp.smooth.min() and ramp.smooth[0] < high < ramp.losses.max()
+    assert low < ramp.losses.min() and ramp.smooth[0] < high < ramp.losses.max()

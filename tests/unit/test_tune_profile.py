@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tune_toys import CPU, Model, Regression, Talker, Windows, bench, config, recipe
+from tune_toys import CPU, Model, Regression, Talker, Windows, bench, config, needs_cuda, recipe
 
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
@@ -211,6 +211,18 @@ def test_a_slow_phase_is_found(tmp_path) -> None:
     found = profile.run(bench(lambda c: Sleepy()), tmp_path, num_steps=5)
     shares = {r["phase"]: r["share"] for r in found.phases}
     assert shares["forward"] > 0.6 and found.seconds >= 0.01
+
+
+@needs_cuda
+@pytest.mark.parametrize("capture", ["auto", "off"])
+def test_a_step_on_cuda(capture: str, tmp_path) -> None:
+    found = profile.run(bench(where=torch.device("cuda", 0), capture=capture), tmp_path, num_steps=10)
+    rows = {r["phase"]: r for r in found.phases}
+    assert ("not captured" in found.how) == (capture == "off")
+    assert all(rows[name]["ms"] > 0 and rows[name]["stream_ms"] > 0 for name in ("forward", "backward", "optimizer"))
+    assert sum(r["share"] for r in found.phases) == pytest.approx(1.0, abs=0.05)
+    assert found.work.ops and found.work.kinds[MATMUL] > 0
+    assert found.verdict.bound == "host launches", "a toy this small can only be bound by launches"
 
 
 def test_too_few_steps(tmp_path) -> None:

@@ -149,3 +149,35 @@ def test_a_folder_that_cannot_be_written(place: Path) -> None:
 def test_markup_in_names_is_text(capsys) -> None:
     Console(width=100).print(show.grid(("op",), [("[bold]aten[/bold]",)]))
     assert "[bold]aten[/bold]" in capsys.readouterr().out
+
+
+# ---- the gpt recipe ----------------------------------------------------------------------------------------------------
+
+SMALL = ["model.depth=2", "model.width=32", "model.heads=4", "data.block=24", "batch=4"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["model.tied=false", "model.mlp=gelu", "model.norm=layer", "model.positions=learned"],
+        ["model.mlp=relu2", "model.kv_heads=2", "model.skips=true", "model.depth=3"],
+        ["model.dropout=0.1", "model.softcap=15", "precision=bf16", "ema=0.99", "optim.kind=muon"],
+        ["model.values_x0=true", "model.drop_path=0.1", "accum=2"],
+    ],
+    ids=" ".join,
+)
+def test_the_formula_of_gpt_agrees_with_the_count(settings: list[str], place: Path, capsys) -> None:
+    assert verbs.plan("gpt/demo", SMALL + settings, root=Path("runs"), json=True) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert abs(result["flops_difference"]) < 0.01 and result["counted"]["on_paper"]
+    assert result["tokens"]["per_item"] == 24
+
+
+def test_the_instruments_run_on_gpt(place: Path, capsys) -> None:
+    assert verbs.find_lr("gpt/demo", SMALL, root=Path("runs"), steps=30) == 0
+    assert verbs.find_batch("gpt/demo", SMALL, root=Path("runs"), most=16) == 0
+    assert verbs.profile("gpt/demo", SMALL, root=Path("runs"), steps=5) == 0
+    out = capsys.readouterr().out
+    for words in ("prior for size", "batch=4 accum=1", "verdict: bound by", "ui.perfetto.dev"):
+        assert words in out

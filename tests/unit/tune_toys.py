@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -16,6 +17,7 @@ from seedbed.train.system import System
 from seedbed.tune.bench import Bench
 
 CPU = torch.device("cpu")
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 class Rows(Source):
@@ -43,7 +45,7 @@ class Regression(System):
     def loss(self, batch, engine):
         self.calls += 1
         self.seen += 1
-        self.scratch += torch.rand(3)
+        self.scratch += torch.rand_like(self.scratch)
         return F.mse_loss(self.net(batch["x"]), batch["y"]), {}
 
     def state(self):
@@ -121,12 +123,12 @@ def recipe(build, data) -> Recipe:
     return Recipe("toy", {"plain": config}, lambda part: module)
 
 
-def bench(make=None, num_items: int = 256, **changes) -> Bench:
+def bench(make=None, num_items: int = 256, where: torch.device = CPU, **changes) -> Bench:
     """A workbench around a regression, or around what `make(config)` returns."""
     cfg = config(**changes)
     build = make or (lambda c: Regression(c.model.width, c.model.dropout))
     data = Data(Rows(num_items), Rows(32, seed=1), {})
-    return Bench("toy/plain", recipe(lambda c, d: build(c), lambda c: data), cfg, data, CPU)
+    return Bench("toy/plain", recipe(lambda c, d: build(c), lambda c: data), cfg, data, where)
 
 
 def talker_recipe(**shape) -> tuple[Recipe, Data]:

@@ -57,8 +57,8 @@ def _mark_rates(axes, finding: Finding) -> None:
 
 
 def limits(ramps: list[Ramp]) -> tuple[float, float]:
-    """From below the lowest smoothed loss to above the start; the explosion itself may leave the picture."""
-    low = min(float(r.smooth.min()) for r in ramps)
+    """From below the lowest loss to above the start; the explosion itself may leave the picture."""
+    low = min(float(r.losses.min()) for r in ramps)
     start = max(float(r.smooth[0]) for r in ramps)
     room = max(start - low, 1e-3 * abs(start), 1e-9)
-    return low - 0.25 * room, start + 0.6 * room
+    return low - 0.1 * room, start + 0.5 * room

@@ -25,10 +25,13 @@ CPU = torch.device("cpu")
 
 
 class PaperEngine(Engine):
-    """Backward passes, but no optimizer: its operations belong to the step, not to the items."""
+    """Backward passes where they are wanted, but no optimizer: its operations belong to the step, not to the items."""
+
+    backward = True
 
     def descend(self, loss: Tensor, name: str = "main") -> None:
-        loss.backward(inputs=self.optimizers[name].params if len(self.optimizers) > 1 else None, retain_graph=True)
+        if self.backward:
+            loss.backward(inputs=self.optimizers[name].params if len(self.optimizers) > 1 else None)
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,7 @@ def owned(system: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
 
 def flops(engine: PaperEngine, batch: Batch) -> float:
     """Operations of a forward and backward pass as torch counts them, attention as plain products, whole and not halved."""
+    engine.backward = True
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         _pass(engine, batch)
     return float(counter.get_total_flops())
@@ -135,6 +139,7 @@ def saved_bytes(engine: PaperEngine, batch: Batch) -> int:
             held[storage._cdata] = storage  # held on to, or its address would be given to the next one
         return tensor
 
+    engine.backward = False
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         _pass(engine, batch)
     return sum(storage.nbytes() for storage in held.values())

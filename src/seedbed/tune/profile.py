@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
@@ -28,7 +29,7 @@ from seedbed.tune.verdict import ATTENTION, MATMUL, MEMORY, Setup, Shares, Verdi
 PHASES = ("data", "transfer", "forward", "backward", "optimizer")
 NUM_OPS = 12
 TRACED_STEPS, ROUNDS = 3, 5
-_MARK = "phase:"
+_MARK, _STEP = "phase:", "whole step"
 
 _ATTENTION = ("attention", "flash", "fmha", "sdpa")
 _MATMUL = (
@@ -59,7 +60,7 @@ class Phases:
     """Attributes time to the innermost phase: on the host by its clock, on CUDA by events in the stream as well."""
 
     def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
+        self.cuda, self.device = device.type == "cuda", device
         self.stack: list[str] = []
         self.marks: list[tuple[str, float, Any]] = []
         self.on = False
@@ -79,6 +80,8 @@ class Phases:
             self._mark(self.stack[-1] if self.stack else "")
 
     def _mark(self, name: str) -> None:
+        if self.device.type == "mps":
+            torch.mps.synchronize()  # no events there: the host's clock must see the work itself
         event = torch.cuda.Event(enable_timing=True) if self.cuda else None
         if event:
             event.record()
@@ -87,7 +90,7 @@ class Phases:
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds per phase since the last call, on the host and (CUDA only) in the stream; waits for the device."""
         if self.cuda:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         host: dict[str, float] = {name: 0.0 for name in PHASES}
         stream = dict(host)
         for (name, start, begun), (_, end, ended) in zip(self.marks, self.marks[1:], strict=False):
@@ -180,10 +183,10 @@ def run(bench: Bench, folder: Path, *, num_steps: int = 20, tick: Callable[[str]
         tick("tracing operations")
         trace = folder / "trace.json"
         work = trace_steps(rig, trace)
-        per_op = seconds_per_op() if bench.device.type == "cpu" else 0.0
+        per_op = seconds_per_op() if bench.device.type != "cuda" else 0.0
         setup = Setup(bench.device.type, bench.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier)
         how = rig.runner.how
-    on_host = bench.device.type == "cpu"
+    on_host = bench.device.type != "cuda"
     shares = weigh_host(uncaptured, host, work, per_op) if on_host else weigh_device(seconds, wait, work)
     rows = host_rows(uncaptured, host) if on_host else device_rows(seconds, wait, host, stream, work)
     rate = bench.config.batch / seconds
@@ -237,23 +240,24 @@ def trace_steps(rig: Rig, path: Path) -> Work:
         warnings.simplefilter("ignore")  # the profiler warns about its own set-up
         with torch_profile(activities=activities) as profiler:
             for step in range(TRACED_STEPS):
-                with record_function("step"):
+                with record_function(_STEP):
                     _one_step(rig, step)
             synchronize(engine.device)
         engine.phases.on = False
         engine.phases.take()
         profiler.export_chrome_trace(str(path))
-        ops = top_ops(profiler.key_averages(), cuda)
+        ops = top_ops(profiler.key_averages(), cuda, bool(rig.runner.units))
     return read_trace(json.loads(path.read_text())["traceEvents"], ops, TRACED_STEPS, cuda)
 
 
-def top_ops(averages: Any, cuda: bool) -> list[dict[str, Any]]:
-    """The operations that take longest themselves, without those they call."""
+def top_ops(averages: Any, cuda: bool, compiled: bool) -> list[dict[str, Any]]:
+    """The operations that take longest themselves, without those they call; kernels where a compiler has merged operations."""
+    side = DeviceType.CUDA if cuda and compiled else DeviceType.CPU
 
     def own(entry: Any) -> float:
         return entry.self_device_time_total if cuda else entry.self_cpu_time_total
 
-    entries = [e for e in averages if own(e) > 0 and not e.key.startswith((_MARK, "step"))]
+    entries = [e for e in averages if own(e) > 0 and e.device_type == side and not e.key.startswith((_MARK, _STEP))]
     total = sum(map(own, entries)) or 1.0
     entries.sort(key=own, reverse=True)
     return [

@@ -132,8 +132,11 @@ def profile(found: Profile, name: str) -> None:
     out.print(grid(("operation (its own time)", "ms/step", "share", "calls"), ops))
     out.print()
     out.print(f"verdict: {found.verdict.text}", style="bold green", markup=False)
-    for i, line in enumerate(found.verdict.help):
-        out.print(f"{'what would help: ' if not i else ' ' * 17}{line}", markup=False)
+    helping = grid(
+        ("", ""), [("what would help:" if not i else "", line) for i, line in enumerate(found.verdict.help)], 2, wrap=1
+    )
+    helping.show_header = False
+    out.print(helping)
     out.print(f"trace  {found.trace}  (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
 
 
