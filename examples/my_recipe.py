@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seedbed import Config, Data, Engine, Every, Optim, Request, Sample, Schedule, Source, System, number
+from seedbed import Config, Data, Engine, Every, Optim, Probe, Request, Sample, Schedule, Source, System, number
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,33 @@ class Seedling(System):
         return self.net(torch.cat([x_B2, t_B1], dim=1))
 
     def loss(self, batch: dict[str, Tensor], engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        x_B2 = batch["x"]
+        drawn = self.draw(batch["x"])
+        return self.error(self.guess(drawn), drawn), {}
+
+    def draw(self, x_B2: Tensor) -> dict[str, Tensor]:
         noise_B2, t_B1 = torch.randn_like(x_B2), torch.rand_like(x_B2[:, :1])  # repeatable: the engine set the dice
-        guess_B2 = self.velocity((1 - t_B1) * noise_B2 + t_B1 * x_B2, t_B1)
-        return (guess_B2 - (x_B2 - noise_B2)).square().mean(), {}
+        return {"x": x_B2, "noise": noise_B2, "t": t_B1, "mixed": (1 - t_B1) * noise_B2 + t_B1 * x_B2}
+
+    def guess(self, drawn: dict[str, Tensor]) -> Tensor:
+        return self.velocity(drawn["mixed"], drawn["t"])
+
+    def error(self, guess_B2: Tensor, drawn: dict[str, Tensor]) -> Tensor:
+        return (guess_B2 - (drawn["x"] - drawn["noise"])).square().mean()
+
+    def probe(self, batch: dict[str, Tensor]) -> Probe:
+        """Optional: what `seedbed check` may know, so that it can test the objective itself."""
+        return Probe(
+            batch=self.draw(batch["x"]),
+            predict=self.guess,
+            objective=self.error,
+            inputs="mixed",
+            targets="x",
+            uses=("t",),
+            scalars={"t": (0.0, 1.0)},
+            oracle=lambda drawn: drawn["x"] - drawn["noise"],
+            lower_bound=0.0,
+            corrupt=lambda drawn: (drawn["x"], drawn["noise"], drawn["t"], drawn["mixed"]),
+        )
 
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
         points = torch.from_numpy(source.arrays["points"]).to(engine.device)

@@ -19,7 +19,7 @@ import seedbed as package
 from seedbed.config import Config, flatten
 
 NAMES = {
-    "Config", "Data", "Engine", "Every", "Guard", "Optim", "Request",
+    "Config", "Data", "Engine", "Every", "Guard", "Optim", "Probe", "Request",
     "Sample", "Schedule", "Source", "System", "UserError", "number",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Data, Source
     from seedbed.errors import UserError
     from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
     from seedbed.train.system import Request, Sample, System
 
 _HOMES = {
@@ -15,6 +16,7 @@ _HOMES = {
     "seedbed.data.feed": ("Data", "Source"),
     "seedbed.errors": ("UserError",),
     "seedbed.train.engine": ("Engine",),
+    "seedbed.train.probe": ("Probe",),
     "seedbed.train.system": ("Request", "Sample", "System"),
 }
 
@@ -25,6 +27,7 @@ __all__ = [
     "Every",
     "Guard",
     "Optim",
+    "Probe",
     "Request",
     "Sample",
     "Schedule",

@@ -104,7 +104,7 @@ def decode(case: Case) -> Result:
 @check("D5", "range", "err", humbatova=(3, 10), quick=True)
 def ranges(case: Case) -> Result:
     """Finite, not constant, in the declared range and filling it."""
-    batch = case.batch(size=64)
+    batch = case.batch(size=min(case.data.train.num_items or 512, 512))
     declared = dict(case.probe.ranges or {}) if case.probe is not None else {}
     for name, value in batch.items():
         if name == "index":

@@ -51,6 +51,12 @@ def split(case: Case) -> Result:
         whole, twice = (float(case.loss_of(system, b)) for b in (batch, _twice(batch)))
         weights = [float(system.num_targets(take_rows(batch, slice(i, i + 1)))) for i in range(ROWS)]
         parts = [float(case.loss_of(system, take_rows(batch, slice(i, i + 1)))) for i in range(ROWS)]
+    if not all(map(math.isfinite, parts)):
+        row = next(i for i, p in enumerate(parts) if not math.isfinite(p))
+        what = f"a part of one row with {weights[row]:g} targets costs {parts[row]}"
+        fix = "divide by max(1, number of targets), so that a part without targets costs nothing"
+        why = "one such part of a step spoils every weight"
+        return failed(what, where=case.objective_place(), why=why, fix=fix)
     mean = sum(w * p for w, p in zip(weights, parts, strict=True) if w) / max(sum(weights), 1e-12)
     for what, value in ((f"twice the batch gives {twice / whole:.4g} times the loss", twice),
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip

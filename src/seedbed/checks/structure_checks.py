@@ -101,12 +101,32 @@ def target(case: Case) -> Result:
         fix = "make the prediction from the inputs alone"
         what = f"predictions move by {moved:.2g} when only the targets change"
         return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit_for(base))
-    losses = [float(probe.objective(base, b)) for b in (probe.batch, changed)]
-    if abs(losses[0] - losses[1]) < CONTROL * abs(losses[0]):
-        what = f"other targets change the loss from {losses[0]:.6g} to {losses[1]:.6g} only"
-        why, fix = "nothing is learned from them", "compare the prediction with the targets"
-        return failed(what, where=where, why=why, fix=fix)
+    ignored = _ignored(probe, base)
+    if ignored:
+        why, fix = "nothing is learned from it", "let every target take part in the loss; padding needs an id of its own"
+        return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix)
     return _follows_rule(case, probe)
+
+
+def _ignored(probe: Probe, base: Tensor) -> str:
+    """A target that can change without changing the loss, or an id that no target can have; empty when there is none."""
+    target = probe.batch[probe.targets]
+    loss = float(probe.objective(base, probe.batch))
+    kept = probe.batch[probe.mask] != 0 if probe.mask else torch.ones(target.shape[: max(1, target.ndim)], dtype=torch.bool)
+    places = kept.reshape(kept.shape[0], -1).nonzero().tolist()
+    for row, column in [places[0], places[len(places) // 2], places[-1]]:
+        flat = target.flatten(1) if target.ndim > 1 else target[:, None]
+        moved = altered(flat, (slice(row, row + 1), slice(column, column + 1))).reshape(target.shape)
+        if abs(float(probe.objective(base, {**probe.batch, probe.targets: moved})) - loss) < 1e-9 * abs(loss):
+            return f"the target of row {row} at place {column}"
+    if target.is_floating_point():
+        return ""
+    top = int((probe.ranges or {}).get(probe.targets, (0, int(target.max())))[1])
+    for number in sorted({0, top, *range(0, top + 1, max(1, top // 128))}):
+        value = float(probe.objective(base, {**probe.batch, probe.targets: torch.full_like(target, number)}))
+        if not value > 0:
+            return f"targets of id {number}: a batch of them costs {value:g}"
+    return ""
 
 
 def _follows_rule(case: Case, probe: Probe) -> Result:
