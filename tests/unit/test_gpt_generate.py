@@ -290,3 +290,20 @@ def test_generation_in_half_precision_stays_close():
         (half, _), _ = run_both(model, [prompt], 1)
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().max() < 0.1 * exact.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=20, top_p=0.9)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_a_captured_step_equals_an_eager_one(name, sampling):
+    """Across refills and ragged rows, with dice that move on inside the graph."""
+    model, outcomes = make(name).cuda(), []
+    for capture in (False, True):
+        decoder = CachedDecoder(model, prompt_ids(CONTEXT - 1, 1, 7), 3 * CONTEXT, sampling, seed=3, capture=capture)
+        for _ in range(3 * CONTEXT):
+            decoder.advance()
+        assert decoder.why_not_captured == ("" if capture else "not asked for")
+        assert (decoder.graph is not None) == capture
+        outcomes.append(decoder.history_BN)
+    assert torch.equal(*outcomes)

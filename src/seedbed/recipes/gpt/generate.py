@@ -189,6 +189,7 @@ class CachedDecoder(Decoder):
         except RuntimeError as error:
             torch.cuda.synchronize()
             self.why_not_captured = str(error).splitlines()[0]
+            self.generator = torch.Generator(self.generator.device)  # the old one would believe it is still being captured
         for counter, value in zip(counters, before, strict=True):
             counter.copy_(value)
         self.generator.set_state(dice)

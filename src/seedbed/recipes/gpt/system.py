@@ -106,8 +106,10 @@ class GPT(System):
             if row == 0:
                 write(piece)
 
+        # While training, a capture would cost more than the few tokens it speeds up.
+        capture = bool(request.options) or request.write is not None
         write(prompt)
-        texts = [prompt + text for text in self.complete([prompt] * num, on_piece=on_piece, **options)]
+        texts = [prompt + text for text in self.complete([prompt] * num, on_piece=on_piece, capture=capture, **options)]
         # The first sample was shown as it came; the others were made beside it.
         rest = "".join(f"\n\n---- sample {i} of {num}\n{text}" for i, text in enumerate(texts[1:], 2))
         write(rest + "\n")
