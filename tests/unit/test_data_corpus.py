@@ -11,6 +11,7 @@ import pytest
 from seedbed.config import Config, override
 from seedbed.data import corpus
 from seedbed.data.corpus import TextConfig, open_corpus, random_size
+from seedbed.data.prepare import prepare_text
 from seedbed.errors import UserError
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -143,6 +144,20 @@ def test_bad_input_is_told_in_a_line(tmp_path, make, name, words):
     with pytest.raises(UserError, match=words) as caught:
         text_of(open_corpus(str(tmp_path / name)))
     assert "\n" not in str(caught.value) and str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "words and words\n" * 100])
+def test_text_in_place_of_its_path_is_told(tmp_path, name):
+    with pytest.raises(UserError, match=r"cannot read .*\.\.\.: File name too long; name a file"):
+        prepare_text(TextConfig(text=str(tmp_path / name)))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_forbidden_file_is_told(tmp_path):
+    (tmp_path / "x.txt").write_text("secret")
+    (tmp_path / "x.txt").chmod(0)
+    with pytest.raises(UserError, match=r"cannot read .*x\.txt: Permission denied"):
+        open_corpus(str(tmp_path / "x.txt")).identity()
 
 
 def test_the_offset_of_a_bad_byte_counts_from_the_start_of_the_file(tmp_path, small_pieces):

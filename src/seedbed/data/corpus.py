@@ -220,8 +220,10 @@ def _from_path(path: Path) -> Corpus:
         return FileCorpus(path.resolve().name, path, found)
     except FileNotFoundError:
         raise UserError(f"there is no text at {path}{_nearest(path)}; {HELP}") from None
-    except (PermissionError, NotADirectoryError) as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except OSError as error:
+        # Somebody may have given the text itself.
+        shown = str(path) if len(str(path)) < 200 else f"{' '.join(str(path)[:160].split())}..."
+        raise UserError(f"cannot read {shown}: {error.strerror}; {HELP}") from None
 
 
 def _nearest(path: Path) -> str:

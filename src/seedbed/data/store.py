@@ -37,7 +37,10 @@ def digest(value: Any) -> str:
 
 
 def is_store(path: Path) -> bool:
-    return (path / "manifest.json").is_file()
+    """Whether a folder calls itself a store; what cannot be looked at does not."""
+    with contextlib.suppress(OSError):
+        return (path / "manifest.json").is_file()
+    return False
 
 
 class Store:
