@@ -11,7 +11,7 @@ import torch
 
 from seedbed.checks.case import CPU, ROWS, Case, place, spread
 from seedbed.checks.device_checks import shaken_engine
-from seedbed.checks.loop_checks import NUM_TOKENS, known_options
+from seedbed.checks.loop_checks import NUM_TOKENS, known_options, roll_all_dice
 from seedbed.checks.registry import Result, check, failed, passed, skipped
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine
@@ -127,7 +127,7 @@ def mode(case: Case) -> Result:
         with tempfile.TemporaryDirectory() as scratch:
             shown = []
             for seed in (1, 2):
-                torch.manual_seed(seed)
+                roll_all_dice(seed)
                 shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
             if "seed" in known and shown[0] == _fingerprint(_sample(engine, Path(scratch) / "3", **options, seed=2)):
                 troubles.append("another seed gives the same sample")

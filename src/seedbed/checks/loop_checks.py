@@ -176,7 +176,7 @@ def resume(case: Case) -> Result:
             return failed(what, where=place(loop._finish), why=why, fix="save a checkpoint when a run is stopped")
         # Another seed: whatever is not restored is visible.
         second = new_job(case, *settings, folder=Path(scratch) / "parts", seed=case.config.seed + 1)
-        _other_dice()
+        roll_all_dice(987)
         loop.take_back(second, saved)
         _stop_at(second, END)
         told = _fit(second)
@@ -219,10 +219,11 @@ def _stop_at(job: Job, step: int) -> None:
     job.system.variant = variant  # type: ignore[method-assign]
 
 
-def _other_dice() -> None:
-    torch.manual_seed(987)
-    random.seed(987)
-    np.random.seed(987)
+def roll_all_dice(seed: int) -> None:
+    """Move every global generator on, as an evening of other work would."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
@@ -237,9 +238,10 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
                 f"step {one['step']}: "
                 + ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))[:200]
             )
-    name = practice.first_difference(practice.named_tensors(a.engine), practice.named_tensors(b.engine))
-    if name:
-        return name
+    for held in (lambda job: practice.named_tensors(job.engine), lambda job: job.system.state_dict()):
+        name = practice.first_difference(held(a), held(b))
+        if name:
+            return name
     return "" if a.system.state() == b.system.state() else "state()"
 
 
@@ -249,9 +251,7 @@ def dice(case: Case) -> Result:
     engine = Engine(system, case.small, CPU)
 
     def loss(step: int, others: int) -> float:
-        random.seed(others)
-        np.random.seed(others)
-        torch.manual_seed(others)
+        roll_all_dice(others)
         engine.roll_dice(step)
         state = torch.get_rng_state()
         value = _loss_now(case, system, batch)
@@ -326,7 +326,9 @@ def _roll_back_trouble(case: Case) -> str:
         _steps(job, 2)
         loop._save(job, best=True)
         kept = practice.named_tensors(job.engine)
-        _steps(job, 3)
+        _steps(job, 1)
+        loop._save(job, best=False)
+        _steps(job, 2)
         spoiled = job.counter
         with torch.no_grad():
             for tensor in (t for group in job.engine.tensors().values() for t in group.values()):
@@ -380,11 +382,13 @@ def _first_trouble(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
                     pass
                 except OSError:
                     return f"a full disk at write {count + 1} of a save ends the run"
+            title = "a kill" if isinstance(error, _Killed) else "a full disk"
+            problem = _newest_is(folder, good if failed_at else practice.named_tensors(job.engine))
+            if problem:
+                when = f"after {title} at write {count + 1}" if failed_at else f"after {title}, and a save that went well"
+                return f"{when}: {problem}"
             if not failed_at:
                 break
-            problem = _newest_is(folder, good)
-            if problem:
-                return f"after {'a kill' if isinstance(error, _Killed) else 'a full disk'} at write {count + 1}: {problem}"
         checkpoint.forget_after(folder, 1)
     loop._save(job, best=False)
     newest = checkpoint.steps_in(folder)[-1]
@@ -401,7 +405,7 @@ def _first_trouble(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
 
 
 def _newest_is(folder: Path, good: dict[str, torch.Tensor]) -> str:
-    """Empty when the newest whole checkpoint holds the tensors of step 1."""
+    """Empty when the newest whole checkpoint holds these tensors."""
     try:
         saved = checkpoint.load_newest(folder, lambda text: None)
     except Exception as error:
@@ -455,11 +459,9 @@ def _shaken_engine(case: Case, *assignments: str) -> Engine:
 def repeat(case: Case) -> Result:
     engine, source = _shaken_engine(case), small_source(case.data.valid)
     before = practice.named_tensors(engine)
-    torch.manual_seed(11)
+    roll_all_dice(11)
     first = _evaluate(engine, source)
-    torch.manual_seed(12)
-    random.seed(12)
-    np.random.seed(12)
+    roll_all_dice(12)
     second = _evaluate(engine, source)
     where = place(type(engine.system).evaluate)
     if first != second:

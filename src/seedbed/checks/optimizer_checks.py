@@ -93,8 +93,8 @@ def moves(case: Case) -> Result:
     still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
     for names, state, fix in (
         (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
-        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; lawful ones: Probe.dead"),
         (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
+        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; lawful ones: Probe.dead"),
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in 3 steps: {_names(names)}"
@@ -130,16 +130,17 @@ def accumulate(case: Case) -> Result:
     batch = case.batch(0, 20)
     # Parts of unequal size: what weighs parts and not targets shows.
     rows = [slice(0, 9), slice(9, 11), slice(11, 16), slice(16, 20)]
-    whole, parts = _gradient(case, [batch], clip=0.0), _gradient(case, [take_rows(batch, r) for r in rows], clip=0.0)
-    again = _gradient(case, [batch], clip=0.0, dice=1)
-    if _apart(whole, again) > 1e-6:
+    pieces = [take_rows(batch, r) for r in rows]
+    whole, parts = _gradient(case, [batch], clip=0.0), _gradient(case, pieces, clip=0.0)
+    summed = _weighted_sum(case, pieces)
+    if _apart(whole, _gradient(case, [batch], clip=0.0, dice=1)) > 1e-6:
         # The loss draws noise, and parts draw other noise than the whole: compare with the parts' own weighted sum.
-        whole = _weighted_sum(case, [take_rows(batch, r) for r in rows])
+        whole = summed
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
         return failed(
             f"{num} unequal parts give another gradient than the whole batch: {apart:.1%} off",
-            where=place(type(case.shaken()).num_targets),
+            where=place(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(case.shaken()).num_targets),
             why="short parts count for more: training depends on how a batch is cut",
             fix="let num_targets count what the loss averages over; the engine weighs parts by it",
             value=apart,

@@ -1,0 +1,173 @@
+"""Checks of optimizer, learning, loop, evaluation, devices and inference: every fault is named, what is clean stays clean."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from seedbed import config as configs
+from seedbed.checks import practice, runner
+from seedbed.checks.case import Case
+from seedbed.checks.findings import Finding
+from seedbed.checks.loop_checks import known_options, new_job, small_source
+from seedbed.checks.optimizer_checks import declared_rate
+from seedbed.config import Schedule
+from seedbed.data.feed import Source, WindowSource
+from seedbed.recipes import find
+from seedbed.train.schedule import multiplier
+
+sys.path.append(str(Path(__file__).parents[1] / "faults"))
+from catalogue_training import FAULTS  # noqa: E402
+from patching import EXAMPLE, GPT, ROOT, TOY, Fault  # noqa: E402
+
+GROUPS = "OHETVGI"
+
+
+def make_case(recipe: str, *settings: str) -> Case:
+    found, preset = find(str(ROOT / recipe) if recipe.endswith(".py") else recipe)
+    return Case(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
+
+
+def alarms(case: Case, *ids: str) -> list[Finding]:
+    return [f for f in runner.run(case, runner.choose(ids)).findings if f.alarm]
+
+
+def quick(fault: Fault) -> bool:
+    """Cheap enough for every test run: the toy, and the first checks of gpt."""
+    return fault.recipe == TOY or (fault.recipe == GPT and fault.expected <= {"O1", "O3", "G3", "I7"})
+
+
+FAULT_PARAMS = [pytest.param(f, marks=[] if quick(f) else pytest.mark.slow, id=f"{f.recipe}: {f.id}") for f in FAULTS]
+
+
+@pytest.mark.parametrize("fault", FAULT_PARAMS)
+def test_a_fault_is_named(fault: Fault):
+    with fault.apply():
+        case = make_case(fault.recipe, *fault.settings)
+        ours = [id for id in fault.expected if id[0] in GROUPS]
+        found = alarms(case, *ours)
+    assert found, "none of the expected checks failed"
+    for finding in found:
+        assert all((finding.what, finding.where, finding.why, finding.fix)), finding
+
+
+def test_ids_of_the_catalogue_exist_and_names_are_unique():
+    known = {check.id for check in runner.choose()}
+    for fault in FAULTS:
+        assert fault.expected <= known, f"{fault.id} expects {fault.expected - known}"
+    names = [(f.recipe, f.id) for f in FAULTS]
+    assert len(names) == len(set(names))
+
+
+CLEAN = [(TOY, 1)]
+SLOW_CLEAN = [(recipe, seed) for recipe in (TOY, EXAMPLE, GPT) for seed in (1, 2, 3) if (recipe, seed) not in CLEAN]
+
+
+@pytest.mark.parametrize(("recipe", "seed"), [*CLEAN, *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW_CLEAN)])
+def test_what_is_clean_raises_no_alarm(recipe: str, seed: int):
+    assert alarms(make_case(recipe, f"seed={seed}"), *GROUPS) == []
+
+
+VARIANTS = [
+    (GPT, "model.dropout=0.2"),
+    (GPT, "model.tied=false"),
+    (GPT, "optim.lr=1e-3", "optim.muon_lr=3e-3"),
+    (GPT, "accum=4"),
+    (GPT, "batch=1"),
+    (GPT, "ema=0.9", "optim.kind=adamw"),
+    (EXAMPLE, "optim.lr=1.6e-3"),
+    (EXAMPLE, "accum=4", "ema=0.99"),
+    (EXAMPLE, "batch=1"),
+    (TOY, "model.dropout=0.2"),
+    (TOY, "optim.lr=3e-3"),
+    (TOY, "accum=4"),
+    (TOY, "batch=1"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
+def test_lawful_variants_raise_no_alarm(variant: tuple[str, ...]):
+    assert alarms(make_case(*variant), *GROUPS) == []
+
+
+def test_checks_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Dice, flags, threads, modes and folders are as they were; the same checks give the same numbers again."""
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
+    ids = ("O", "T2", "T3", "T6", "V1", "G2", "G3", "I6", "E1")
+    first = runner.run(make_case(TOY), runner.choose(ids))
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
+    assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
+    assert list(tmp_path.iterdir()) == []
+    again = runner.run(make_case(TOY), runner.choose(ids))
+    assert [(f.id, f.status, f.value) for f in first.findings] == [(f.id, f.status, f.value) for f in again.findings]
+
+
+@pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
+def test_the_second_writing_of_the_schedule_agrees_with_the_first(kind: str, warmup: float, decay: float):
+    schedule = Schedule(kind=kind, warmup=warmup, decay=decay, floor=0.2)  # type: ignore[arg-type]
+    for i in range(1, 101):
+        assert declared_rate(schedule, i / 100) == pytest.approx(multiplier(schedule, i / 100), abs=1e-12)
+
+
+def test_short_runs_repeat_bitwise():
+    one, two = (practice.train(make_case(TOY)).losses for _ in range(2))
+    assert one == two and len(one) == practice.NUM_STEPS
+
+
+def test_a_run_that_is_not_finite_says_so():
+    assert not practice.train(make_case(EXAMPLE), rate=1e30).finite
+
+
+class Rows(Source):
+    def __init__(self, rows: np.ndarray, factor: int, _hidden: int = 3) -> None:
+        self.rows, self._factor = rows, factor
+        self.num_items, self.arrays, self.spans = len(rows), {"rows": rows}, {"rows": 0}
+
+
+class Odd(Source):
+    def __init__(self, path: str) -> None:
+        rows = np.zeros((1000, 2))
+        self.num_items, self.arrays, self.spans = len(rows), {"rows": rows}, {"rows": 0}
+
+
+def test_a_source_is_cut_by_its_own_constructor():
+    rows = np.arange(2000.0).reshape(1000, 2)
+    cut = small_source(Rows(rows, 7), first=10, num_rows=50)
+    assert isinstance(cut, Rows) and cut.num_items == 50 and cut._factor == 7
+    assert np.array_equal(cut.rows, rows[10:60])
+
+
+def test_a_source_that_cannot_be_cut_or_need_not_stays_whole():
+    odd = Odd("somewhere")
+    assert small_source(odd) is odd
+    small = Rows(np.zeros((10, 2)), 1)
+    assert small_source(small) is small
+    windows = WindowSource({"a": np.zeros((900, 2))}, {"a": 4}, np.array([0, 450]))
+    assert small_source(windows).num_items > 0
+
+
+def test_the_options_of_a_sample_are_found_without_sampling():
+    assert known_options(new_job(make_case(EXAMPLE)).engine) == {"seed": 1}
+    assert known_options(new_job(make_case(TOY)).engine) == {}
+
+
+def test_noise_is_nothing_to_learn_from():
+    case = make_case(TOY)
+    case.data.facts["name"] = "random:20:7"
+    assert [f.status for f in runner.run(case, runner.choose(["H1", "H2", "E3"])).findings] == ["skip"] * 3
+
+
+def test_odd_widths_are_given_back_as_far_as_they_are_legal():
+    case = make_case(EXAMPLE)
+    width = practice.config_of(case).model.width
+    assert case.small.model.width < width <= practice.WIDTH
