@@ -152,7 +152,8 @@ EVALUATION = [
           'return {"loss": 2 * loss.item()}'),
     fault(EXAMPLE, "evaluation", "evaluation by batches of means", "V3", MINE,
           'loss, _ = self.loss(source.batch({"points": points}), engine)',
-          'parts = [self.loss(source.batch({"points": p}), engine)[0] for p in points[: engine.config.batch + 1].split(engine.config.batch)]\n'
+          "size = engine.config.batch\n"
+          "        parts = [self.loss(source.batch({'points': p}), engine)[0] for p in points[: size + 1].split(size)]\n"
           "        loss = torch.stack(parts).mean()"),
 ]  # fmt: skip
 
