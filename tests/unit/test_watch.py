@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from seedbed.config import Config, Schedule
+from seedbed.config import Config, Guard, Schedule
 from seedbed.train import watch
 from seedbed.train.engine import Engine
+from seedbed.train.guard import SpikeWatch
 from seedbed.train.ring import Ring, spelled
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import System
@@ -230,6 +231,19 @@ def test_a_probe_that_fails_does_not_end_the_run() -> None:
     built = engine()
     built.system.probe = lambda batch: 1 / 0
     assert watch._baselines(built, SimpleNamespace(part=lambda k: {})) == {}
+
+
+# ---- spikes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_heavy_tails_are_no_spikes_and_kicks_are(seed: int) -> None:
+    """Squared errors of a few items: six deviations are nothing unusual there."""
+    dice = random.Random(seed)
+    spikes = SpikeWatch(Guard())
+    losses = [sum(dice.gauss(0, 0.1) ** 2 for _ in range(3)) for _ in range(1500)]
+    assert not any(spikes.spikes(loss) for loss in losses)
+    assert spikes.spikes(100 * max(losses))
 
 
 # ---- the ring --------------------------------------------------------------------------------------------------------

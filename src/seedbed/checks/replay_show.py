@@ -55,13 +55,15 @@ def _way(finding: Finding) -> Table:
     guilty = finding.place.module if finding.place else None
     at = next((i for i, c in enumerate(calls) if not c.finite or (guilty and c.name == guilty)), 0)
     first = max(0, min(at - NUM_CALLS // 2, len(calls) - NUM_CALLS))
-    table = Table(title=f"forward, calls {first + 1} to {min(first + NUM_CALLS, len(calls))} of {len(calls)}", box=None)
-    for title, side in (("module", "left"), ("kind", "left"), ("in, up to", "right"), ("weights", "right")):
-        table.add_column(title, justify=side)  # type: ignore[arg-type]
-    for title in ("out, up to", "rms", "dtype"):
-        table.add_column(title, justify="right")
+    table = Table(
+        title=f"forward, calls {first + 1} to {min(first + NUM_CALLS, len(calls))} of {len(calls)}: largest sizes", box=None
+    )
+    table.add_column("module", no_wrap=True, min_width=min(max(len(c.name) for c in shown), 40))
+    table.add_column("kind", no_wrap=True)
+    for title in ("in", "weight", "out", "rms", "dtype"):
+        table.add_column(title, justify="right", no_wrap=True)
     table.add_column("")
-    for call in calls[first : first + NUM_CALLS]:
+    for call in shown:
         mark = "<- here" if guilty == call.name else "" if call.finite else "nan"
         style = "red" if mark else ""
         numbers = [_size(call.given), _size(call.weight), _size(call.gave)]
@@ -97,4 +99,4 @@ def _ladder(finding: Finding) -> Table:
 
 
 def _size(value: float, absent: str = "") -> str:
-    return f"{value:.4g}" if math.isfinite(value) else absent
+    return f"{value:.3g}" if math.isfinite(value) else absent
