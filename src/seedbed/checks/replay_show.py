@@ -55,9 +55,8 @@ def _way(finding: Finding) -> Table:
     guilty = finding.place.module if finding.place else None
     at = next((i for i, c in enumerate(calls) if not c.finite or (guilty and c.name == guilty)), 0)
     first = max(0, min(at - NUM_CALLS // 2, len(calls) - NUM_CALLS))
-    table = Table(
-        title=f"forward, calls {first + 1} to {min(first + NUM_CALLS, len(calls))} of {len(calls)}: largest sizes", box=None
-    )
+    shown = calls[first : first + NUM_CALLS]
+    table = Table(title=f"forward, calls {first + 1} to {first + len(shown)} of {len(calls)}: largest sizes", box=None)
     table.add_column("module", no_wrap=True, min_width=min(max(len(c.name) for c in shown), 40))
     table.add_column("kind", no_wrap=True)
     for title in ("in", "weight", "out", "rms", "dtype"):
