@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import signal
+import statistics
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from seedbed.train.anomaly import detecting
 from seedbed.train.engine import Engine, mix, pick_device
 from seedbed.train.loop import Job, fit, take_back
 from seedbed.train.system import Request, System
+from seedbed.tune.verdict import closing_verdict
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # What a resumed run may change without becoming another run.
@@ -68,9 +70,14 @@ def train(
     _keep_recipe_files(recipe, run)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         _echo(run, config, base, console)
+        try:
+            data = recipe.open_data(config)
+        except UserError:
+            shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run behind
+            raise
         if not _preflight(run, recipe, preset, config, console, check):
             return EXIT_FAILED
-        return _execute(run, recipe, config, console, resumed=False, anomaly=anomaly)
+        return _execute(run, recipe, config, data, console, resumed=False, anomaly=anomaly)
 
 
 def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False) -> int:
@@ -87,7 +94,7 @@ def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = F
                 raise UserError(f"{key} cannot change on resume: it would be another run; start one with --parent {run.name}")
         for key, (old, new) in changes.items():
             console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
-        return _execute(run, recipe, config, console, resumed=True)
+        return _execute(run, recipe, config, recipe.open_data(config), console, resumed=True)
 
 
 def sample(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_name: str = "", write: Any = None) -> int:
@@ -186,11 +193,11 @@ def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
     return Engine(system, config, device), system
 
 
-def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resumed: bool, anomaly: bool = False) -> int:
+def _execute(
+    run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, anomaly: bool = False
+) -> int:
     run.set_status("running")
-    job = None
     try:
-        data = recipe.open_data(config)
         engine, system = _build(recipe, config, data)
         job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
         for name, value in _facts(job).items():
@@ -199,7 +206,7 @@ def _execute(run: Run, recipe: Recipe, config: Config, console: Console, *, resu
             _continue(job)
             run.change_config(config, recipe.preset(run.config_json()["preset"]))
         else:
-            run.event(0, "start", device=str(engine.device), data=data.facts)
+            run.event(0, "start", device=_device_name(engine.device), data=data.facts)
         with detecting(job) if anomaly else nullcontext():
             status = fit(job)
     except BaseException as error:
@@ -221,7 +228,7 @@ def _continue(job: Job) -> None:
         _stretch(job, saved)
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
     job.run.rewind(job.step)
-    job.run.event(job.step, "resume", device=str(job.engine.device))
+    job.run.event(job.step, "resume", device=_device_name(job.engine.device))
 
 
 def _stretch(job: Job, saved: checkpoint.Checkpoint) -> None:
@@ -256,12 +263,23 @@ def _close(job: Job, status: str) -> int:
     if status == "interrupted":
         console.line(f"stopped at step {job.step}, checkpoint saved; go on with: seedbed resume {run.name}")
         return 128 + (job.stop_signal or signal.SIGINT)
+    verdict = _verdict(job)
+    run.set_status(status, verdict=verdict)
     journal.finish(run, console.warn)
     best = "" if job.best is None else f"; best evaluation {job.best:.4f} at step {job.best_step}"
     console.line(f"{status} at step {job.step} after {job.clock['train']:.1f} s of training{best}", style="bold")
+    console.line(verdict)
     console.line(f"report  {run.path / 'report.md'}")
     console.line(f"plot    {run.path / 'plots' / 'loss.png'}")
     return EXIT_OK if status == "done" else EXIT_FAILED
+
+
+def _verdict(job: Job) -> str:
+    """What bound this run, in words, from figures that cost nothing."""
+    rows = job.run.rows()
+    medians = {key: statistics.median(found) for key in ("wait", "mfu") if (found := [r[key] for r in rows if r.get(key) is not None])}
+    how = {"compiled": bool(job.runner.units), "captured": not job.runner.why_not, "tier": job.feed.tier}
+    return closing_verdict({"device": job.engine.device.type, "precision": job.config.precision, **how, **medians})
 
 
 def _echo(run: Run, config: Config, base: Config, console: Console) -> None:

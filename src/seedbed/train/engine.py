@@ -223,10 +223,12 @@ def forked_dice(device: torch.device) -> Iterator[None]:
     kind = device.type if device.type != "cpu" else "cuda"
     devices = [device.index or 0] if device.type != "cpu" else []
     python, legacy_numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices, device_type=kind):
-        yield
-    random.setstate(python)
-    np.random.set_state(legacy_numpy)
+    try:
+        with torch.random.fork_rng(devices, device_type=kind):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy_numpy)
 
 
 def total_norm(grads: list[Tensor]) -> Tensor:

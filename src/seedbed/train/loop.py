@@ -156,7 +156,8 @@ def _warm_up(job: Job) -> None:
         job.runner.prepare()
         if job.config.budget and job.step == 0:
             seconds = _time_steps(job)
-            job.total_items = max(1, int(0.98 * job.config.budget / seconds)) * job.config.batch
+            # A rehearsed step skips the optimizer's writes and a real run logs: leave room, the budget is a promise.
+            job.total_items = max(1, int(0.94 * job.config.budget / seconds)) * job.config.batch
             length = job.total_items // job.config.batch
             job.console.line(f"budget {job.config.budget:g} s at {seconds * 1e3:.2f} ms a step: {length:,} steps")
             job.run.event(job.step, "budget", seconds_per_step=seconds, steps=length)
@@ -333,7 +334,9 @@ def evaluate(job: Job) -> None:
     weights = "ema" if job.engine.ema else "live"
     job.run.event(job.step, "eval", **numbers, weights=weights, best=improved, seconds=job.clock["train"])
     job.console.evaluation(job.step, numbers, improved)
-    _alarm(job, job.step, job.watch.evaluated(job.step, numbers, job.engine, job.feed, job.items / job.total_items))
+    with job.clock.lap("eval"):
+        found = job.watch.evaluated(job.step, numbers, job.engine, job.feed, job.items / job.total_items)
+    _alarm(job, job.step, found)
     if improved and job.step:
         _save(job, best=True)
 
