@@ -12,7 +12,7 @@ from seedbed import config as configs
 from seedbed.checks import practice, runner
 from seedbed.checks.case import Case
 from seedbed.checks.findings import Finding
-from seedbed.checks.loop_checks import known_options, new_job, small_source
+from seedbed.checks.jobs import known_options, new_job, small_source
 from seedbed.checks.optimizer_checks import declared_rate
 from seedbed.config import Schedule
 from seedbed.data.feed import Source, WindowSource
@@ -20,8 +20,8 @@ from seedbed.recipes import find
 from seedbed.train.schedule import multiplier
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from catalogue_training import FAULTS  # noqa: E402
-from patching import EXAMPLE, GPT, ROOT, TOY, Fault  # noqa: E402
+from catalogue_training import FAULTS
+from patching import EXAMPLE, GPT, ROOT, TOY, Fault
 
 GROUPS = "OHETVGI"
 

@@ -11,7 +11,7 @@ import torch
 
 from seedbed.checks.case import CPU, ROWS, Case, place, spread
 from seedbed.checks.device_checks import shaken_engine
-from seedbed.checks.loop_checks import NUM_TOKENS, known_options, roll_all_dice
+from seedbed.checks.jobs import NUM_TOKENS, known_options, roll_all_dice
 from seedbed.checks.registry import Result, check, failed, passed, skipped
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine
@@ -122,6 +122,11 @@ def mode(case: Case) -> Result:
 
     known = known_options(engine)
     options = {k: v for k, v in {"tokens": NUM_TOKENS, "temperature": 1.0}.items() if k in known}
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            _sample(engine, Path(scratch), **options)
+    except UserError as error:
+        return skipped(str(error))
     handles = [m.register_forward_pre_hook(look(n)) for n, m in system.named_modules()]
     try:
         with tempfile.TemporaryDirectory() as scratch:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 
-import torch
-
 from seedbed.checks import practice
 from seedbed.checks.case import Case, place
 from seedbed.checks.registry import Result, check, failed, passed, skipped
@@ -22,8 +20,6 @@ MEMORISED, NUM_OVERFIT, OVERFIT_RATE = 0.5, 120, 5e-3
 GAIN_LIMIT = 0.015
 # Before frequencies are learned, which takes long with a large vocabulary, inputs cannot help yet.
 BLIND_LIMIT = 1.03
-# Share of what was memorised that another row's inputs bring too: clean .2 to .7 (how often tokens occur), a leak 1.0.
-LEAK_LIMIT = 0.9
 FALL_LIMIT, FALL_SIGMAS = 0.99, 2
 
 
@@ -203,35 +199,3 @@ def falls(case: Case) -> Result:
             limit=FALL_LIMIT,
         )
     return passed(f"{first:.3g} -> {end:.3g} in {practice.NUM_STEPS} steps, on unseen batches", share, FALL_LIMIT)
-
-
-@check("V4", "chance", "err", humbatova=(11,), needs=("inputs", "targets"))
-def chance(case: Case) -> Result:
-    """After one batch was memorised: another row's inputs must bring the loss back up."""
-    trace = overfit_run(case)
-    system = trace.engine.system
-    was = system.training
-    system.eval()
-    try:
-        probe = system.probe(case.batch(0))
-        assert probe is not None
-        with torch.no_grad():
-            batch = probe.batch
-            swapped = {**batch, probe.inputs: batch[probe.inputs].roll(1, 0)}
-            own = float(probe.objective(probe.predict(batch), batch))
-            other = float(probe.objective(probe.predict(swapped), batch))
-    finally:
-        system.train(was)
-    if trace.losses[-1] > MEMORISED * trace.first:
-        return skipped("one batch was not memorised (see E1)")
-    kept = (trace.first - other) / max(trace.first - own, 1e-12)
-    if kept > LEAK_LIMIT:
-        return failed(
-            f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's",
-            where=case.objective_place(),
-            why="the answer does not come from the inputs: the target leaks in by another way",
-            fix="see C2; look for targets, row numbers or batch order in what the model is given",
-            value=kept,
-            limit=LEAK_LIMIT,
-        )
-    return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from seedbed.checks import practice
 from seedbed.checks.case import CPU, Case, Recorder, place, take_rows
+from seedbed.checks.jobs import new_job
 from seedbed.checks.registry import Result, check, failed, passed, skipped
 from seedbed.config import Schedule
 from seedbed.nn.groups import declaration_of
+from seedbed.train import loop
 from seedbed.train.engine import Engine
 from seedbed.train.loop import Job
 from seedbed.train.optim import param_groups
@@ -270,8 +272,6 @@ class _Walk:
     """A job whose objective pulls every weight with the same force, so that how far it moves is the rate it really got."""
 
     def __init__(self, case: Case) -> None:
-        from seedbed.checks.loop_checks import new_job
-
         self.job = new_job(case, "batch=4", "accum=1", "ema=0.0", "optim.clip=0.0")
         self.engine, self.system = self.job.engine, self.job.engine.system
         self.system.update = self._pull  # type: ignore[method-assign]
@@ -299,8 +299,6 @@ class _Walk:
 
     def rates(self, step: int) -> dict[str, float]:
         """What moves each group at this step of the run, through the loop's own step."""
-        from seedbed.train import loop
-
         self.job.step, self.job.items = step, step * self.job.config.batch
 
         def go() -> None:
