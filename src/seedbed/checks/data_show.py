@@ -76,7 +76,7 @@ def facts(key: str, value: Tensor) -> dict[str, Any]:
 
 
 def _table(entries: list[dict[str, Any]]) -> Table:
-    table = Table(*("entry", "shape", "dtype", "low", "high", "mean", "std", "distinct", "not finite"), box=None)
+    table = Table(*("entry", "shape", "dtype", "low", "high", "mean", "std", "distinct", "bad"), box=None)
     for e in entries:
         numbers = [number(e[k]) if e[k] is not None else "" for k in ("low", "high", "mean", "std")]
         shape = " x ".join(map(str, e["shape"])) or "scalar"
