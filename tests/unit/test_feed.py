@@ -169,8 +169,11 @@ FAULTS = [(Broken(), "KeyError"), (Outside(LAST + 1), f"row {LAST + 1}, outside 
 
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
 @pytest.mark.parametrize(("source", "words"), FAULTS)
-def test_a_failure_names_the_sample_and_comes_when_it_is_due(source, words, limit):
+def test_a_failure_names_the_sample_and_comes_when_it_is_due(tmp_path, source, words, limit):
     sample = feed_module.Order(50, 1).at(0, 50)[1].tolist().index(7)
+    for name, array in source.arrays.items():
+        array.tofile(tmp_path / name)
+        source.arrays[name] = np.memmap(tmp_path / name, array.dtype, mode="r").reshape(array.shape)
     feed = Feed(source, batch=4, parts=1, seed=1, device=CPU, limit_bytes=limit)
     for counter in range(0, sample // 4 * 4, 4):
         feed.load(counter)
