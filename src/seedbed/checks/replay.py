@@ -189,7 +189,9 @@ def _blame_code(scene: Scene, finding: Finding, found: Place) -> None:
         finding.what = f"{name}: output is not finite" + (f", from {op} of {found.given}" if op else f" ({found.given})")
     else:
         finding.what = f"{name}: its output is finite, its gradient is not" + (f", from {op} ({found.given})" if op else "")
-    finding.where = f"{found.line or found.where}" + (f" in {found.where}" if found.line else "")
+    finding.where = f"{found.line}, called in {found.where}" if found.line else found.where
+    if found.line.rpartition(".")[2].rpartition(" ")[2] == found.where.rpartition(".")[2]:
+        finding.where = f"{found.line.partition(' ')[0]} {found.where.partition(' ')[2]}"
     if wide and wide.finite:
         finding.why = f"finite in float64: the mathematics is sound, {found.dtype or 'the arithmetic'} overflows or loses it"
         finding.fix = f"compute {name} in float32 or wider, or keep its input small (norm, clamp, scale)"
