@@ -121,6 +121,7 @@ class _Locator:
         self.steps_B = np.arange(batch)
         lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
         self.last_row = min(lasts, default=0)
+        assert self.last_row >= 0, "an item is longer than its array"
 
     def rows(self, counter: int) -> np.ndarray:
         assert self.order is not None
