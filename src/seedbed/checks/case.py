@@ -164,9 +164,24 @@ class Case:
         return place(type(thing).forward if isinstance(thing, nn.Module) and not isinstance(thing, System) else thing)
 
     def objective_place(self) -> str:
-        """Where the loss is written."""
-        kind = type(self.shaken())
-        return place(kind.loss if kind.loss is not System.loss else kind.update)
+        """The line on which the loss becomes one number; where `loss` is written when that cannot be seen."""
+        return self.once("objective place", self._find_objective)
+
+    def _find_objective(self) -> str:
+        from seedbed.checks.watch_ops import Reductions
+
+        system = self.shaken()
+        with Reductions() as seen, torch.no_grad():
+            self.loss_of(system, self.shaken_batch())
+        kind = type(system)
+        return seen.place or place(kind.loss if kind.loss is not System.loss else kind.update)
+
+    def maker(self, system: System, name: str) -> str:
+        """Where the innermost module of the recipe's own that holds a tensor is written: torch's modules need no mending."""
+        path = name.rpartition(".")[0]
+        while path and type(system.get_submodule(path)).__module__.startswith("torch."):
+            path = path.rpartition(".")[0]
+        return place(type(system.get_submodule(path)).__init__)
 
     def batch_place(self) -> str:
         """Where a batch is made from raw rows."""
@@ -221,6 +236,8 @@ def undisturbed() -> Iterator[None]:
     flags = torch.get_default_dtype(), torch.get_num_threads(), torch.get_deterministic_debug_mode()
     with forked_dice(CPU), torch.enable_grad():
         torch.manual_seed(0)
+        # Models this small run faster on one thread, and many times faster on a machine that has other work.
+        torch.set_num_threads(1)
         try:
             yield
         finally:

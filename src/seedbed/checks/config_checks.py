@@ -14,7 +14,7 @@ from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine
 
-# The real number of parameters against the one that the preset's docstring promises. Measured: 0.98 to 1.04.
+# The real number of parameters against the one that the preset's docstring promises. Measured: at most 1.42.
 SIZE = 3.0
 _UNITS = {"k": 1e3, "M": 1e6, "G": 1e9, "B": 1e9}
 
@@ -49,15 +49,19 @@ def reads(case: Case) -> Result:
         engine.begin(step, 0.5)
         engine.system.update(feed.part(0), engine)
     engine.system.describe()
-    unread = [key for key in _set_fields(case.config) if key not in seen]
+    assert case.preset is not None
+    asked = configs.diff(configs.flatten(case.recipe.preset(case.preset)), configs.flatten(case.config))
+    unread = sorted((key for key in _set_fields(case.config) if key not in seen), key=lambda key: key not in asked)
     if unread:
         value = configs.flatten(case.config)[unread[0]]
-        assert case.preset is not None
+        # A field of the preset's may fall idle because another was changed on purpose: worth a note, not an alarm.
+        severity = "note" if asked and unread[0] not in asked else "warn"
         return failed(
             f"{unread[0]}={value} is read by nothing",
             where=place(case.recipe.presets[case.preset]),
             why="you are not testing what you think: the run is the same without it",
             fix="wire it to the code that should obey it, or drop it",
+            severity=severity,
         )
     return passed(f"{len(_set_fields(case.config))} fields are set, and all are read")
 

@@ -41,6 +41,8 @@ def run(case: Case, checks: Sequence[Check], show: Callable[[Finding], None] = l
         result = _run_one(case, check, met)
         severity = result.severity or check.severity
         told = {part: getattr(result, part) for part in ("what", "where", "why", "fix", "value", "limit")}
+        if result.status == "fail":
+            told["fix"] = f"{result.fix}; then: seedbed check {case.name} --only {check.id}"
         finding = Finding(check.id, check.title, result.status, severity, time.perf_counter() - began, **told)
         report.findings.append(finding)
         show(finding)
@@ -73,9 +75,8 @@ def _broken(check: Check, error: Exception, met: dict[str, str]) -> Result:
     where = place_of(error)
     if (seen := met.setdefault(f"{reason} {where}", check.id)) != check.id:
         return skipped(f"the error that {seen} met came again")
-    again = f"seedbed check ... --only {check.id}"
     why = "what cannot run here cannot train either, or trains on a path that was never tried"
-    return Result("fail", f"could not run: {reason}", where, why, f"mend the line named above; then: {again}", severity="err")
+    return Result("fail", f"could not run: {reason}", where, why, "mend the line named above", severity="err")
 
 
 def place_of(error: BaseException) -> str:

@@ -51,6 +51,21 @@ class Broadcasts(TorchFunctionMode):
         return out
 
 
+class Reductions(TorchFunctionMode):
+    """The line of the first floating-point operation in a pass that turns many numbers into one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        many = args and isinstance(args[0], Tensor) and args[0].numel() > 1 and args[0].is_floating_point()
+        if many and isinstance(out, Tensor) and out.ndim == 0 and out.is_floating_point() and not self.place:
+            self.place = caller()
+        return out
+
+
 @dataclass(frozen=True)
 class Activation:
     """One call: the share of units that give nothing, or always the bound."""

@@ -186,7 +186,7 @@ def gpt3_small_char() -> Config:
     `seedbed train gpt/gpt3-small-char data.text=FILE` on one GPU with 80 GB or more.
     """
     base = gpt3_small()
-    return replace(base, data=replace(base.data, tokenizer="char75", unknown="unk"))
+    return replace(base, data=replace(base.data, tokenizer="char75", unknown="unk", vocab=TextConfig.vocab))
 
 
 def gpt2_124m() -> Config:
