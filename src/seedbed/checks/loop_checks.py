@@ -174,11 +174,31 @@ def dice(case: Case) -> Result:
         why = "every step meets the same noise: the model learns one draw by heart"
         fix = "let the noise of a step follow from (seed, step)"
         return failed("steps 5 and 6 draw the same noise", where=place(Engine.roll_dice), why=why, fix=fix)
+    shared = _shared_noise(case, system, batch)
+    if shared:
+        why = "the gradient sees one draw per batch instead of one per row: a loss that jumps, and slow learning"
+        return failed(f"all rows of a batch draw the same {shared!r}", where=where, why=why, fix="draw one per row")
     return passed("the same step draws the same, another step draws anew" if drawn[0] else "the loss draws nothing")
 
 
+def _shared_noise(case: Case, system: Any, batch: Any) -> str:
+    """An entry of the probe's batch that is drawn anew with every roll of the dice, but once for all rows."""
+    batches = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        probe = system.probe(batch)
+        if probe is None:
+            return ""
+        batches.append(probe.batch)
+    for name, a in batches[0].items():
+        moved = a.shape == batches[1][name].shape and not torch.equal(a, batches[1][name])
+        if moved and a.ndim and len(a) > 1 and torch.equal(a, a[:1].expand_as(a)):
+            return name
+    return ""
+
+
 def _dice_matter(case: Case, system: Any, batch: Any) -> bool:
-    """Whether other random numbers give another loss; on the shaken system, since zeros at birth can hide it."""
+    """Whether other random numbers give another loss: zeros at birth can hide what is drawn."""
     values = []
     for seed in range(4):
         torch.manual_seed(seed)

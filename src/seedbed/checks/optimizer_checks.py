@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from seedbed.checks.case import CPU, Case, Recorder, place, take_rows
 from seedbed.checks.jobs import new_job
 from seedbed.checks.registry import Result, check, failed, passed, skipped
 from seedbed.config import Schedule
-from seedbed.nn.groups import declaration_of
+from seedbed.nn.groups import declaration_of, settings_of
 from seedbed.train import loop
 from seedbed.train.engine import Engine
 from seedbed.train.loop import Job
@@ -27,6 +28,8 @@ ZERO_LIMIT = 1e-3
 PARTS_LIMIT = 1e-4
 # Applied against declared rate: sound at most 2e-4 (float32 weights), eps 1e-3 or one shared floor 5 % and more.
 RATE_LIMIT = 0.02
+# Muon's step is only near orthogonal: clean .3 (a step .7 long), three times the rate 1.1.
+MUON_LIMIT = 0.9
 # Elements with a gradient that a step leaves as they were: float32 at most .004, bf16 weights .34.
 STUCK_LIMIT = 0.2
 AVERAGE_LIMIT = 1e-5
@@ -135,8 +138,9 @@ def accumulate(case: Case) -> Result:
     pieces = [take_rows(batch, r) for r in rows]
     whole, parts = _gradient(case, [batch], clip=0.0), _gradient(case, pieces, clip=0.0)
     summed = _weighted_sum(case, pieces)
-    if _apart(whole, _gradient(case, [batch], clip=0.0, dice=1)) > 1e-6:
-        # The loss draws noise, and parts draw other noise than the whole: compare with the parts' own weighted sum.
+    mixes = case.probe is not None and bool(case.probe.mixes_rows)
+    if mixes or _apart(whole, _gradient(case, [batch], clip=0.0, dice=1)) > 1e-6:
+        # Parts draw other noise than the whole, or lawfully see other rows: compare with the parts' own weighted sum.
         whole = summed
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
@@ -240,14 +244,17 @@ def declared_rate(schedule: Schedule, progress: float) -> float:
 def schedule(case: Case) -> Result:
     """Walk the real loop over the whole horizon with an objective that costs nothing, and measure how far weights move."""
     walk = _Walk(case)
+    trouble = walk.standing_still() or walk.unlike_the_config(case) or walk.wrong_decay()
+    if trouble is not None:
+        return trouble
     total = case.small.steps
     points = sorted({round(i * (total - 1) / 40) for i in range(41)} | {0, 1, 2} & set(range(total)))
-    worst, first = 0.0, {}
+    worst = 0.0
     for step in points:
         wanted = declared_rate(case.small.schedule, (step + 1) / total)
         applied = walk.rates(step)
         for group, rate in applied.items():
-            full = first.setdefault(group, walk.full_rates[group])
+            full = walk.full_rates[group]
             error = abs(rate / full - wanted) / max(wanted, 0.01)
             if error > RATE_LIMIT:
                 return failed(
@@ -259,13 +266,9 @@ def schedule(case: Case) -> Result:
                     limit=RATE_LIMIT,
                 )
             worst = max(worst, error)
-    wrong = walk.base_error()
-    if wrong[1] > RATE_LIMIT:
-        what = f"{wrong[0]} moves at {1 + wrong[2]:.3g} times the rate it was given"
-        why = "eps, clipping or the optimizer itself eats the step: lr means nothing"
-        fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
-        return failed(what, where=walk.step_of(wrong[0]), why=why, fix=fix, value=wrong[1], limit=RATE_LIMIT)
-    return passed(f"{len(points)} steps of {total:,}: every group follows {case.small.schedule.kind}", worst, RATE_LIMIT)
+    return walk.wrong_size() or passed(
+        f"{len(points)} steps of {total:,}: every group follows {case.small.schedule.kind}", worst, RATE_LIMIT
+    )
 
 
 class _Walk:
@@ -281,7 +284,7 @@ class _Walk:
                 name, param = next(iter(group.params.items()))
                 title = f"{group.name} ({name})"
                 self.groups[title], self.parts[title] = (group, param), part
-        self.lrs = {title: group.lr for title, (group, _) in self.groups.items()}
+        self.force = 1.0
         self.full_rates = self._at_full_rate()
 
     def _pull(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
@@ -289,7 +292,7 @@ class _Walk:
         for player, optimizer in engine.optimizers.items():
             # Scaled to an everyday gradient: norm 1 over all tensors, as a clipped step has.
             size = math.sqrt(sum(p.numel() for p in optimizer.params))
-            loss = torch.stack([p.sum() / size for p in optimizer.params]).sum()
+            loss = self.force * torch.stack([p.sum() / size for p in optimizer.params]).sum()
             engine.descend(loss, player)
             losses["loss"] = loss.detach()
         return losses
@@ -325,23 +328,68 @@ class _Walk:
         self.engine.step(self.job.feed.part)
 
     @torch.no_grad()
-    def _movement(self, go: object) -> dict[str, float]:
+    def _movement(self, go: Callable[[], None], start: float = 0.0) -> dict[str, float]:
+        """How far each group moves, per element; from 0 there is no weight to decay."""
         for _, param in self.groups.values():
-            param.zero_()  # without a weight there is no decay
+            param.fill_(start)
         with torch.enable_grad():
-            go()  # type: ignore[operator]
-        return {title: float(param.double().norm()) for title, (_, param) in self.groups.items()}
+            go()
+        return {t: float((p.double() - start).norm()) / math.sqrt(p.numel()) for t, (_, p) in self.groups.items()}
 
-    def base_error(self) -> tuple[str, float, float]:
-        """The AdamW group whose movement at full rate is furthest from the rate it was given."""
-        worst = ("", 0.0, 0.0)
+    def _forget(self) -> None:
+        for part in self.parts.values():
+            for _, moment in part.tensors():
+                moment.zero_()
+
+    def standing_still(self) -> Result | None:
+        still = [title for title, moved in self.full_rates.items() if not moved > 0]
+        if not still:
+            return None
+        why, fix = "this group never learns", "give it a learning rate above 0, and step it"
+        return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), why=why, fix=fix)
+
+    def unlike_the_config(self, case: Case) -> Result | None:
+        """Rates and decays that no setting names."""
+        optim = case.small.optim
         for title, (group, param) in self.groups.items():
-            if group.kind != "adamw" or not group.lr:
-                continue
-            error = self.full_rates[title] / (self.lrs[title] * math.sqrt(param.numel())) - 1.0
-            if abs(error) > worst[1]:
-                worst = (title, abs(error), error)
-        return worst
+            muon = group.kind == "muon"
+            lr, decay = (optim.muon_lr, optim.muon_weight_decay) if muon else (optim.lr, optim.weight_decay)
+            lr *= settings_of(param)[0]
+            if not math.isclose(group.lr, lr, rel_tol=1e-6) or group.weight_decay not in (0.0, decay):
+                what = f"{title} has lr {group.lr:g} and decay {group.weight_decay:g}; the config says {lr:g} and {decay:g} or 0"
+                why, fix = "what you set is not what is used", "take lr and decay of every group from config.optim"
+                return failed(what, where=place(param_groups), why=why, fix=fix)
+        return None
+
+    def wrong_decay(self) -> Result | None:
+        """Without a gradient, weights of 1 shrink by lr x decay and by nothing else."""
+        self._forget()
+        self.force = 0.0
+        shrunk = self._movement(lambda: self._step(0, 1.0), start=1.0)
+        self.force = 1.0
+        self._forget()
+        for title, (group, _) in self.groups.items():
+            wanted = group.lr * group.weight_decay
+            error = abs(shrunk[title] - wanted)
+            if error > max(RATE_LIMIT * wanted, 1e-3 * group.lr, 2e-7):
+                what = f"without a gradient {title} shrinks by {shrunk[title]:.3g} a step; lr x decay is {wanted:.3g}"
+                why = "weight decay is not what you set: it is lost, counted twice, or mixed into the gradient"
+                fix = "decoupled decay: weight <- weight x (1 - lr x decay), once per step"
+                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=RATE_LIMIT * wanted)
+        return None
+
+    def wrong_size(self) -> Result | None:
+        """A steady pull moves AdamW by lr per element; Muon's step is an orthogonal matrix times its scale, within rounding."""
+        for title, (group, param) in self.groups.items():
+            muon = group.kind == "muon"
+            wanted = group.lr * (0.2 * math.sqrt(max(param.shape)) / math.sqrt(param.numel()) if muon else 1.0)
+            error, limit = abs(self.full_rates[title] / wanted - 1.0), MUON_LIMIT if muon else RATE_LIMIT
+            if error > limit:
+                what = f"{title} moves at {self.full_rates[title] / wanted:.3g} times the rate it was given"
+                why = "eps, clipping or the optimizer itself changes the step: lr means nothing"
+                fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
+                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=limit)
+        return None
 
 
 # ---- resolution, averages ------------------------------------------------------------------------------------------
