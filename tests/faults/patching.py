@@ -3,13 +3,17 @@
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+from seedbed import config as configs
+from seedbed.checks import runner
+from seedbed.checks.case import Case
+from seedbed.checks.findings import Report
 from seedbed.recipes import find
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,3 +90,10 @@ def _function(module: ModuleType, name: str) -> FunctionType | None:
     found = getattr(found, "__func__", found)
     found = inspect.unwrap(found) if callable(found) else found
     return found if isinstance(found, FunctionType) else None
+
+
+def check(recipe: str, *settings: str, only: Sequence[str] = ()) -> Report:
+    """The checks on a recipe as it stands, by its name in the catalogue."""
+    found, preset = find(str(ROOT / recipe) if recipe.endswith(".py") else recipe)
+    case = Case(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
+    return runner.run(case, runner.choose(only))

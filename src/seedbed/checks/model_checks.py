@@ -132,16 +132,10 @@ def rows(case: Case) -> Result:
     # With a probe the prediction is watched itself; how rows are summed is left to L1.
     mixed, limit = _mixing(case, system, batch, other) if case.probe is None else _prediction_mixing(case, system)
     if mixed > limit and not names:
-        changed = {k: _with_row(batch[k], other[k], 1) for k in batch}
-        guilty = first_module_that_moves(
-            system,
-            lambda: case.loss_of(system, batch),
-            lambda: case.loss_of(system, changed),
-            lambda x: x[0] if x.ndim and len(x) == num_rows(batch) else None,
-        )
+        guilty = _mixer(case, system, batch, other)
         where = f"{case.locate(guilty[1])}; first module that moves: {guilty[0]}" if guilty else case.objective_place()
         return failed(
-            f"row 0 changes by {mixed:.2g} of its size when row 1 is replaced",
+            f"rows change each other: one replaced row moves the result of another by {mixed:.2g}",
             where=where,
             why="rows see each other: batch and time are swapped, or a norm or attention runs over the batch",
             fix="check the order of axes (batch first), view/reshape calls and reductions; declare lawful ones in mixes_rows",
@@ -149,6 +143,21 @@ def rows(case: Case) -> Result:
             limit=limit,
         )
     return passed("a row is alone in its batch", mixed, limit)
+
+
+def _mixer(case: Case, system: System, batch: Batch, other: Batch) -> tuple[str, nn.Module] | None:
+    """The first module in which a row moves although another one was replaced; a row may see only those before it."""
+    for changed, watched in ((1, 0), (0, 1)):
+        replaced = {k: _with_row(batch[k], other[k], changed) for k in batch}
+        found = first_module_that_moves(
+            system,
+            lambda: case.loss_of(system, batch),
+            lambda replaced=replaced: case.loss_of(system, replaced),
+            lambda x, row=watched: x[row] if x.ndim and len(x) == num_rows(batch) else None,
+        )
+        if found:
+            return found
+    return None
 
 
 def _with_row(a: Tensor, b: Tensor, row: int) -> Tensor:

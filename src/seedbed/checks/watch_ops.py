@@ -52,7 +52,7 @@ class Broadcasts(TorchFunctionMode):
 
 
 class Reductions(TorchFunctionMode):
-    """The line of the first floating-point operation in a pass that turns many numbers into one."""
+    """The line of the recipe's first floating-point operation in a pass that turns many numbers into one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,8 @@ class Reductions(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         many = args and isinstance(args[0], Tensor) and args[0].numel() > 1 and args[0].is_floating_point()
         if many and isinstance(out, Tensor) and out.ndim == 0 and out.is_floating_point() and not self.place:
-            self.place = caller()
+            found = caller()
+            self.place = "" if found.startswith("seedbed/train/") else found
         return out
 
 

@@ -1,0 +1,87 @@
+"""Every fault of the catalogues is caught by a check that should catch it, and named in the file that is wrong."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from catalogue import FAULTS
+from catalogue_training import FAULTS as TRAINING
+from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault, check, edited
+
+from seedbed.checks.registry import all_checks
+
+ALL = [*FAULTS, *TRAINING]
+# Enough of gpt for every test run: one fault per check.
+FAST = {
+    "stale vocabulary", "modulo left in the lookup", "no causal mask", "batch and time swapped", "constant init", "unused module",
+    "positions missing", "targets unshifted", "sum reduction", "softmax before cross-entropy", "detached trunk", "unit init",
+}  # fmt: skip
+
+
+def quick(fault: Fault) -> bool:
+    return fault.recipe in (TOY, EXAMPLE) or fault.id in FAST
+
+
+PARAMS = [pytest.param(f, marks=[] if quick(f) else pytest.mark.slow, id=f"{f.recipe}: {f.id}") for f in FAULTS]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.mark.parametrize("fault", PARAMS)
+def test_a_fault_is_caught(fault: Fault):
+    with fault.apply():
+        found = [f for f in check(fault.recipe, *fault.settings, only=sorted(fault.expected)).findings if f.alarm]
+    assert found, f"none of {sorted(fault.expected)} minds: {fault.id}"
+    for finding in found:
+        assert finding.what and finding.why and finding.fix
+        assert_there(finding.where)
+    after = check(fault.recipe, *fault.settings, only=sorted(fault.expected))
+    assert not [f.id for f in after.findings if f.alarm], "the fault outlived its patch, or the clean recipe alarms"
+
+
+def assert_there(where: str) -> None:
+    """The place names a line of a file that exists."""
+    match = re.match(r"(\S+\.py):(\d+)", where)
+    assert match, where
+    path = next((p for base in (SRC, ROOT, Path("/")) if (p := base / match[1]).is_file()), None)
+    assert path, where
+    assert 1 <= int(match[2]) <= len(path.read_text().splitlines())
+
+
+def test_the_catalogue_is_wide_enough():
+    recipes = Counter(f.recipe for f in ALL)
+    assert len(ALL) >= 40
+    assert recipes[GPT] >= 20 and min(recipes.values()) >= 6
+    places = Counter("evaluation" if f.place == "inference" else f.place for f in ALL)
+    assert min(places[p] for p in ("data", "model", "objective", "optimizer", "loop", "evaluation")) >= 4, places
+    names = Counter(f.id for f in FAULTS)
+    assert max(names.values()) == 1
+
+
+def test_every_expected_check_exists():
+    known = {check.id for check in all_checks()}
+    assert not {id for fault in ALL for id in fault.expected} - known
+
+
+def test_the_taxonomy_of_faults_is_covered():
+    """Humbatova et al. (2020) name 15 categories; at least one check answers to 14 of them."""
+    covered = {category for check in all_checks() for category in check.humbatova}
+    assert len(covered) >= 14, sorted(set(range(1, 16)) - covered)
+
+
+def test_an_edit_must_match_and_is_undone():
+    from seedbed.nn import mlp
+
+    file, before = "seedbed/nn/mlp.py", mlp.MLP.forward.__code__
+    with edited(file, "h = self.up(x)", "h = self.up(-x)"):
+        assert mlp.MLP.forward.__code__ is not before
+        assert mlp.MLP.forward.__code__.co_filename == before.co_filename
+    assert mlp.MLP.forward.__code__ is before
+    with pytest.raises(AssertionError, match="0 times"), edited(file, "no such text", ""):
+        pass
+    with pytest.raises(AssertionError, match="changes no function"), edited(file, '"""Feed-forward blocks', '"""Blocks'):
+        pass
