@@ -226,6 +226,38 @@ def _check_place(found: Finding, what: str, recipe: str) -> None:
         assert found.place.op == "SpoilBackward" and "its gradient is not" in found.what
 
 
+HOOKS = {
+    "parameter": lambda m, bad: m.up.weight.register_hook(lambda grad: bad(grad)),
+    "accumulated": lambda m, bad: m.up.weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", bad(p.grad))),
+    "module": lambda m, bad: m.register_full_backward_hook(lambda _, given, out: tuple(bad(g) for g in given)),
+    "module, before": lambda m, bad: m.register_full_backward_pre_hook(lambda _, out: tuple(bad(g) for g in out)),
+}
+
+
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_that_spoil_gradients_are_named(tmp_path: Path, monkeypatch, kind: str) -> None:
+    real = Recipe.build
+
+    def build(self: Recipe, config, data) -> System:
+        system = real(self, config, data)
+        update, due = system.update, [False]
+
+        def watched(batch, engine):
+            due[0] = abs(float(engine.progress) - 7 / 12) < 1e-6
+            return update(batch, engine)
+
+        system.update = watched
+        HOOKS[kind](system.get_submodule("model.blocks.1.mlp"), lambda grad: grad * float("nan") if due[0] else grad * 1.0)
+        return system
+
+    monkeypatch.setattr(Recipe, "build", build)
+    start(tmp_path, "one", *SMALL["gpt/demo"], "accum=2", recipe="gpt/demo")
+    found = investigate(tmp_path, "one", None)
+    assert found.reproduced and found.step == 7 and found.all_rows
+    assert found.place and found.place.module == "model.blocks.1.mlp" + (".up" if "modul" not in kind else "")
+    assert found.kind in ("backward", "gradient")
+
+
 def test_overflow_is_told_from_mathematics(tmp_path: Path, monkeypatch) -> None:
     """What half precision cannot hold is finite in float64, and the verdict says so."""
 

@@ -235,9 +235,10 @@ class Tracer:
         """The innermost module call that made a node, by the running number of nodes."""
         number = node._sequence_nr()
         if node.name() == "BackwardHookFunctionBackward":
-            # A module's hooks on its outputs are put there right after its forward.
+            # A module's hooks on its outputs are put there right after its forward; the function itself takes a number or two.
             for call in reversed(self.calls):
-                if call.last == number and (call.module._backward_hooks or call.module._backward_pre_hooks):
+                hooks = call.module._backward_hooks or call.module._backward_pre_hooks
+                if hooks and call.last <= number <= call.last + 2:
                     return call.module
         inside = [call for call in self.calls if call.first <= number < call.last]
         return min(inside, key=lambda call: call.last - call.first).module if inside else self.system

@@ -197,12 +197,14 @@ def _blame_code(scene: Scene, finding: Finding, found: Place) -> None:
         finding.fix = f"compute {name} in float32 or wider, or keep its input small (norm, clamp, scale)"
     else:
         finding.why = "not finite in float64 either: a root, a logarithm or a division at its edge, not the precision"
-        finding.fix = _remedy(found.op)
+        finding.fix = _remedy(found.op, found.direction)
 
 
-def _remedy(op: str) -> str:
+def _remedy(op: str, direction: str) -> str:
     """What to do about an operation, by its name in the forward or the backward pass."""
     low = op.lower()
+    if direction == "forward" and "sqrt" in low and "rsqrt" not in low:
+        return "keep what goes into the root at or above 0 (clamp_min)"
     table = {
         ("sqrt", "pow", "norm", "std", "hypot"): "add a small eps inside the root, where the gradient at 0 is infinite",
         ("div", "reciprocal", "mean"): "add an eps to the denominator, or clamp it away from 0",
@@ -320,7 +322,8 @@ def failing_rows(scene: Scene, exam: Examination) -> tuple[list[Row], bool]:
             every = False
             continue
         probes = sorted({0, count // 2, count - 1})
-        if count > 1 and all(fails([row]) for row in probes) and fails([row for row in range(count) if row not in probes]):
+        rest = [row for row in range(count) if row not in probes]
+        if count > 1 and all(fails([row]) for row in probes) and (not rest or fails(rest)):
             found += [(part, row) for row in probes]
             continue
         every = False
