@@ -67,6 +67,7 @@ GPT_MODEL = [
     _fault("only queries are turned", "M8", ATTENTION, "qk = apply_rope(qk, rope)", _HALF_TURNED),
     _fault("every position is zero", "M8", MODEL, _PLACES, f"{_PLACES} * 0"),
     _fault("residual lost", "M2", MODEL, _OUT, _OUT.replace("x_BTC + ", "")),
+    _fault("setting that nobody obeys", "A2", MODEL, "vocab, config.softcap", "vocab, 0.0", "model.softcap=15"),
 ]
 
 # ---- gpt: objective --------------------------------------------------------------------------------------------------
@@ -114,6 +115,7 @@ TOYS = [
     fault(TOY, "model", "a layer nobody calls", "M7", TOY, _NET, f"self.spare = nn.Linear(4, 4); {_NET}"),
     fault(TOY, "model", "state that is not saved", "M9", TOY, _COUNTER, f"{_COUNTER}; {_SCALED}"),
     fault(TOY, "model", "layer beyond the gradient", "C6 O2", TOY, 'net(batch["x"]).float()', 'net(batch["x"]).detach().float()'),
+    fault(TOY, "model", "saturated from the start", "M5", TOY, _COUNTER, f"{_COUNTER}; self.net[0].weight.data *= 300"),
     fault(TOY, "data", "numbers that are not finite", "D5", TOY, _FLOATS, f"{_FLOATS}; x[40, 2] = np.inf"),
     fault(TOY, "data", "inputs never normalised", "D5", TOY, _FLOATS, "x = (300 * x).astype(np.float32)"),
     fault(TOY, "data", "validation inside training", "D2", TOY, "Sums(x[:16] * 0.5)", "Sums(x[:16])"),
