@@ -44,7 +44,9 @@ def measure(name: str, settings: list[str], num_steps: int) -> dict:
             }
             row |= {k: v for k, v in job.system.describe().items() if "attention" in k}
             flops = job.system.flops_per_item() * job.config.batch / seconds
-            row["mfu"] = {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
+            row["mfu"] = (
+                {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
+            )
     except Exception as error:
         traceback.print_exc()
         row = {"error": f"{type(error).__name__}: {error}"[:300]}

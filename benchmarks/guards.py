@@ -1,11 +1,10 @@
 """What guards, watchers and the ring cost on the d=16 loop of benchmarks/loop.py, as a share of a step; target: 1 %.
 
-Every call of theirs is timed inside real runs, and so is every step. Means without the slowest hundredth, which belongs to
-whatever else the machine was doing. Run `python benchmarks/guards.py`.
+Every call of theirs is timed inside real runs, less what the timer itself takes; a share is their time over the whole loop's,
+so that a busy machine slows both alike. Median of rounds. Run `python benchmarks/guards.py`.
 """
 
 import argparse
-import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -43,8 +42,13 @@ def timed(real: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
     return call
 
 
-def trimmed(values: list[float]) -> float:
-    return statistics.fmean(sorted(values)[: max(1, len(values) * 99 // 100)])
+def timer_seconds(count: int = 20_000) -> float:
+    """What timing a call adds to it, on average: the part that the timer sees."""
+    seconds: list[float] = []
+    call = timed(lambda: None, seconds)
+    for _ in range(count):
+        call()
+    return statistics.median(seconds)
 
 
 def measure(num_steps: int) -> tuple[float, dict[str, float]]:
@@ -57,14 +61,14 @@ def measure(num_steps: int) -> tuple[float, dict[str, float]]:
         stamps.append(time.perf_counter())
         take(job)
 
+    timer = timer_seconds()
     with ExitStack() as stack:
         for name, (kind, method) in PARTS.items():
             stack.enter_context(patch.object(kind, method, timed(getattr(kind, method), spent[name])))
         stack.enter_context(patch.object(training, "_take_step", stamped))
         seedbed(num_steps)
-    steps = [b - a for a, b in itertools.pairwise(stamps)]
-    parts = {name: 1e6 * trimmed(values) * len(values) / num_steps for name, values in spent.items()}
-    return 1e6 * statistics.median(steps), parts
+    parts = {name: 1e6 * (sum(values) - timer * len(values)) / num_steps for name, values in spent.items()}
+    return 1e6 * (stamps[-1] - stamps[0]) / (len(stamps) - 1), parts
 
 
 def main() -> None:
@@ -75,15 +79,15 @@ def main() -> None:
     torch.set_num_threads(1)
     rounds = [measure(options.steps) for _ in range(options.rounds + 1)][1:]  # the first warms allocators and caches
     step = statistics.median(s for s, _ in rounds)
-    figures: dict[str, float] = {}
+    shares = {name: statistics.median(parts[name] / s for s, parts in rounds) for name in PARTS}
+    share = statistics.median(sum(parts.values()) / s for s, parts in rounds)
     print(f"a step takes {step:.0f} us, of which")
     for name in PARTS:
-        figures[name] = round(statistics.median(parts[name] for _, parts in rounds), 2)
-        print(f"  {name:<28} {figures[name]:7.2f} us  {figures[name] / step:7.3%}")
-    total = sum(figures.values())
-    print(f"  {'in all':<28} {total:7.2f} us  {total / step:7.3%}  (target: at most {TARGET:.0%})")
-    facts = {"step_us": round(step, 1), "total_us": round(total, 2), "share": round(total / step, 5), "target_share": TARGET}
-    write_result("guards", {**facts, "parts_us": figures, "rounds": options.rounds, "steps": options.steps})
+        print(f"  {name:<28} {shares[name] * step:7.2f} us  {shares[name]:7.3%}")
+    print(f"  {'in all':<28} {share * step:7.2f} us  {share:7.3%}  (target: at most {TARGET:.0%})")
+    facts = {"step_us": round(step, 1), "share": round(share, 5), "target_share": TARGET}
+    shown = {name: round(value, 6) for name, value in shares.items()}
+    write_result("guards", {**facts, "shares": shown, "rounds": options.rounds, "steps": options.steps})
 
 
 if __name__ == "__main__":

@@ -73,7 +73,10 @@ def main() -> None:
             rows = [train(preset, [f"data.text={args.text}", f"seed={s}", *args.settings, *extra]) for s in args.seeds.split(",")]
             figures[key] = {"rows": rows, "settings": [*args.settings, *extra], **summarise(rows)}
             line = {k: v for k, v in figures[key].items() if k not in ("rows", "settings")}
-            facts = [{k: r.get(k) for k in ("final", "best", "best_step", "steps", "train_s", "wall_s", "train_loss", "error")} for r in rows]
+            facts = [
+                {k: r.get(k) for k in ("final", "best", "best_step", "steps", "train_s", "wall_s", "train_loss", "error")}
+                for r in rows
+            ]
             print(key, json.dumps(line), *map(json.dumps, facts), sep="\n   ", flush=True)
             write_result(args.name, figures)
 

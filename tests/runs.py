@@ -61,5 +61,7 @@ def assert_same_end(root: Path, one: str, other: str) -> None:
             assert torch.equal(tensor, b.tensors[file][name]), f"{file}: {name} differs"
     assert {k: v for k, v in a.state.items() if k != "clock"} == {k: v for k, v in b.state.items() if k != "clock"}
     assert rows(root, one) == rows(root, other)
-    evals = [[(e["step"], next(iter(e.items()))) for e in Run.open(root, n).events() if e["kind"] == "eval"] for n in (one, other)]
+    evals = [
+        [(e["step"], next(iter(e.items()))) for e in Run.open(root, n).events() if e["kind"] == "eval"] for n in (one, other)
+    ]
     assert evals[0] == evals[1]

@@ -12,7 +12,6 @@ from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
 
 
-
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing the curves takes longer than these runs; it has tests of its own."""

@@ -14,7 +14,17 @@ from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-GPT = ["device=cuda", "data.text=reference", "model.depth=2", "model.width=64", "model.heads=2", "batch=8", "every.log=1", "every.eval=6", "every.save=6"]
+GPT = [
+    "device=cuda",
+    "data.text=reference",
+    "model.depth=2",
+    "model.width=64",
+    "model.heads=2",
+    "batch=8",
+    "every.log=1",
+    "every.eval=6",
+    "every.save=6",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +104,10 @@ def test_a_step_that_cannot_be_captured_says_why_and_goes_on(tmp_path: Path, mon
 def test_batches_arrive_as_they_were_sent(limit: int | None) -> None:
     """Both tiers, under load: every byte of every batch, while the device is kept busy so that buffers are reused early."""
     dice = np.random.default_rng(0)
-    arrays = {"frames": dice.integers(0, 256, (5000, 16, 16, 3), dtype=np.uint8), "tokens": dice.integers(0, 60000, 5000, dtype=np.uint16)}
+    arrays = {
+        "frames": dice.integers(0, 256, (5000, 16, 16, 3), dtype=np.uint8),
+        "tokens": dice.integers(0, 60000, 5000, dtype=np.uint16),
+    }
     source = WindowSource(arrays, {"frames": 4, "tokens": 9})
     device = torch.device("cuda", 0)
     feed = Feed(source, batch=64, parts=2, seed=3, device=device, limit_bytes=limit)
@@ -113,7 +126,9 @@ def test_batches_arrive_as_they_were_sent(limit: int | None) -> None:
             weights = torch.arange(part["frames"][0].numel(), device=device).view(part["frames"][0].shape) % 251
             sums.append((part["frames"].long() * weights).sum((1, 2, 3, 4)) + part["tokens"].long().sum(1) + part["index"])
             local_weights = weights.cpu()
-            wanted.append((true["frames"].long() * local_weights).sum((1, 2, 3, 4)) + true["tokens"].long().sum(1) + true["index"])
+            wanted.append(
+                (true["frames"].long() * local_weights).sum((1, 2, 3, 4)) + true["tokens"].long().sum(1) + true["index"]
+            )
     assert torch.equal(torch.cat(sums).cpu(), torch.cat(wanted))
     feed.close()
 

@@ -179,7 +179,10 @@ def test_keep_the_last_and_the_best(tmp_path: Path) -> None:
 
 WRONG = {
     "a missing tensor": ({"model": {"w": torch.zeros(2)}}, "lacks model tensors: b"),
-    "an unknown tensor": ({"model": {"w": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}}, "has unknown model tensors: c"),
+    "an unknown tensor": (
+        {"model": {"w": torch.zeros(2), "b": torch.zeros(1), "c": torch.zeros(1)}},
+        "has unknown model tensors: c",
+    ),
     "another shape": ({"model": {"w": torch.zeros(3), "b": torch.zeros(1)}}, r"w is \(3,\), this model wants \(2,\)"),
     "a missing file": ({"other": {}}, "has no model tensors"),
 }

@@ -277,7 +277,9 @@ def _close(job: Job, status: str) -> int:
 def _verdict(job: Job) -> str:
     """What bound this run, in words, from figures that cost nothing."""
     rows = job.run.rows()
-    medians = {key: statistics.median(found) for key in ("wait", "mfu") if (found := [r[key] for r in rows if r.get(key) is not None])}
+    medians = {
+        key: statistics.median(found) for key in ("wait", "mfu") if (found := [r[key] for r in rows if r.get(key) is not None])
+    }
     how = {"compiled": bool(job.runner.units), "captured": not job.runner.why_not, "tier": job.feed.tier}
     return closing_verdict({"device": job.engine.device.type, "precision": job.config.precision, **how, **medians})
 
