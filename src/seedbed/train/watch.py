@@ -32,10 +32,10 @@ WAIT_SHARE, WAIT_STEPS = 0.10, 100
 WAIT_SECONDS = {"cpu": 1e-3, "cuda": 2e-4, "mps": 2e-4}
 # Host memory: clean runs grow 0 to 1 MB in 2,400 steps, a list of loss tensors 63 MB in 1,000.
 LEAK_RATE, LEAK_SHARE, LEAK_SEEN = 16 * MEGA / 1000, 0.25, 64 * MEGA
-MEMORY_EVERY, MEMORY_FROM, MIN_SAMPLES, MAX_SAMPLES = 20, 50, 24, 500
+MEMORY_EVERY, MEMORY_FROM, MIN_SAMPLES, MAX_SAMPLES, JUDGE_EVERY = 20, 50, 24, 500, 4
 # Layers: a tensor's first moment this far below its own peak, while the model as a whole still learns, is dead.
 DEAD, ALIVE = 1e-6, 1e-3
-LAYERS_FROM, LAYERS_EVERY = 10, 50
+LAYERS_FROM, LAYERS_EVERY = 10, 100
 # Weights: healthy ones have an rms of 0.01 to 2; ten times the first look and above this is an explosion.
 HUGE_RMS, HUGE_GROWTH = 10.0, 10.0
 FLOOR_FROM, FLOOR_PROGRESS, FLOOR_LOSSES = 200, 0.1, 20
@@ -111,8 +111,9 @@ class Loader:
         self.points.append(point)
         while len(self.points) > 2 and point.step - self.points[1].step >= WAIT_STEPS:
             self.points.popleft()
-        steps = point.step - self.points[0].step
-        if steps < WAIT_STEPS:
+        first = self.points[0]
+        steps = point.step - first.step
+        if steps < WAIT_STEPS or point.wait - first.wait < 0.5 * WAIT_SHARE * (point.seconds - first.seconds):
             return None
         # Medians: an interval in which the machine was busy with something else says nothing about the loader.
         pairs = [(a, b) for a, b in itertools.pairwise(self.points) if b.seconds > a.seconds]
@@ -146,7 +147,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.samples: deque[tuple[int, float]] = deque(maxlen=MAX_SAMPLES)
-        self.taken = self.last_step = 0
+        self.taken = self.last_step = self.num_read = 0
 
     def read(self) -> float:
         found = _resident()
@@ -160,6 +161,9 @@ class HostMemory:
         if self.taken < MEMORY_FROM or (self.samples and self.taken - self.samples[-1][0] < MEMORY_EVERY):
             return None
         self.samples.append((self.taken, self.read()))
+        self.num_read += 1
+        if self.num_read % JUDGE_EVERY:
+            return None
         slope, grown = steady_growth(self.samples)
         return self.judge(slope, grown, point) if slope > 0 else None
 
@@ -215,10 +219,13 @@ def steady_growth(samples: deque[tuple[int, float]]) -> tuple[float, float]:
 def _resident() -> float | None:
     """Bytes of this process's own memory; None where the system does not tell."""
     try:
-        with open("/proc/self/statm", "rb") as file:
-            _, resident, shared, *_ = file.read().split()
+        file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
         return None
+    try:
+        _, resident, shared, *_ = os.read(file, 200).split()
+    finally:
+        os.close(file)
     return float(int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
