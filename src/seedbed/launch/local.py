@@ -62,6 +62,7 @@ def train(
     """Start a run and stay with it to its end; the quick checks may stop it before its first step."""
     recipe, preset = find(name)
     base = recipe.preset(preset)
+    assert preset is not None, "a recipe without a settled preset has been refused"
     config = configs.override(base, [*assignments, *(("compile=off", "capture=off") if anomaly else ())])
     pick_device(config.device)
     state = code.state(Path.cwd(), root)
@@ -117,7 +118,7 @@ def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "au
     config = configs.override(config, [f"device={device}", "compile=off"])
     folder = run.path / "checkpoints"
     path = folder / checkpoint_name if checkpoint_name else checkpoint.best(folder)
-    if checkpoint_name and not path.is_dir():
+    if path and not path.is_dir():
         names = ", ".join(p.name for p in checkpoint.steps_in(folder)) or "none yet"
         raise UserError(f"run {run.name} has no checkpoint {checkpoint_name!r}; there are: {names}")
     try:

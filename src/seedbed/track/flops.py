@@ -51,12 +51,12 @@ def measured_peak(device: torch.device, size: int = 8192, seconds: float = 0.2) 
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     b = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     for _ in range(3):
-        a @ b
+        torch.mm(a, b)
     torch.cuda.synchronize(device)
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < seconds:
         for _ in range(10):
-            a @ b
+            torch.mm(a, b)
         torch.cuda.synchronize(device)
         count += 10
     return 2.0 * size**3 * count / (time.perf_counter() - start)

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from seedbed.data.feed import Feed
     from seedbed.train.engine import Engine
+    from seedbed.train.system import System
 
 NUM_WARMUPS = 3
 
 
-def compile_system(system: nn.Module, mode: str) -> list[nn.Module]:
+def compile_system(system: System, mode: str) -> list[nn.Module]:
     """Compile in place, so that parameter names stay as they are; returns the compiled modules."""
     if mode != "off":
         torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations

@@ -17,7 +17,7 @@ from torch import Tensor
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.train.ema import Ema
-from seedbed.train.optim import Optimizer, param_groups
+from seedbed.train.optim import Optimizer, gradients, param_groups
 from seedbed.train.schedule import multiplier
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Engine:
         for param in optimizer.params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        norm = total_norm([p.grad for p in optimizer.params])
+        norm = total_norm(gradients(optimizer.params))
         scale = self.scale.get(name)
         true_norm = norm if scale is None else norm / scale
         skip = self._guard(name, true_norm)

@@ -390,7 +390,7 @@ def _state(job: Job) -> dict[str, Any]:
         "system": job.system.state(),
         "data": job.data.facts.get("fingerprint", ""),
         "python_dice": [python[0], list(python[1]), python[2]],
-        "numpy_dice": [kind, keys.tolist(), *rest],
+        "numpy_dice": [kind, np.asarray(keys).tolist(), *rest],
     }
 
 

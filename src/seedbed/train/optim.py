@@ -5,7 +5,7 @@ Both leave weights and moments exactly as they were when `skip` is 1, so a bad s
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,12 +38,18 @@ def param_groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Para
     ]
 
 
+def gradients(params: Sequence[Tensor]) -> list[Tensor]:
+    """The gradients; by the time they are asked for, the engine has seen to it that all are there."""
+    return [p.grad for p in params if p.grad is not None]
+
+
 class AdamW:
     """Decoupled AdamW over one group, as one fused kernel; gradients are divided by `divisor` inside it."""
 
     def __init__(self, group: ParamGroup, optim: Optim) -> None:
         self.group, self.optim = group, optim
-        self.names, self.params = list(group.params), list(group.params.values())
+        self.names = list(group.params)
+        self.params: list[Tensor] = list(group.params.values())
         self.means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.count = torch.zeros((), device=self.params[0].device)
@@ -54,7 +60,7 @@ class AdamW:
         # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
         torch._fused_adamw_(
             self.params,
-            [p.grad for p in self.params],
+            gradients(self.params),
             self.means,
             self.squares,
             [],
@@ -112,7 +118,7 @@ class Muon:
         shrink = 1.0 - lr * self.group.weight_decay * keep
         for (shape, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             height = shape[0]
-            grad_kmn = torch.stack([p.grad[first : first + height] for _, p, first in pieces]) / divisor
+            grad_kmn = torch.stack([gradients([p])[0][first : first + height] for _, p, first in pieces]) / divisor
             blended = torch.lerp(momentum_kmn, grad_kmn, 1.0 - self.optim.momentum)
             # `where`, never a product with 0: 0 x NaN is NaN.
             momentum_kmn.copy_(torch.where(keep, blended, momentum_kmn))
