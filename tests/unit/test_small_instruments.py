@@ -211,3 +211,20 @@ def test_the_example_takes_a_limit(tmp_path: Path, monkeypatch) -> None:
     shutil.copy(EXAMPLE, tmp_path / "mine.py")
     settings = ["limit.train=64", "limit.valid=16", "batch=32", "steps=4", "every.sample=0"]
     assert start(tmp_path, "one", *settings, recipe=str(tmp_path / "mine.py")) == 0
+
+
+# ---- the journal -----------------------------------------------------------------------------------------------------
+
+
+def test_the_journal_tells_what_was_seen(tmp_path: Path) -> None:
+    path = broken(tmp_path, "        super().__init__()\n", "        super().__init__()\n        self.spare = nn.Linear(2, 2)\n")
+    start(tmp_path / "runs", "one", "data.poison=7", recipe=path)
+    journal = (tmp_path / "JOURNAL.md").read_text()
+    assert "- incidents: 1 nonfinite, 1 unused" in journal and "spare.weight, spare.bias" in journal
+    report = (tmp_path / "runs" / "one" / "report.md").read_text()
+    assert "1 nonfinite, 1 unused" in report
+
+
+def test_the_journal_of_a_clean_run_has_no_incidents(tmp_path: Path) -> None:
+    start(tmp_path / "runs", "one")
+    assert "incidents" not in (tmp_path / "JOURNAL.md").read_text()
