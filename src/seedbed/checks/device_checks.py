@@ -154,7 +154,7 @@ def layout(case: Case) -> Result:
     trouble = _written_inputs(case, system)
     if trouble:
         why = "the feed's memory is shared: whoever holds the batch sees it change"
-        return failed(trouble, where=case.objective_place(), why=why, fix="work on a copy: x = x + ..., not x += ...")
+        return failed(trouble, where=practice.loss_place(case), why=why, fix="work on a copy: x = x + ..., not x += ...")
     base = _loss(case, system, case.shaken_batch())
     for title, change in (("strided", _strided), ("expanded", _expanded)):
         batch = {k: change(v) for k, v in case.shaken_batch().items()}
@@ -164,17 +164,19 @@ def layout(case: Case) -> Result:
         except RuntimeError as error:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
             why = "it works by luck: another feed, cut or device hands over other strides"
-            return failed(what, where=case.objective_place(), why=why, fix="reshape instead of view; write into no input")
+            return failed(what, where=practice.loss_place(case), why=why, fix="reshape instead of view; write into no input")
         apart = abs(other - wanted) / max(abs(wanted), 1e-12)
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"
             why = "the result depends on how memory is laid out"
             fix = "use no raw strides (as_strided, data_ptr, view of a transpose)"
-            return failed(what, where=case.objective_place(), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
+            return failed(what, where=practice.loss_place(case), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
     trouble = _two_passes(case)
     if trouble:
         why = "the second step, a checkpointed block or a captured step would fail"
-        return failed(trouble, where=case.objective_place(), why=why, fix="return new tensors; write into no buffer in forward")
+        return failed(
+            trouble, where=practice.loss_place(case), why=why, fix="return new tensors; write into no buffer in forward"
+        )
     return passed("strided and expanded batches give the same loss; two passes in a row work")
 
 

@@ -53,7 +53,8 @@ def repeat(case: Case) -> Result:
         name, module = noisy
         why = "dropout or other noise is live while the model is judged: scores are worse than the model"
         what = f"in evaluation mode {name} gives different outputs for the same input"
-        return failed(what, where=case.locate(module), why=why, fix="honour self.training: F.dropout(x, p, self.training)")
+        where = case.locate(practice.owner(engine.system, f"{name}.") if isinstance(module, torch.nn.Module) else module)
+        return failed(what, where=where, why=why, fix="honour self.training: F.dropout(x, p, self.training)")
     return passed("evaluations of the same weights agree bitwise")
 
 
@@ -245,7 +246,7 @@ def chance(case: Case) -> Result:
     if kept > LEAK_LIMIT:
         return failed(
             f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's",
-            where=case.objective_place(),
+            where=practice.loss_place(case),
             why="the answer does not come from the inputs: the target leaks in by another way",
             fix="see C2; look for targets, row numbers or batch order in what the model is given",
             value=kept,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
 import torch
 
-from seedbed.checks.case import CPU, ROWS, Case, place, spread
+from seedbed.checks.case import CPU, ROWS, Case, place, short, spread
 from seedbed.checks.device_checks import shaken_engine
 from seedbed.checks.jobs import NUM_TOKENS, known_options, roll_all_dice
 from seedbed.checks.registry import Result, check, failed, passed, skipped
@@ -61,6 +64,29 @@ def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
         return engine.system.sample(Request(folder, options), engine)
 
 
+def used_only_by(case: Case, act: Callable[[], object]) -> str:
+    """The first function in a file of the recipe that `act` runs and training does not; empty when there is none."""
+    files = {str(path) for path in case.recipe.files()}
+
+    def called(work: Callable[[], object]) -> dict[str, str]:
+        found: dict[str, str] = {}
+
+        def look(frame: Any, event: str, _: Any) -> None:
+            code = frame.f_code
+            if event == "call" and code.co_filename in files and "<" not in code.co_name:
+                found.setdefault(code.co_filename, f"{short(code.co_filename)}:{code.co_firstlineno} {code.co_qualname}")
+
+        sys.setprofile(look)
+        try:
+            work()
+        finally:
+            sys.setprofile(None)
+        return found
+
+    trained = called(lambda: case.loss_of(case.shaken(), case.shaken_batch()))
+    return next((where for file, where in called(act).items() if file not in trained), "")
+
+
 @check("I2", "harness", "err", humbatova=(10,), needs=("inputs", "decode"))
 def harness(case: Case) -> Result:
     """The likeliest continuation by the sampling path against the same by the training forward."""
@@ -71,8 +97,13 @@ def harness(case: Case) -> Result:
     if not wanted:
         return skipped("no prompt survives decoding and encoding")
     with tempfile.TemporaryDirectory() as scratch:
+
+        def continue_all() -> None:
+            found.extend(_sample(engine, Path(scratch), prompt=p, tokens=NUM_TOKENS, temperature=0.0).text for p, _ in wanted)
+
+        found: list[str] = []
         try:
-            found = [_sample(engine, Path(scratch), prompt=p, tokens=NUM_TOKENS, temperature=0.0).text for p, _ in wanted]
+            where = used_only_by(case, continue_all) or place(type(system).sample)
         except UserError as error:
             return skipped(f"the recipe does not continue a prompt: {error}")
     for shown, (_, expected) in zip(found, wanted, strict=True):
@@ -82,7 +113,7 @@ def harness(case: Case) -> Result:
         return failed(
             f"the likeliest continuation parts from the training forward at character {same}: {shown[same : same + 12]!r} "
             f"instead of {expected[same : same + 12]!r}",
-            where=place(type(system).sample),
+            where=where,
             why="what you see is not what was trained: samples look worse than the loss",
             fix="share preprocessing, positions and mode between sampling and training",
         )
@@ -122,9 +153,14 @@ def mode(case: Case) -> Result:
 
     known = known_options(engine)
     options = {k: v for k, v in {"tokens": NUM_TOKENS, "temperature": 1.0}.items() if k in known}
+    with engine.evaluating():
+        if system.training or torch.is_grad_enabled():
+            state = "in training mode" if system.training else "with gradients on"
+            why, fix = "every evaluation and sample is made that way", "eval() and no_grad() inside engine.evaluating()"
+            return failed(f"evaluation runs {state}", where=place(inspect.unwrap(Engine.evaluating)), why=why, fix=fix)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            _sample(engine, Path(scratch), **options)
+            where = used_only_by(case, lambda: _sample(engine, Path(scratch), **options)) or place(type(system).sample)
     except UserError as error:
         return skipped(str(error))
     handles = [m.register_forward_pre_hook(look(n)) for n, m in system.named_modules()]
@@ -149,7 +185,7 @@ def mode(case: Case) -> Result:
     if troubles:
         return failed(
             troubles[0],
-            where=place(type(system).sample),
+            where=where,
             why="dropout, label drop or other dice of training spoil what people see",
             fix="sample inside engine.evaluating(), under no_grad, with a generator seeded by the request",
         )
@@ -167,15 +203,16 @@ def export(case: Case) -> Result:
     engine = _engine(case)
     system = engine.system
     with tempfile.TemporaryDirectory() as scratch, engine.evaluating():
+        paths: list[Path] = []
         try:
-            paths = system.export(Path(scratch) / "out")
+            only = used_only_by(case, lambda: paths.extend(system.export(Path(scratch) / "out")))
         except UserError as error:
             return skipped(str(error))
         stored: dict[str, torch.Tensor] = {}
         for path in paths:
             if path.suffix == ".safetensors":
                 stored |= safetensors.torch.load_file(path)
-    where = place(type(system).export)
+    where = only or place(type(system).export)
     why, fix = "others would use another model than the one you judged", "write every parameter and saved buffer, as it is"
     if not stored:
         return failed("no weights were written", where=where, why=why, fix=fix)

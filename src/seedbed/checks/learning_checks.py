@@ -115,7 +115,7 @@ def overfit(case: Case) -> Result:
     bound = case.probe.lower_bound if case.probe and case.probe.lower_bound is not None else None
     end = trace.losses[-1]
     share = end / trace.first if trace.first > 0 else 0.0
-    place_ = case.objective_place()
+    place_ = practice.loss_place(case)
     if not trace.finite:
         why = "it breaks on its own training data"
         return failed(f"one batch: not finite after {len(trace.losses)} steps", where=place_, why=why, fix="see H1, O3 and C4")
@@ -162,7 +162,7 @@ def inputs(case: Case) -> Result:
     if gain < GAIN_LIMIT:
         return failed(
             f"{practice.NUM_STEPS} steps with real inputs end at {seeing:.4g} on unseen batches, with blank ones at {blind:.4g}",
-            where=case.objective_place(),
+            where=practice.loss_place(case),
             why="inputs are ignored, or targets do not belong to them",
             fix="see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)",
             value=gain,
@@ -192,7 +192,7 @@ def falls(case: Case) -> Result:
     if share > FALL_LIMIT or first - end < FALL_SIGMAS * noise:
         return failed(
             f"{practice.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on batches it has not seen",
-            where=case.objective_place(),
+            where=practice.loss_place(case),
             why="it is not learning",
             fix="see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)",
             value=share,

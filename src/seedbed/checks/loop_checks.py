@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def memory(case: Case) -> Result:
         fits = max(1, int(rows * MEMORY_SHARE / share))
         why = "it will run out of memory in its first backward pass"
         fix = f"accum={-(-rows // fits) * case.config.accum}, or batch={fits}"
-        return failed(what, where=case.name, why=why, fix=fix, value=share, limit=MEMORY_SHARE)
+        return failed(what, where=practice.loss_place(case), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
     return passed(what, share, MEMORY_SHARE)
 
 
@@ -96,7 +97,7 @@ def resume(case: Case) -> Result:
     if difference:
         return failed(
             f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}",
-            where=place(loop.take_back),
+            where=_who_forgets(whole, second, difference),
             why="a resumed run is another run: nothing can be repeated, and every preemption costs progress",
             fix="save and restore weights, moments, averages, counters and whatever state() should give",
         )
@@ -109,6 +110,19 @@ def resume(case: Case) -> Result:
             fix="restore weights, every moment, averages and counters together, and skip the data that led there",
         )
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
+
+
+def _who_forgets(a: Job, b: Job, difference: str) -> str:
+    """The dice of a step that depend on what came before, a state that is not kept, or else the restoring."""
+    states = []
+    for seed in (1, 2):
+        roll_all_dice(seed)
+        b.engine.roll_dice(STOP)
+        states.append(torch.get_rng_state())
+    if not torch.equal(*states):
+        return place(Engine.roll_dice)
+    kept = {n for group in b.engine.tensors().values() for n in group}
+    return place(Engine.tensors if difference in set(a.system.state_dict()) - kept else loop.take_back)
 
 
 def _fit(job: Job) -> list[dict[str, Any]]:
@@ -226,11 +240,25 @@ def neutral(case: Case) -> Result:
         told = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
         return failed(
             f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {told}",
-            where=place(type(busy.system).evaluate),
+            where=_who_disturbs(busy),
             why="how often you look changes the result: runs cannot be compared",
             fix="evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or dice there",
         )
     return passed("looking on changes nothing, bitwise")
+
+
+def _who_disturbs(job: Job) -> str:
+    """The frame around every evaluation when it does not put things back by itself; else the recipe's evaluation."""
+    engine, system = job.engine, job.system
+    system.train()
+    for shadow in engine.ema.shadow.values() if engine.ema else ():
+        shadow.add_(1.0)  # whatever the run did, average and weights differ now
+    before = practice.named_tensors(engine)
+    with engine.evaluating():
+        pass
+    if practice.first_difference(before, practice.named_tensors(engine)) and engine.ema:
+        return place(inspect.unwrap(type(engine.ema).swapped_in))
+    return place(inspect.unwrap(Engine.evaluating) if not system.training else type(system).evaluate)
 
 
 def _roll_back_trouble(case: Case) -> str:
@@ -275,7 +303,7 @@ def crash(case: Case) -> Result:
     if trouble:
         return failed(
             trouble,
-            where=place(checkpoint.save),
+            where=place(loop._save if "ends the run" in trouble else checkpoint.save),
             why="one full disk or power cut at the wrong moment loses the run",
             fix="write aside, sync, verify, rename; load the newest that matches its checksums",
         )

@@ -18,7 +18,7 @@ from seedbed.nn.groups import declaration_of, settings_of
 from seedbed.train import loop
 from seedbed.train.engine import Engine
 from seedbed.train.loop import Job
-from seedbed.train.optim import param_groups
+from seedbed.train.optim import Optimizer, param_groups
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import Batch
 
@@ -93,6 +93,7 @@ def moves(case: Case) -> Result:
             seen.clear()
     lawful = set(case.probe.dead) if case.probe else set()
     named = {n: p for n, p in system.named_parameters() if n not in lawful}
+    held = {id(p) for o in engine.optimizers.values() for p in o.params}
     frozen = [n for n, p in named.items() if not p.requires_grad]
     cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
     still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
@@ -103,7 +104,11 @@ def moves(case: Case) -> Result:
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in 3 steps: {_names(names)}"
-            where = place(Engine._finish) if names is still else case.locate(practice.owner(system, names[0]))
+            where = case.locate(practice.owner(system, names[0]))
+            if names is frozen:
+                where = place(type(system).__init__)
+            elif names is still:
+                where = place(Optimizer.step if id(named[names[0]]) in held else param_groups)
             why = "this part of the model never learns"
             return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0)
     return passed(f"all {len(named)} tensors get a gradient and move in 3 steps")
@@ -319,8 +324,11 @@ class _Walk:
         done = (step + 1) / self.job.config.steps
         if abs(self.job.progress - done) > 0.01 * done:
             return place(Job.progress.fget)
-        given = float(self.engine.rate)
-        return self.step_of(group) if abs(given - wanted) < RATE_LIMIT * max(wanted, 0.01) else place(multiplier)
+        limit = RATE_LIMIT * max(wanted, 0.01)
+        if abs(float(self.engine.rate) - wanted) < limit:
+            return self.step_of(group)
+        curve = multiplier(self.job.config.schedule, done)
+        return place(Engine.begin if abs(curve - wanted) < limit else multiplier)
 
     def _step(self, step: int, rate: float) -> None:
         self.engine.begin(step, 0.5, rate)
@@ -416,9 +424,10 @@ def resolution(case: Case) -> Result:
             worst, name = stuck, key
     if worst > STUCK_LIMIT:
         kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
+        coarse = kind != "float32"
         return failed(
             f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient",
-            where=case.locate(practice.owner(system, name)),
+            where=place(type(system).__init__) if coarse else case.locate(practice.owner(system, name)),
             why="updates are smaller than the weights' last digit and round away: training stalls silently",
             fix="keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate",
             value=worst,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.checks.case import CPU, Case
+from seedbed.checks.case import CPU, Case, place
 from seedbed.config import Config, override
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine, mix
@@ -227,9 +227,15 @@ def first_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
     return next((n for n in {**a, **b} if n not in a or n not in b or not torch.equal(a[n], b[n])), "")
 
 
+def loss_place(case: Case) -> str:
+    """Where the recipe says what is trained: on which inputs, against which targets."""
+    kind = type(case.shaken())
+    return place(kind.loss if kind.loss is not System.loss else kind.update)
+
+
 def owner(system: nn.Module, name: str) -> Any:
     """The innermost module around a parameter that somebody wrote; torch's own layers tell nothing."""
     path = name.rpartition(".")[0]
-    while path and type(system.get_submodule(path)).__module__.startswith("torch."):
+    while path and type(system.get_submodule(path)).forward.__module__.startswith("torch."):
         path = path.rpartition(".")[0]
     return system.get_submodule(path) if path else type(system).__init__
