@@ -162,7 +162,7 @@ def test_a_preset_with_a_value_of_the_wrong_type_is_refused(values: dict[str, An
         base(**values)
 
 
-@pytest.mark.parametrize("value", [Path("."), [1], {"a": 1}, {1}, (1, [2]), object()], ids=str)
+@pytest.mark.parametrize("value", [Path("."), [1], {"a": 1}, {1}, (1, [2]), object()], ids=lambda v: type(v).__name__)
 def test_what_json_cannot_keep_has_no_place_in_a_config(value: Any):
     with pytest.raises(UserError, match=r"model.anything=.*: a config holds numbers"):
         Config(model=Model(anything=value), data=Data())
