@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.checks.case import CPU, Case, place
+from seedbed.checks.case import CPU, ROWS, Case, place
 from seedbed.config import Config, override
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine, mix
 from seedbed.train.system import Batch, System
 
 # Rows per step of a short run, whatever the preset's batch: enough that a curve is not only noise.
-ROWS_PER_STEP, FEW_ROWS = 16, 8
+ROWS_PER_STEP, FEW_ROWS, MANY_ROWS, NUMBERS_PER_STEP = 16, 8, 128, 256
 # Narrower models bear almost any rate: at width 32 thirty times too much goes unseen, at 64 it costs 15 % of the drop.
 WIDTH = 64
 # Above this many parameters, which is a large vocabulary, a step is made smaller so that a check stays a matter of seconds.
@@ -87,8 +87,15 @@ def take_step(case: Case, engine: Engine, batch: Batch, step: int, rate: float =
 
 
 def rows_per_step(case: Case) -> int:
-    count = case.once("practice.size", lambda: sum(p.numel() for p in case.fresh_system().parameters()))
-    return FEW_ROWS if count > LARGE else ROWS_PER_STEP
+    """About as many numbers per step whatever an item is: a point says less than a text."""
+
+    def count() -> int:
+        if sum(p.numel() for p in case.fresh_system().parameters()) > LARGE:
+            return FEW_ROWS
+        per_row = sum(v.numel() for v in case.batch(0).values()) / ROWS
+        return int(min(max(ROWS_PER_STEP, NUMBERS_PER_STEP // per_row), MANY_ROWS))
+
+    return case.once("practice.rows", count)
 
 
 def nothing_to_learn(case: Case) -> str:
