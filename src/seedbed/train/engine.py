@@ -66,7 +66,8 @@ class Engine:
         self._dials = torch.zeros(3, device=device)
         self.rate = self._dials[_RATE]  # a view: what the schedule really gave the step
         self._host_dials = torch.zeros(3)
-        self.halted = torch.zeros((), dtype=torch.bool, device=device)
+        # 0 or 1, in the dtype in which the fused optimizer asks for it.
+        self.halted, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
         self.calm = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
@@ -121,9 +122,9 @@ class Engine:
                     out[name] = out[name] + value * shares[k] if name in out else value * shares[k]
             self._share = None
         for buffer, old in zip(self._buffers, before, strict=True):
-            buffer.copy_(torch.where(self.halted, old, buffer))
+            buffer.copy_(torch.where(self.halted != 0, old, buffer))
         if self.ema:
-            self.ema.update(self._dials[_EMA] * ~self.halted)
+            self.ema.update(self._dials[_EMA] * (1.0 - self.halted))
         return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
@@ -170,18 +171,25 @@ class Engine:
         """1 when this update must not happen. A bad step also halts all later ones until the host has looked."""
         loss = self._totals[name]
         if not self.scale:
-            self.halted.logical_or_(_not_finite(loss + norm))
-            return self.halted.float()
+            self._halt_unless_finite(loss + norm)
+            return self.halted
         # With fp16 an overflow of the gradient is expected now and then: skip, lower the scale, go on.
         self.halted.logical_or_(_not_finite(loss))
         overflow = _not_finite(norm)
         calm = torch.where(overflow, 0.0, self.calm[name] + 1.0)
         grow = calm >= SCALE_PATIENCE
         factor = torch.where(overflow, 0.5, torch.where(grow, 2.0, 1.0))
-        frozen = self.halted
+        frozen = self.halted != 0
         self.scale[name].copy_(torch.where(frozen, self.scale[name], (self.scale[name] * factor).clamp(1.0, 2.0**24)))
         self.calm[name].copy_(torch.where(frozen, self.calm[name], torch.where(grow, 0.0, calm)))
         return torch.logical_or(frozen, overflow).float()
+
+    def _halt_unless_finite(self, x: Tensor) -> None:
+        if self.device.type == "mps":
+            self.halted.logical_or_(_not_finite(x))
+            return
+        # One kernel where arithmetic takes four: it writes 1 for what is not finite, never 0, and scales x by 1.
+        torch._amp_foreach_non_finite_check_and_unscale_([x], self.halted, self._one)
 
     # ---- around steps ------------------------------------------------------------------------------------------------
 
