@@ -75,6 +75,8 @@ def verb(name: str, usage: str, about: str, arguments: Callable[[Parser], object
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run one command; 0 when it went well, 2 when the user can mend it, 130 and 143 after a signal, 1 for our bugs."""
+    # Threads that spin while they wait make a shared machine many times slower; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

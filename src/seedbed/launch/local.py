@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import statistics
+import sys
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,11 +155,20 @@ def demo(root: Path) -> int:
     status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True, check="quick")
     if status == EXIT_OK:
         name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name
+        command = _command()
         print("\nNow try:")
-        print(f'  seedbed sample {name} --prompt "The statement " --tokens 300')
-        print("  seedbed train gpt/demo model.depth=2 -m 'is half the depth enough?'")
-        print("  seedbed runs list")
+        print(f'  {command} sample {name} --prompt "The statement " --tokens 300')
+        print(f"  {command} train gpt/demo model.depth=2 -m 'is half the depth enough?'")
+        print(f"  {command} runs list")
     return status
+
+
+def _command() -> str:
+    """What to type to reach this program from here: its name, or its path where the shell would not find it."""
+    found, called = shutil.which("seedbed"), Path(sys.argv[0])
+    if called.name != "seedbed" or (found and Path(found).resolve() == called.resolve()):
+        return "seedbed"
+    return str(called.relative_to(Path.cwd()) if called.is_absolute() and called.is_relative_to(Path.cwd()) else called)
 
 
 def _preflight(run: Run, recipe: Recipe, preset: str | None, config: Config, console: Console, check: str) -> bool:
