@@ -25,7 +25,9 @@ class SpikeWatch:
         """Look at the next loss. Spikes and non-finite values never enter the statistics."""
         if not math.isfinite(loss):
             return False
-        if len(self.losses) == self.guard.window and loss > self._band() and loss > self.limit():
+        # Half of all losses lie below the mean, and for them one division settles it.
+        full = len(self.losses) == self.guard.window
+        if full and loss > self._sum / self.guard.window + self._shift and loss > self._band() and loss > self.limit():
             return True
         self._add(loss)
         return False
