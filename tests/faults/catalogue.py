@@ -1,12 +1,31 @@
 """Faults of data, model and objective that people have really made, as edits of the recipes and of what they stand on."""
 
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from unittest.mock import patch
 
 from patching import EXAMPLE, GPT, TOY, Fault, fault
 
 SYSTEM, MODEL = "seedbed/recipes/gpt/system.py", "seedbed/recipes/gpt/model.py"
 TEXT, FEED, ORDER = "seedbed/data/text.py", "seedbed/data/feed.py", "seedbed/data/order.py"
+PREPARE = "seedbed/data/prepare.py"
 ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("attention", "mlp", "init", "loss", "norms"))
+
+
+def apart(found: Fault) -> Fault:
+    """The same fault with a cache of its own: what it stores must not be met by anybody else."""
+
+    @contextlib.contextmanager
+    def apply() -> Iterator[None]:
+        with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, SEEDBED_CACHE=folder), found.apply():
+            yield
+
+    return replace(found, apply=apply)
+
 
 # ---- gpt: data -------------------------------------------------------------------------------------------------------
 
@@ -19,11 +38,16 @@ _STALE = 'train = TextSource((store.split("train", "tokens") + 7) % 90'
 _ROWS = "start_B = self.locator.rows(counter)\n            for name"
 _COUNT = "self.num_items = (len(tokens) - block) // block"
 _TABLE = "items = table(self.num_items, key_of(self.seed, epoch))"
+_STORED = 'writer.append("tokens", np.concatenate(tokens))'
+_SHIFTED = 'writer.append("tokens", (np.concatenate(tokens) + 1) % tokenizer.vocab_size)'
+_NARROW = 'writer.append("tokens", np.concatenate(tokens) & 0xFF)'
 _BPE = ("data.tokenizer=bpe", "data.vocab=1024")
 
 GPT_DATA = [
     _fault("stale vocabulary", "D4 D6", TEXT, _TRAIN, _STALE),
     _fault("ids cut to 8 bits", "D4 D6", TEXT, _RAW, f"{_RAW}.to(torch.uint8)", *_BPE),
+    apart(_fault("store of another vocabulary", "D6", PREPARE, _STORED, _SHIFTED)),
+    apart(_fault("ids stored in 8 bits", "D6", PREPARE, _STORED, _NARROW, *_BPE)),
     _fault("text read backwards", "D4", TEXT, _RAW, f"{_RAW}.flip(1)"),
     _fault("torn rows", "D4 D7", TEXT, _RAW, f"{_RAW}; tokens = {_TORN}"),
     _fault("unknown characters flood the text", "D3 D4", TEXT, _RAW, f"{_RAW}; tokens = {_FLOOD}"),

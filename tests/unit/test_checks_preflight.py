@@ -225,3 +225,36 @@ def test_train_takes_a_full_verdict_that_still_holds(tmp_path: Path, monkeypatch
     runner.store(preflight.verdicts(), report)
     _, run = start(tmp_path / "runs", TOY, "quick")
     assert {f["id"] for f in json.loads((run.path / "preflight.json").read_text())["findings"]} == {"D5", "M7"}
+
+
+MASKED = """
+    def probe(self, batch):
+        return Probe(
+            batch={k: batch[k] for k in ("x", "y", "keep")},
+            predict=lambda b: self.net(b["x"])[:, 0],
+            objective=lambda guess, b: ((guess - b["y"]) ** 2 * b["keep"]).sum() / b["keep"].sum().clamp_min(1),
+            inputs="x",
+            targets="y",
+            mask="keep",
+        )
+
+    def num_targets("""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("", "", ""),
+        ('** 2 * b["keep"]', "** 2", "masked targets change the loss"),
+        ('(guess - b["y"])', '(guess - 0 * b["y"])', "do not change the loss"),
+        ('batch["keep"].sum().clamp_min(1)', 'batch["keep"].sum()', "costs nan"),
+        ('return batch["keep"].sum()', 'return batch["keep"].numel()', "num_targets says"),
+    ],
+)
+def test_masks(old: str, new: str, says: str, tmp_path: Path):
+    source = TOY.read_text().replace("\n    def num_targets(", MASKED).replace("Optim,", "Optim, Probe,")
+    assert old in source
+    path = tmp_path / "masked.py"
+    path.write_text(source.replace(old, new) if old else source)
+    found = alarms(str(path), only=("L3",))
+    assert len(found) == bool(says) and says in "".join(found)

@@ -163,6 +163,16 @@ class Case:
         """`file:line Class.method` of a module's forward, a method, a function or a class."""
         return place(type(thing).forward if isinstance(thing, nn.Module) and not isinstance(thing, System) else thing)
 
+    def loss_place(self) -> str:
+        """Where inputs and targets are told apart: the recipe's `loss`, or its `update`."""
+        kind = type(self.shaken())
+        return place(kind.loss if kind.loss is not System.loss else kind.update)
+
+    def module_place(self, system: System, name: str) -> str:
+        """The forward of a module, or of the nearest one around it that is not torch's own."""
+        path = own_path(system, name)
+        return place(type(system.get_submodule(path)).forward) if path else self.loss_place()
+
     def objective_place(self) -> str:
         """The line on which the loss becomes one number; where `loss` is written when that cannot be seen."""
         return self.once("objective place", self._find_objective)
@@ -173,19 +183,22 @@ class Case:
         system = self.shaken()
         with Reductions() as seen, torch.no_grad():
             self.loss_of(system, self.shaken_batch())
-        kind = type(system)
-        return seen.place or place(kind.loss if kind.loss is not System.loss else kind.update)
+        return seen.place or self.loss_place()
 
     def maker(self, system: System, name: str) -> str:
         """Where the innermost module of the recipe's own that holds a tensor is written: torch's modules need no mending."""
-        path = name.rpartition(".")[0]
-        while path and type(system.get_submodule(path)).__module__.startswith("torch."):
-            path = path.rpartition(".")[0]
-        return place(type(system.get_submodule(path)).__init__)
+        return place(type(system.get_submodule(own_path(system, name.rpartition(".")[0]))).__init__)
 
     def batch_place(self) -> str:
         """Where a batch is made from raw rows."""
         return place(type(self.data.train).batch)
+
+
+def own_path(system: System, path: str) -> str:
+    """The innermost module at or above a path that is not torch's own; the system itself has the empty path."""
+    while path and type(system.get_submodule(path)).__module__.startswith("torch."):
+        path = path.rpartition(".")[0]
+    return path
 
 
 def shrink(config: Config) -> tuple[Config, dict[str, tuple[Any, Any]]]:

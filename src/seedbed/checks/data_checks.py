@@ -45,7 +45,7 @@ def split(case: Case) -> Result:
     if ratio < limit:
         return failed(
             f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples",
-            where=place(type(train).locate),
+            where=place(type(train).locate) if type(train).locate is not Source.locate else case.batch_place(),
             why="the model would memorise a few samples and know nothing of the rest",
             fix="look for a modulo, a fixed index or a wrong stride in locate()",
             value=ratio,
@@ -171,10 +171,10 @@ def purity(case: Case) -> Result:
     feed, again = (case.feed(case.data.train, ROWS) for _ in range(2))
     mapped = Feed(case.data.train, batch=ROWS, parts=1, seed=case.config.seed, device=torch.device("cpu"), limit_bytes=0)
     try:
-        for problem in _impurities(case, feed, again, mapped):
+        for problem, where in _impurities(case, feed, again, mapped):
             return failed(
                 problem,
-                where=case.batch_place(),
+                where=where,
                 why="you train on torn or unrepeatable batches, and a resumed run is another run",
                 fix="make items from the raw rows and `index` alone, and give every batch memory of its own",
             )
@@ -183,30 +183,32 @@ def purity(case: Case) -> Result:
     return passed("alone, in another batch, after new dice, memory-mapped, and after a stranger wrote into it: the same bytes")
 
 
-def _impurities(case: Case, feed: Feed, again: Feed, mapped: Feed) -> Iterator[str]:
+def _impurities(case: Case, feed: Feed, again: Feed, mapped: Feed) -> Iterator[tuple[str, str]]:
+    """What differs although it must not, and where to look."""
+    batch = case.batch_place()
     feed.load(0)
     held = feed.part(0)
     copy = {k: v.clone() for k, v in held.items()}
     feed.load(ROWS)
     if not _equal(held, copy):
-        yield "a batch changed while the next one was loaded"
+        yield "a batch changed while the next one was loaded", place(Feed.load)
     torch.manual_seed(99)
     again.load(0)
     if not _equal(again.part(0), copy):
-        yield "the same items differ after the random generators moved on"
+        yield "the same items differ after the random generators moved on", batch
     mapped.load(0)
     if not _equal(mapped.part(0), copy):
-        yield "the same items differ when they are read through the memory map"
+        yield "the same items differ when they are read through the memory map", place(Feed.load)
     one = case.feed(case.data.train, 1)
     one.load(2)
     if not _equal(one.part(0), take_rows(copy, slice(2, 3))):
-        yield "item 2 alone differs from item 2 in a batch"
+        yield "item 2 alone differs from item 2 in a batch", batch
     for value in held.values():
         value.fill_(1)
     fresh = case.feed(case.data.train, ROWS)
     fresh.load(0)
     if not _equal(fresh.part(0), copy):
-        yield "writing into a batch changed the data that the next one is made from"
+        yield "writing into a batch changed the data that the next one is made from", place(Feed.load)
 
 
 @check("D8", "epoch", "err", humbatova=(1, 6))
@@ -221,7 +223,10 @@ def epoch(case: Case) -> Result:
     if problem:
         why = "some items are never seen, others too often: the model trains on less than you think"
         fix = "every epoch must be one permutation of range(num_items), with its own order"
-        return failed(problem, where=place(Order.at), why=why, fix=fix)
+        # An order that is right by itself was spoilt on its way through the feed.
+        alone = Order(source.num_items, 1).at(0, num)[1]
+        where = place(Order.at) if np.array_equal(alone, first) else place(Feed.load)
+        return failed(problem, where=where, why=why, fix=fix)
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
         return failed(

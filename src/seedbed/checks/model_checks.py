@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seedbed.checks.case import Case, first_module_that_moves, limit_for, num_rows, outputs, place, spread, take_rows
 from seedbed.checks.registry import Result, check, failed, passed, skipped
-from seedbed.checks.watch_ops import Activations, Broadcasts
+from seedbed.checks.watch_ops import Activations, Attentions, Broadcasts
 from seedbed.nn.groups import kind_of
 from seedbed.train.engine import Engine
 from seedbed.train.probe import Probe
@@ -89,14 +89,15 @@ def _growth(case: Case, system: System) -> Result:
         if not isinstance(row, nn.ModuleList):
             continue
         sizes = [(f"{path}.{i}", *seen[f"{path}.{i}"]) for i in range(len(row)) if f"{path}.{i}" in seen]
-        for name, module, out in sizes[1:]:
+        for name, _, out in sizes[1:]:
             ratio = float(out.double().square().mean().sqrt() / sizes[0][2].double().square().mean().sqrt().clamp_min(1e-30))
             worst = max(worst, ratio, 1 / max(ratio, 1e-30))
             if not GROWTH[0] <= ratio <= GROWTH[1]:
                 what = f"the output of {name} is {ratio:.3g} times that of {sizes[0][0]} at birth"
                 why = "signals explode or vanish with depth, and gradients with them"
                 fix = "scale the initial weights by the width, and output layers down or to zero"
-                return failed(what, where=case.locate(module), why=why, fix=fix, value=ratio, limit=GROWTH[1])
+                where = case.module_place(system, name)
+                return failed(what, where=where, why=why, fix=fix, value=ratio, limit=GROWTH[1])
     return passed("all initialised, none constant; largest change of scale between blocks", worst, GROWTH[1])
 
 
@@ -133,10 +134,10 @@ def rows(case: Case) -> Result:
     mixed, limit = _mixing(case, system, batch, other) if case.probe is None else _prediction_mixing(case, system)
     if mixed > limit and not names:
         guilty = _mixer(case, system, batch, other)
-        where = f"{case.locate(guilty[1])}; first module that moves: {guilty[0]}" if guilty else case.objective_place()
+        found = f"{case.module_place(system, guilty[0])}; first module that moves: {guilty[0]}" if guilty else ""
         return failed(
             f"rows change each other: one replaced row moves the result of another by {mixed:.2g}",
-            where=where,
+            where=found or case.objective_place(),
             why="rows see each other: batch and time are swapped, or a norm or attention runs over the batch",
             fix="check the order of axes (batch first), view/reshape calls and reductions; declare lawful ones in mixes_rows",
             value=mixed,
@@ -248,13 +249,13 @@ def bend(case: Case) -> Result:
             continue
         smallest = min(smallest, residual)
         if residual < BEND:
-            straight.append((name, module))
+            straight.append(name)
     if straight:
-        names, module = ", ".join(name for name, _ in straight[:3]), straight[0][1]
+        names = ", ".join(straight[:3])
         why = "layers without a nonlinearity between them act as one: depth is wasted"
         fix = "put the activation back between the two weights"
         what = f"{names} bends nowhere: it is an affine function although it holds several weight layers"
-        return failed(what, where=case.locate(module), why=why, fix=fix, value=0.0, limit=BEND)
+        return failed(what, where=case.module_place(system, straight[0]), why=why, fix=fix, value=0.0, limit=BEND)
     if smallest == math.inf:
         return skipped("no module of several weight layers takes one floating-point tensor")
     return passed("smallest departure from a straight line", smallest, BEND)
@@ -323,7 +324,7 @@ def positions(case: Case) -> Result:
     places = torch.arange(probe.batch[probe.inputs].shape[1])
     plain, other = (_position_effect(probe, p) for p in (places, places.flip(0)))
     moved = _position_effect(probe, places + 7) if probe.positions == "relative" else 0.0
-    where = case.objective_place()
+    where = _position_place(case, probe, places + 7)
     if plain > OFFSET:
         return failed(
             f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}",
@@ -352,6 +353,20 @@ def positions(case: Case) -> Result:
             limit=OFFSET,
         )
     return passed("effect of other positions", other, REVERSE)
+
+
+def _position_place(case: Case, probe: Probe, places: Tensor) -> str:
+    """The first module that answers to other positions; where none does, the line on which tokens look at each other."""
+    assert probe.at_positions is not None
+    system, at = case.shaken(), probe.at_positions
+    if probe.positions == "relative":
+        pair = (lambda: at(probe.batch, places - 7), lambda: at(probe.batch, places))
+        guilty = first_module_that_moves(system, *pair, lambda x: x)
+        if guilty:
+            return f"{case.module_place(system, guilty[0])}; first module that moves: {guilty[0]}"
+    with Attentions() as seen, torch.no_grad():
+        probe.predict(probe.batch)
+    return seen.place or case.loss_place()
 
 
 @torch.no_grad()

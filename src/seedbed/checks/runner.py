@@ -12,7 +12,7 @@ from pathlib import Path
 
 from seedbed import config as configs
 from seedbed import errors
-from seedbed.checks.case import Case, short, undisturbed
+from seedbed.checks.case import Case, place, short, undisturbed
 from seedbed.checks.findings import Finding, Report
 from seedbed.checks.registry import Check, Result, all_checks, skipped
 from seedbed.errors import UserError
@@ -57,7 +57,7 @@ def _run_one(case: Case, check: Check, met: dict[str, str]) -> Result:
             missing = _missing(case, check)
             return missing or check.run(case)
         except Exception as error:
-            return _broken(check, error, met)
+            return _broken(case, check, error, met)
 
 
 def _missing(case: Case, check: Check) -> Result | None:
@@ -69,10 +69,10 @@ def _missing(case: Case, check: Check) -> Result | None:
     return skipped(f"the recipe's probe does not declare {', '.join(absent)}") if absent else None
 
 
-def _broken(check: Check, error: Exception, met: dict[str, str]) -> Result:
+def _broken(case: Case, check: Check, error: Exception, met: dict[str, str]) -> Result:
     """An error is a finding, once: the same error met by later checks makes them skip."""
     reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:300]
-    where = place_of(error)
+    where = place_of(error) or place(case.recipe._function("system", "build"))
     if (seen := met.setdefault(f"{reason} {where}", check.id)) != check.id:
         return skipped(f"the error that {seen} met came again")
     why = "what cannot run here cannot train either, or trains on a path that was never tried"
@@ -80,13 +80,12 @@ def _broken(check: Check, error: Exception, met: dict[str, str]) -> Result:
 
 
 def place_of(error: BaseException) -> str:
-    """The innermost line of recipe or package code outside the checks that raised; else the innermost of all."""
+    """The innermost line of recipe or package code outside the checks that raised; empty when there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
     skip = ("torch", "numpy", "importlib", "<frozen")
     outside = [f for f in frames if not f.filename.startswith(own) and not any(part in f.filename for part in skip)]
-    frame = (outside or list(frames))[-1]
-    return f"{short(frame.filename)}:{frame.lineno} {frame.name}"
+    return f"{short(outside[-1].filename)}:{outside[-1].lineno} {outside[-1].name}" if outside else ""
 
 
 # ---- verdicts that are kept ----------------------------------------------------------------------------------------

@@ -75,10 +75,10 @@ def _leak(case: Case, probe: Probe, late: Batch, half: int, leak: float, limit: 
         lambda: probe.predict(late),
         lambda x: x[:, :half] if x.ndim > 1 and x.shape[1] == length else None,
     )
-    where = f"{case.locate(guilty[1])}; first module that moves: {guilty[0]}" if guilty else case.objective_place()
+    found = f"{case.module_place(case.shaken(), guilty[0])}; first module that moves: {guilty[0]}" if guilty else ""
     return failed(
         f"outputs at positions 0-{half - 1} move by {leak:.2g}x their mean when inputs {half}-{length - 1} change",
-        where=where,
+        where=found or case.objective_place(),
         why="the model can read its own answer: the loss will look excellent and samples will be noise",
         fix='make attention causal, or declare order="full" if it is meant to see both sides',
         value=leak,
@@ -99,6 +99,9 @@ def target(case: Case) -> Result:
     if moved > limit_for(base):
         why = "the model copies the answer it is given: the loss falls to nothing and samples are noise"
         fix = "make the prediction from the inputs alone"
+        runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(changed))
+        guilty = first_module_that_moves(case.shaken(), *runs, lambda x: x)
+        where = case.module_place(case.shaken(), guilty[0]) if guilty else where
         what = f"predictions move by {moved:.2g} when only the targets change"
         return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit_for(base))
     ignored = _ignored(probe, base)
@@ -141,7 +144,7 @@ def _follows_rule(case: Case, probe: Probe) -> Result:
     if share < RULE:
         return failed(
             f"{share:.1%} of the targets are what the rule says (shape {tuple(found.shape)}, rule {tuple(expected.shape)})",
-            where=case.objective_place(),
+            where=case.loss_place(),
             why="the model is trained to predict something else than the next item",
             fix="inputs are items 0..n-1, targets items 1..n: check both slices",
             value=share,
@@ -165,7 +168,7 @@ def response(case: Case) -> Result:
     if value < CONTROL:
         return failed(
             f"`{weakest}` of another row moves the prediction by {value:.2g}",
-            where=case.objective_place(),
+            where=case.loss_place(),
             why="this input does not reach the output: the control will be dead",
             fix="connect it: follow it from the batch to the first layer that should use it",
             value=value,
@@ -220,7 +223,7 @@ def gradient(case: Case) -> Result:
     limit = max(GRADIENT, 10 * doubt)
     if off > limit:
         names = _cut_off(case, system, batch)
-        guilty = f": no gradient reaches {', '.join(names[:3])}" if names else ""
+        guilty = f"; the gradients of {len(names)} tensors are wrong, {', '.join(names[:2])} among them" if names else ""
         return failed(
             f"the loss falls by {seen:.4g} where the backward pass says {told:.4g}{guilty}",
             where=case.maker(system, names[0]) if names else case.objective_place(),
@@ -250,7 +253,14 @@ def _slope(case: Case, system: System, batch: Batch, params: list, ways: list) -
 
 
 def _cut_off(case: Case, system: System, batch: Batch) -> list[str]:
-    """Parameters without any gradient, in the order of the model."""
+    """Parameters whose gradient is not the slope of the loss along it, those nearest to the loss first."""
     named = {n: p for n, p in system.named_parameters() if p.requires_grad}
     grads = torch.autograd.grad(case.loss_of(system, batch), list(named.values()), allow_unused=True)
-    return [n for n, g in zip(named, grads, strict=True) if g is None or not g.any()]
+    wrong = []
+    for (name, param), grad in zip(named.items(), grads, strict=True):
+        way = torch.randn(param.shape, generator=torch.Generator().manual_seed(5)).to(param.dtype) * spread(param)
+        told = 0.0 if grad is None else float((grad * way).sum())
+        seen, doubt = _slope(case, system, batch, [param], [way])
+        if abs(told - seen) > max(GRADIENT, 10 * doubt) * max(abs(seen), abs(told), 1e-12):
+            wrong.append(name)
+    return wrong[::-1]

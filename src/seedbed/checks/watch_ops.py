@@ -67,6 +67,19 @@ class Reductions(TorchFunctionMode):
         return out
 
 
+class Attentions(TorchFunctionMode):
+    """The first line on which attention is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and not self.place:
+            self.place = caller()
+        return func(*args, **(kwargs or {}))
+
+
 @dataclass(frozen=True)
 class Activation:
     """One call: the share of units that give nothing, or always the bound."""
