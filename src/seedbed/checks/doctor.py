@@ -66,7 +66,8 @@ def _files_of(data: Any) -> tuple[Path, ...]:
 def examine(machine: Machine, plan: Plan) -> list[Line]:
     """All probes in order. A probe that breaks is a finding of its own and does not hide the others."""
     lines = _guarded("speed", lambda: list(probes.speed(machine, plan)))  # before the compiler makes the machine busy
-    process = _try(lambda: machine.start_compile("cuda" if machine.gpus() else "cpu"))
+    hurry = time.perf_counter() - plan.started > probes.COMPILE_START
+    process = None if hurry else _try(lambda: machine.start_compile("cuda" if machine.gpus() else "cpu"))
     try:
         for probe in probes.PROBES:
             lines += _guarded(probe.__name__, lambda probe=probe: list(probe(machine, plan)))
