@@ -131,7 +131,7 @@ class _Locator:
         except Exception as error:
             raise self._blame(counter, error) from error
         # As unsigned numbers the negative ones are huge: one test for both ends.
-        if int(start_B.view(np.uint64).max()) > self.last_row:
+        if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
             wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
             raise IndexError(f"sample {counter + wrong} lies at row {start_B[wrong]}, outside 0 to {self.last_row}")
         return start_B
@@ -217,6 +217,7 @@ class _Direct:
         self.turn = 1 - self.turn
         slot = self.slots[self.turn]
         np.add(self.locator.steps_B, counter, out=slot.host_index)
+        # Dropping the last step first lets its memory, still in the cache, serve this one.
         self.values = dict(slot.values)
         if self.locator.order:
             start_B = self.locator.rows(counter)

@@ -66,7 +66,6 @@ class HostRows:
         else:
             count = max(0, len(array) - self.span + 1)
             self.items = np.ndarray(count, f"V{self.row * self.span}", array, strides=(self.row,))
-            self.firsts = np.ndarray(count, np.uint8, array, strides=(self.row,))
         self.advice = _Advice.on(array)
 
     def target(self, memory: Tensor) -> Any:
@@ -89,8 +88,6 @@ class HostRows:
     def take(self, start_B: np.ndarray) -> Tensor:
         """Windows of short rows in memory of their own: for a few of them quicker than filling a target."""
         assert not self.long
-        # One byte of each window first: these cache misses overlap, those of the copies that follow would not.
-        _ = self.firsts[start_B]
         return torch.from_numpy(self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape))
 
     def expect_random(self) -> bool:
