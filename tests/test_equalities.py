@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
-from runs import assert_same_end, kinds, newest, resume, rows, start, stop_at
+from helpers import assert_same_end, kinds, newest, resume, rows, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local

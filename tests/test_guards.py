@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import assert_same_end, kinds, newest, resume, rows, start, stop_at
+from helpers import assert_same_end, kinds, newest, resume, rows, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from runs import TOY, kinds, newest, start
+from helpers import TOY, kinds, newest, start
 from torch import Tensor
 
 from seedbed.checks.replay import Finding, investigate

@@ -8,6 +8,7 @@ import pytest
 from catalogue import FAULTS
 from catalogue_training import FAULTS as TRAINING
 from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault, check, edited
+from write_matrix import taxonomy
 
 from seedbed.checks.registry import all_checks
 
@@ -71,6 +72,22 @@ def test_the_taxonomy_of_faults_is_covered():
     """Humbatova et al. (2020) name 15 categories; at least one check answers to 14 of them."""
     covered = {category for check in all_checks() for category in check.humbatova}
     assert len(covered) >= 14, sorted(set(range(1, 16)) - covered)
+
+
+def test_the_pages_list_every_check_and_the_taxonomy_as_it_is():
+    page = (ROOT / "docs" / "preflight.md").read_text()
+    assert [c.id for c in all_checks() if f"### {c.id} {c.title}\n" not in page] == []
+    assert taxonomy(all_checks()) in page, "run tests/faults/write_matrix.py"
+    matrix = (ROOT / "docs" / "detection-matrix.md").read_text()
+    assert [f.id for f in ALL if f"| {f.id} |" not in matrix] == []
+
+
+def test_the_published_matrix_keeps_the_promise():
+    matrix = (ROOT / "docs" / "detection-matrix.md").read_text()
+    shares = [float(share) for share in re.findall(r"\(([\d.]+)%\)", matrix)]
+    caught, meant, named = shares[:3]
+    assert caught >= 95 and meant >= 90 and named >= 90
+    assert "alarms on the clean recipes: demo 0, toy_recipe 0, my_recipe 0" in matrix
 
 
 def test_an_edit_must_match_and_is_undone():

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import TOY, assert_same_end, kinds
+from helpers import TOY, assert_same_end, kinds
 
 from seedbed.track.run import Run
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 from catalogue_runtime import BEGIN, FAULTS, GPT, SMALL, path_of
+from helpers import start
 from patching import EXAMPLE, TOY, Fault
-from runs import start
 
 from seedbed.launch import local
 from seedbed.track.facts import ALARMS, INCIDENTS

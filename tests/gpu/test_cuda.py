@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from runs import newest, resume, rows, start, stop_at
+from helpers import newest, resume, rows, start, stop_at
 
 from seedbed.data.feed import Feed, WindowSource
 from seedbed.launch import local

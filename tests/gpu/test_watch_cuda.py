@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import TOY, kinds, start
+from helpers import TOY, kinds, start
 from torch import Tensor
 
 from seedbed.checks.replay import investigate

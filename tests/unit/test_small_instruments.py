@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT
-from runs import TOY, kinds, resume, start, stop_at
+from helpers import TOY, kinds, resume, start, stop_at
 
 from seedbed.checks import data_show
 from seedbed.checks.overfit import Curve
