@@ -284,8 +284,9 @@ def test_a_preparation_that_dies_at_any_write_is_continued(tmp_path, small, monk
 
 
 DRIVER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have told us to ignore it
 from seedbed.data import corpus, prepare, store
 corpus.PIECE, prepare.TOGETHER, prepare.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
 original = store.Writer.append
