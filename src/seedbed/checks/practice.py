@@ -23,7 +23,7 @@ ROWS_PER_STEP, FEW_ROWS, MANY_ROWS, NUMBERS_PER_STEP = 16, 8, 128, 256
 WIDTH = 64
 # Above this many parameters, which is a large vocabulary, a step is made smaller so that a check stays a matter of seconds.
 LARGE = 1_000_000
-NUM_STEPS, WARMUP, TAIL = 60, 15, 15
+NUM_STEPS, NUM_MORE_STEPS, WARMUP, TAIL = 60, 200, 15, 15
 # Where the question is what can be learned, not how fast: a rate at which small models learn something in so few steps.
 BRISK = 3e-3
 NUM_HELD_OUT = 8
@@ -109,7 +109,7 @@ def ramp(step: int) -> float:
     return min(1.0, (step + 1) / WARMUP)
 
 
-def train(case: Case, rate: float = 1.0, blank: bool = False) -> Trace:
+def train(case: Case, rate: float = 1.0, blank: bool = False, num_steps: int = NUM_STEPS) -> Trace:
     """A short run on fresh batches, at the preset's peak rate times `rate`; with `blank`, on inputs that say nothing."""
     engine = start(case)
     if blank:
@@ -117,8 +117,8 @@ def train(case: Case, rate: float = 1.0, blank: bool = False) -> Trace:
     trace = Trace(engine)
     at_birth = _held_out_losses(case, engine.system)
     rows = rows_per_step(case)
-    for step in range(NUM_STEPS):
-        before = [p.detach().clone() for p in matrices(engine.system)] if step >= NUM_STEPS - 3 else []
+    for step in range(num_steps):
+        before = [p.detach().clone() for p in matrices(engine.system)] if step >= num_steps - 3 else []
         measured = take_step(case, engine, case.batch(step, rows), step, rate * ramp(step))
         trace.losses.append(float(measured["loss"]))
         if before:
@@ -156,13 +156,11 @@ def brisk_rate(case: Case, wanted: float = BRISK) -> float:
     return max(1.0, wanted / highest) if highest else 1.0
 
 
-def brisk_run(case: Case) -> Trace:
+def seeing_and_blind(case: Case, num_steps: int = NUM_STEPS) -> tuple[Trace, Trace]:
+    """Two brisk runs, one of them on inputs that say nothing."""
     rate = brisk_rate(case)
-    return real_run(case) if rate == 1.0 else case.once("practice.brisk", lambda: train(case, rate))
-
-
-def blank_run(case: Case) -> Trace:
-    return case.once("practice.blank", lambda: train(case, brisk_rate(case), blank=True))
+    shared = rate == 1.0 and num_steps == NUM_STEPS
+    return (real_run(case) if shared else train(case, rate, num_steps=num_steps)), train(case, rate, True, num_steps)
 
 
 def _blind(system: System) -> None:
