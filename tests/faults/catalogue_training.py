@@ -94,7 +94,7 @@ LEARNING = [
     fault(GPT, "objective", "row numbers for inputs", "E2 D4", SYSTEM, _FED,
           f"{_FED}; x_BT = x_BT * 0 + torch.arange(len(x_BT))[:, None] % 64"),
     fault(GPT, "objective", "answer in the stream", "V4 C2", MODEL, "self.hidden(tokens_BT, setting), self.head_weight",
-          "self.hidden(tokens_BT, setting) + 3 * self.embed(targets_BT), self.head_weight"),
+          "self.hidden(tokens_BT, setting) + 40 * self.embed(targets_BT), self.head_weight"),
     fault(TOY, "objective", "loss cut off from the net", "O2 E1 M7", SUMS, 'self.net(batch["x"]).float()[:, 0]',
           'self.net(batch["x"]).float()[:, 0].detach().requires_grad_()'),
 ]  # fmt: skip
