@@ -26,13 +26,13 @@ def compare(source: Source, *, batch: int, limit_bytes: int | None = None) -> di
     feed = Feed(source, batch=batch, parts=1, seed=1, device=torch.device("cpu"), limit_bytes=limit_bytes)
     counter = 0
 
-    def step() -> int:
+    def step() -> dict[str, torch.Tensor]:
         nonlocal counter
         feed.load(counter)
         counter += batch
-        return sum(tensor.nbytes for name, tensor in feed.part(0).items() if name != "index")
+        return feed.part(0)
 
-    num_bytes = step()
+    num_bytes = sum(tensor.nbytes for name, tensor in step().items() if name != "index")
     copy, memcpy = _plain_copies(num_bytes)
     # A reading thread works on through the others' turns, so its own turn must be longer than its store of ready batches.
     least = 1 if feed.tier == "device" else 4 * NUM_SLOTS

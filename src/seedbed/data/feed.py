@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Limit
-from seedbed.data.gather import DeviceRows, HostRows, Slot
+from seedbed.data.gather import DeviceRows, HostRows, Slot, torch_dtype, widen
 from seedbed.data.order import Order
 from seedbed.data.prefetch import Prefetch
 from seedbed.errors import UserError
@@ -37,12 +37,14 @@ class Source:
     """Items that can be gathered by number: `spans[name]` rows of each array, from the row that `locate` names.
 
     `num_items` counts an epoch; 0 stands for an endless generator without arrays, whose `batch` makes items from counters.
-    A span of 0 is one row without a window axis.
+    A span of 0 is one row without a window axis. `wide` names the type in which an array reaches `batch`, where that is not
+    the narrow one it is stored in.
     """
 
     num_items: int = 0
     arrays: Mapping[str, np.ndarray] = _NOTHING
     spans: Mapping[str, int] = _NOTHING
+    wide: Mapping[str, np.dtype] = _NOTHING
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
         """The first row of each item, on the host."""
@@ -211,6 +213,7 @@ class _Direct:
         self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
         self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
         self.values: dict[str, Tensor] = {}
+        self.wide = source.wide
 
     def load(self, counter: int) -> None:
         start = time.perf_counter()
@@ -222,7 +225,7 @@ class _Direct:
         if self.locator.order:
             start_B = self.locator.rows(counter)
             for name, rows in self.short.items():
-                self.values[name] = rows.take(start_B)
+                self.values[name] = rows.take(start_B, self.wide.get(name))
             for rows, target in self.targets[self.turn]:
                 rows.fill(start_B, target)
         self.wait += time.perf_counter() - start
@@ -410,6 +413,7 @@ class Feed:
         else:
             self._tier = _Resident(source, locator, parts, self.device)
         self.tier = self._tier.name
+        self._wide = [(name, torch_dtype(np.dtype(dtype))) for name, dtype in source.wide.items()]
 
     def load(self, counter: int) -> None:
         """Make the samples counter .. counter + batch - 1 ready."""
@@ -417,7 +421,11 @@ class Feed:
 
     def part(self, k: int) -> dict[str, Tensor]:
         """Micro-batch k of the loaded step."""
-        return self.source.batch(self._tier.raw(k))
+        raw = self._tier.raw(k)
+        for name, dtype in self._wide:
+            if raw[name].dtype != dtype:
+                raw[name] = widen(raw[name], dtype)
+        return self.source.batch(raw)
 
     @property
     def wait(self) -> float:

@@ -34,6 +34,14 @@ def words(array: np.ndarray) -> Tensor:
         return torch.from_numpy(wide)
 
 
+def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same numbers in a wider type."""
+    if value.device.type == "cpu":
+        # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
+        return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))
+    return value.to(dtype)
+
+
 class DeviceRows:
     """An array on the device; `gather` needs no host and can be captured in a CUDA graph."""
 
@@ -85,10 +93,11 @@ class HostRows:
             # The default mode would go through a second buffer; bounds were checked before.
             np.take(self.items, index, out=target, mode="clip")
 
-    def take(self, start_B: np.ndarray) -> Tensor:
-        """Windows of short rows in memory of their own: for a few of them quicker than filling a target."""
+    def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
+        """Windows of short rows in memory of their own, widened on the way: for a few of them quicker than filling a target."""
         assert not self.long
-        return torch.from_numpy(self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape))
+        windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
+        return torch.from_numpy(windows if wide is None else windows.astype(wide))
 
     def expect_random(self) -> bool:
         """Tell the system not to read on after a page, since `advise` says what follows; False without a memory map."""

@@ -33,7 +33,7 @@ class TextSource(Source):
         self, tokens: np.ndarray, block: int, mode: str, seed: int, token_bytes: np.ndarray | None = None, name: str = "text"
     ):
         self.tokens, self.block, self.mode, self.seed = tokens, block, mode, seed
-        self.arrays, self.spans = {"tokens": tokens}, {"tokens": block + 1}
+        self.arrays, self.spans, self.wide = {"tokens": tokens}, {"tokens": block + 1}, {"tokens": np.dtype(np.int64)}
         self.num_targets = len(tokens) - 1
         self.num_items = (len(tokens) - block) // block if mode == "phase" else self.num_targets // block
         self._token_bytes, self._target_bytes = token_bytes, None
@@ -84,10 +84,7 @@ class TextSource(Source):
 
     def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         tokens = raw["tokens"]
-        if tokens.device.type == "cpu":
-            # A few microseconds of work: waking torch's other threads for it can cost a thousand times as much.
-            return {"tokens": torch.from_numpy(tokens.numpy().astype(np.int64))}
-        return {"tokens": tokens.long()}
+        return {"tokens": tokens.long()}  # the feed widens while it gathers; then this is the same tensor
 
     def first(self, num: int) -> "TextSource":
         """The first `num` blocks, without the tokens after them."""
