@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from seedbed.config import Config
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine
     from seedbed.train.probe import Probe
@@ -116,3 +117,25 @@ class System(nn.Module):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
+
+    # ---- several runs as one stacked model (train/pack.py): optional, these four together ------------------------------
+
+    def packs(self) -> frozenset[str] | str:
+        """The config keys in which runs of one pack may differ beside rates, schedule, seed and length; or why none may."""
+        return "the recipe does not offer a packed objective"
+
+    def envelope(self, configs: Sequence[Config]) -> Config:
+        """One config whose shapes hold all of these. Parameters of a smaller run are the first rows of the larger ones."""
+        return configs[0]
+
+    def dials(self) -> dict[str, Tensor]:
+        """This run's settings as tensors; those of a smaller run are padded with 0 to the envelope's, which must mean off."""
+        return {}
+
+    def packed_loss(self, index_B: Tensor, dials: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """Loss, measurements and new values of saved buffers for the items with these counters: a pure function.
+
+        Called through `vmap` with the parameters, buffers and dials of each run on the system built from the envelope:
+        no random numbers but those that follow from counters and dials, no host decisions on what tensors hold, no writes.
+        """
+        raise NotImplementedError
