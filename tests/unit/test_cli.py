@@ -15,6 +15,7 @@ from conftest import ROOT
 from track_samples import make, train
 
 from seedbed import cli
+from seedbed.cli import looking, training
 from seedbed.errors import UserError
 from seedbed.track import journal
 
@@ -100,7 +101,7 @@ WORDS = [
      (RUNS, "first", {"prompt": "To", "num": 2, "tokens": 9, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "seed": 0}),
      {"checkpoint_name": "", "write": None}),
     ("sample first --checkpoint step-000010", "sample", (RUNS, "first", {}),
-     {"checkpoint_name": "step-000010", "write": cli._stream}),
+     {"checkpoint_name": "step-000010", "write": training._stream}),
     ("export first", "export", (RUNS, "first", Path("first-export"), ""), {}),
     ("export runs/first/ --out there --checkpoint best", "export", (RUNS, "runs/first/", Path("there"), "best"), {}),
     ("find-lr gpt/demo a=1 --json", "find_lr", ("gpt/demo", ["a=1"]),
@@ -112,7 +113,7 @@ WORDS = [
     ("data prepare a.txt", "prepare", ("a.txt",), {"tokenizer": "char", "vocab": 4096, "out": None, "json": False}),
     ("data prepare --tokenizer bpe a.txt --vocab 512 --out there --json", "prepare", ("a.txt",),
      {"tokenizer": "bpe", "vocab": 512, "out": Path("there"), "json": True}),
-    ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": cli._open_data}),
+    ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": looking._open_data}),
     ("data verify store", "verify", ("store",), {"json": False}),
     ("data bench store --dirty", "bench", ("store",), {"json": False}),
     ("plan gpt/demo --run first --prices p.json", "plan", ("gpt/demo", []), {**TUNING, "run": "first", "prices": Path("p.json")}),
@@ -512,5 +513,5 @@ def test_python_dash_m_is_the_command_line(here: Path):
 
 
 def test_streamed_samples_are_shown_and_never_obeyed(capsys):
-    cli._stream("a\x1b[2Jb\n")
+    training._stream("a\x1b[2Jb\n")
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2Jb\n"

@@ -1,0 +1,138 @@
+"""Verbs on data, and those that look back on runs."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from seedbed.cli.words import Parser, Verb, number, registrar, settings
+
+VERBS: dict[str, Verb] = {}
+verb = registrar(VERBS)
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def _prepare_arguments(parser: Parser) -> None:
+    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME")
+    parser.add_argument("--tokenizer", default="char", metavar="KIND", help="char, char75, bpe or the path of a tokenizer.json")
+    parser.add_argument("--vocab", type=number(int, 257), default=4096, metavar="N", help="how many ids bpe learns")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the store goes; otherwise the cache")
+
+
+@verb("data prepare", "TEXT [options]", "turn a text into tokens on disk", _prepare_arguments)
+def _data_prepare(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.prepare(given.path, tokenizer=given.tokenizer, vocab=given.vocab, out=given.out, json=given.json)
+
+
+def _store_argument(parser: Parser) -> None:
+    parser.add_argument("path", metavar="STORE", help="the folder that `data prepare` made; what reads it also takes a text")
+
+
+@verb("data inspect", "STORE|RECIPE/PRESET", "decoded samples and statistics", _store_argument)
+def _data_inspect(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.inspect(given.path, json=given.json, open_recipe=_open_data)
+
+
+def _open_data(name: str) -> Any:
+    from seedbed import recipes
+
+    recipe, preset = recipes.find(name)
+    return recipe.open_data(recipe.preset(preset))
+
+
+@verb("data verify", "STORE", "hash a store again, check splits and counts", _store_argument)
+def _data_verify(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.verify(given.path, json=given.json)
+
+
+@verb("data bench", "STORE", "GB/s of the feed against plain copies", _store_argument)
+def _data_bench(given: argparse.Namespace) -> int:
+    from seedbed.data import verbs
+
+    return verbs.bench(given.path, json=given.json)
+
+
+def _data_show_arguments(parser: Parser) -> None:
+    settings(parser, "RECIPE/PRESET")
+    parser.add_argument("--batch", type=number(int, 0), default=0, metavar="N", help="which batch of the run")
+    parser.add_argument("--num", type=number(int, 1), default=4, metavar="N", help="how many rows to print")
+
+
+@verb("data show", "RECIPE/PRESET [key=value ...]", "print and draw what the model really receives", _data_show_arguments)
+def _data_show(given: argparse.Namespace) -> int:
+    from seedbed.checks import data_show
+    from seedbed.tune.bench import output_folder
+
+    chosen = {"batch_number": given.batch, "num": given.num, "as_json": given.json}
+    return data_show.show(given.name, given.settings, folder=output_folder(given.runs, "data-show", given.name), **chosen)
+
+
+# ---- listings --------------------------------------------------------------------------------------------------------
+
+
+@verb("runs list", "", "every run: status, step, loss, best, age, why")
+def _runs_list(given: argparse.Namespace) -> int:
+    from seedbed.track import listing
+
+    return listing.list_runs(given.runs, given.json)
+
+
+@verb(
+    "runs show",
+    "RUN",
+    "config, status, last rows and events, how to repeat it",
+    lambda p: p.add_argument("name", metavar="RUN"),
+)
+def _runs_show(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.show(given.runs, given.name, given.json)
+
+
+def _diff_arguments(parser: Parser) -> None:
+    parser.add_argument("first", metavar="RUN")
+    parser.add_argument("second", metavar="RUN")
+
+
+@verb("runs diff", "RUN RUN", "which settings differ, and what came of it", _diff_arguments)
+def _runs_diff(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.diff_runs(given.runs, given.first, given.second, given.json)
+
+
+def _rm_arguments(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="RUN")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+
+
+@verb("runs rm", "RUN ... [--yes]", "delete runs for good", _rm_arguments)
+def _runs_rm(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.remove(given.runs, given.names, given.yes)
+
+
+def _note_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("words", nargs="+", metavar="TEXT")
+
+
+@verb("note", "RUN TEXT", "add your conclusion to the run's journal entry", _note_arguments)
+def _note(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.note(given.runs, given.name, given.words)
+
+
+@verb("journal", "[RUN]", "print the journal, or a run's entry", lambda p: p.add_argument("name", nargs="?", metavar="RUN"))
+def _journal(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs
+
+    return verbs.print_journal(given.runs, given.name, given.json)

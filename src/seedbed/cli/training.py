@@ -1,0 +1,96 @@
+"""Verbs that train a run, and those that use what it learned."""
+
+import argparse
+from pathlib import Path
+
+from seedbed.cli.words import Parser, Verb, number, registrar, settings
+
+VERBS: dict[str, Verb] = {}
+verb = registrar(VERBS)
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@verb("demo", "", "train a small GPT on this machine and show what it writes")
+def _demo(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    return local.demo(given.runs)
+
+
+def _train_arguments(parser: Parser) -> None:
+    settings(parser, "RECIPE/PRESET")
+    parser.add_argument("-m", "--why", default="", metavar="WHY", help="why this run: the journal will tell")
+    parser.add_argument("--run", metavar="NAME", help="the run's name; otherwise date, recipe and two words")
+    parser.add_argument("--parent", metavar="RUN", help="the run to compare with")
+    parser.add_argument("--no-check", action="store_true", help="start without the quick checks; the journal will tell")
+    parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
+    parser.add_argument("--anomaly", action="store_true", help="stop at the first NaN of a backward pass and name its line; slow")
+
+
+@verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
+def _train(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
+    facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
+    return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, **facts)
+
+
+def _resume_arguments(parser: Parser) -> None:
+    settings(parser, "RUN")
+    parser.add_argument("--force", action="store_true", help="also when the run says it is finished")
+
+
+@verb("resume", "RUN [key=value ...]", "go on with a run, bit for bit", _resume_arguments)
+def _resume(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    return local.resume(given.runs, given.name, given.settings, force=given.force)
+
+
+# ---- what a trained run can do ---------------------------------------------------------------------------------------
+
+_SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed")
+
+
+def _sample_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--prompt", metavar="TEXT", help="what the samples begin with")
+    parser.add_argument("--num", type=number(int, 1), metavar="N", help="how many samples")
+    parser.add_argument("--tokens", type=number(int, 1), metavar="N", help="how long each is")
+    parser.add_argument("--temperature", type=number(float, 0), metavar="T", help="0 always takes the likeliest")
+    parser.add_argument("--top-k", type=number(int, 1), metavar="K", help="choose among the K likeliest")
+    parser.add_argument("--top-p", type=number(float, 0, 1), metavar="P", help="choose among the likeliest that make up P")
+    parser.add_argument("--seed", type=number(int, 0), metavar="N", help="the same seed gives the same samples")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+    parser.add_argument("--no-stream", action="store_true", help="print when all is done, not as it comes")
+
+
+@verb("sample", "RUN [--prompt TEXT] [options]", "show what a run has learned", _sample_arguments)
+def _sample(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    options = {name: getattr(given, name) for name in _SAMPLE_OPTIONS if getattr(given, name) is not None}
+    write = None if given.no_stream else _stream
+    return local.sample(given.runs, given.name, options, checkpoint_name=given.checkpoint, write=write)
+
+
+def _stream(text: str) -> None:
+    from seedbed.track.text import safe
+
+    print(safe(text), end="", flush=True)
+
+
+def _export_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; otherwise RUN-export")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+
+
+@verb("export", "RUN [--out DIR] [--checkpoint STEP]", "write weights and config to use elsewhere", _export_arguments)
+def _export(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    out = given.out or Path(f"{Path(given.name).name}-export")
+    return local.export(given.runs, given.name, out, given.checkpoint)
