@@ -1,0 +1,81 @@
+"""Which lengths training sees: pure functions over one small tensor, the stage, that lives on the device and in checkpoints.
+
+Shape suffixes: B samples, S entries of the stage.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from seedbed.nn import dice
+
+if TYPE_CHECKING:
+    from seedbed.recipes.thinker.presets import CurriculumConfig
+
+
+class Stage(NamedTuple):
+    """The entries of a stage by name, in the order in which the tensor holds them."""
+
+    longest: Tensor  # n_max: the longest samples shown at this stage
+    hits: Tensor  # right answers on samples of that length in the present window
+    count: Tensor  # how many such samples there were
+    age: Tensor  # steps since the last promotion
+    promotions: Tensor
+    accuracy: Tensor  # of the last whole window
+
+
+def first(config: "CurriculumConfig", length: int) -> Tensor:
+    """The stage before step 0, for samples up to `length` in the end."""
+    staged = config.kind in ("gated", "mixed")
+    return torch.tensor([min(config.start, length) if staged else length, 0, 0, 0, 0, 0], dtype=torch.float32)
+
+
+def read(stage_S: Tensor) -> Stage:
+    """The entries by name."""
+    return Stage(*stage_S.unbind(-1))
+
+
+def limit(stage_S: Tensor) -> Tensor:
+    """The longest length of the stage as int64."""
+    return stage_S[..., 0].to(torch.int64)
+
+
+def lengths(key_B: Tensor, limit: Tensor | int, config: "CurriculumConfig", length: int) -> Tensor:
+    """The length of each sample: at most `limit`, but for the share of a mixed curriculum that is drawn from the full range."""
+    if config.kind == "fixed":
+        return torch.full_like(key_B, length)
+    word_B2 = dice.bits(key_B, 2)
+    if config.kind == "mixed":
+        wide_B = word_B2[..., 1] < int(config.share * 2**32)
+        limit = torch.where(wide_B, length, limit)
+    return 1 + (word_B2[..., 0] * limit >> 32)
+
+
+def on_longest(length_B: Tensor, stage_S: Tensor) -> Tensor:
+    """Which samples are of the longest length of the stage: those that decide about a promotion."""
+    return length_B == limit(stage_S)
+
+
+def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: "CurriculumConfig", length: int) -> Tensor:
+    """The stage after a step with `hits` right among `count` samples of the longest length.
+
+    At the end of every window the accuracy in it decides; a window without such a sample promotes nobody.
+    """
+    if config.kind in ("uniform", "fixed"):
+        return stage_S
+    old = read(stage_S)
+    hits, count, age = old.hits + hits, old.count + count, old.age + 1
+    full = age % config.window == 0
+    accuracy = torch.where(full, hits / count.clamp_min(1), old.accuracy)
+    # Scaled by the count: no rounding of a quotient decides.
+    passed = full & (count > 0) & (hits >= config.threshold * count) & (age >= config.min_steps) & (old.longest < length)
+    new = Stage(
+        longest=old.longest + passed,
+        hits=torch.where(full, 0, hits),
+        count=torch.where(full, 0, count),
+        age=torch.where(passed, 0, age),
+        promotions=old.promotions + passed,
+        accuracy=accuracy,
+    )
+    return torch.stack([entry.to(stage_S.dtype) for entry in new], -1)
