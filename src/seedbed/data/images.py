@@ -1,0 +1,57 @@
+"""Which images a run trains on, at which size, with which augmentation.
+
+Nothing here needs numpy or torch, so a preset can name its images at no cost.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from seedbed.config import number
+from seedbed.errors import UserError
+
+HELP = "name a folder with one sub-folder per class, an .npy, .npz or .safetensors file, hf:NAME, shapes, or random:NUM:CLASSES"
+
+
+@dataclass(frozen=True)
+class ImageConfig:
+    """Square RGB images of `size` pixels with their classes.
+
+    `crop=random` stores an eighth more than `size` and cuts a random window out of it; `flip` mirrors half of the training
+    images. `valid` is the share of every class that is held out where the source has no split of its own. `encode` names a
+    function `package.module:name` from images in [-1, 1] to latents, run once when the store is made.
+    """
+
+    images: str = "shapes"
+    size: int = number(32, low=4, high=4096)
+    crop: Literal["center", "random"] = "center"
+    flip: bool = False
+    valid: float = number(0.1, low=0.0001, high=0.9)
+    encode: str = ""
+    cache: str = ""
+
+    def check(self) -> None:
+        """What the fields must satisfy beyond their ranges."""
+        if not self.images.strip():
+            raise UserError(f"data.images is empty; {HELP}")
+        if self.images.startswith("random:"):
+            random_images(self.images)
+        if self.encode and (self.flip or self.crop == "random"):
+            raise UserError(
+                "latents can be neither flipped nor cropped; set data.flip=false data.crop=center, or drop data.encode"
+            )
+        if self.encode and self.encode.count(":") != 1:
+            raise UserError(f"data.encode={self.encode} is not package.module:function")
+
+    @property
+    def stored_size(self) -> int:
+        """Pixels along a side in the store: what a random crop needs, or just `size`."""
+        return self.size + max(1, self.size // 8) if self.crop == "random" else self.size
+
+
+def random_images(name: str) -> tuple[int, int]:
+    """The number of images and of classes of `random:NUM:CLASSES`."""
+    parts = [part.replace("_", "") for part in name.split(":")[1:]]
+    sizes = [int(part) for part in parts if part.isascii() and part.isdigit()]
+    if len(parts) != 2 or len(sizes) != 2 or sizes[0] < 2 or not 1 <= sizes[1] <= 1 << 16:
+        raise UserError(f"data.images={name} is not random:NUM:CLASSES; for example random:64:1000")
+    return sizes[0], sizes[1]

@@ -1,0 +1,1 @@
+"""Class-conditional flow-matching image transformers."""
