@@ -96,6 +96,7 @@ class Config:
     accum: int = number(1, low=1)
     seed: int = number(1, low=0, high=2**31)
     ema: float = number(0.0, low=0.0, high=0.99999)
+    ema2: float = number(0.0, low=0.0, high=0.999999)
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: Literal["off", "blocks", "whole"] = "off"
@@ -141,6 +142,19 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
         inner[name] = _parsed(config, key.split("."), value, key)
     # All at once: two changes may be right together that are wrong one by one.
     return _replaced(config, changes)
+
+
+def read_value(config: Any, key: str, text: str) -> Any:
+    """What `key=text` would set, unchecked against ranges and other keys: those may change along with it."""
+    return _parsed(config, key.split("."), text, key)
+
+
+def kind_of(config: Any, key: str) -> Any:
+    """The type of the field that a dotted key names."""
+    kinds = {name: kind for name, _, _, kind in _leaves(config)}
+    if key not in kinds:
+        _parsed(config, key.split("."), "", key)  # says what is wrong with the key
+    return kinds[key]
 
 
 def flatten(config: Any) -> dict[str, Any]:

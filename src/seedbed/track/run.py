@@ -6,7 +6,6 @@ Every listing loads this module, so what only a new run needs is imported where 
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import sys
@@ -16,21 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.track import files, lines, names
+from seedbed.track import files, lines, locks, names
 from seedbed.track.text import spell
-
-# Locks live on open files, and a forked child shares them: it must let go, or a dead parent would seem alive.
-_held: set[int] = set()
-
-
-def _release_in_child() -> None:
-    for fd in _held:
-        with contextlib.suppress(OSError):
-            os.close(fd)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
 
 
 class Run:
@@ -56,6 +42,7 @@ class Run:
         parent: str | None = None,
         code: dict[str, Any],
         base: Any = None,
+        sweep: str | None = None,
     ) -> "Run":
         """A new run folder, complete or not there at all. `base` is the preset's own config: the changes are recorded."""
         root = Path(root)
@@ -68,6 +55,7 @@ class Run:
             "preset": preset,
             **_described(config, base),
             "parent": parent,
+            **({"sweep": sweep} if sweep else {}),
             "why": why,
             "created": now.isoformat(timespec="seconds"),
             "version": code.get("version"),
@@ -101,36 +89,31 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Hold the run for this process; a UserError names the process that has it. The system frees it when we die."""
         try:
-            fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = locks.open_lock(self.path / "lock")
         except OSError as error:
             raise UserError(f"run {self.name} cannot be locked ({error.strerror}); is the folder writable?") from None
-        _held.add(fd)
         try:
             self._acquire(fd)
-            with contextlib.suppress(OSError):
-                os.ftruncate(fd, 0)
-                os.pwrite(fd, lines.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": _now()}), 0)
+            locks.sign(fd, _now())
             for leftover in files.leftovers(self.path, older_than=0):
                 leftover.unlink(missing_ok=True)
             yield
         finally:
-            _held.discard(fd)
-            os.close(fd)
+            locks.release(fd)
 
     def _acquire(self, fd: int) -> None:
         deadline = time.monotonic() + 0.5
         while True:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                # A listing in another process touches the lock for an instant; a training process keeps it.
-                if time.monotonic() > deadline:
-                    raise UserError(self._holder()) from None
-                time.sleep(0.02)
+                if locks.try_lock(fd):
+                    return
             except OSError as error:
                 self.warn(f"{self.path} is on a disk without locks ({error.strerror}): train this run from one process only")
                 return
+            # A listing in another process touches the lock for an instant; a training process keeps it.
+            if time.monotonic() > deadline:
+                raise UserError(self._holder())
+            time.sleep(0.02)
 
     def _holder(self) -> str:
         try:
@@ -142,19 +125,7 @@ class Run:
 
     def is_running(self) -> bool:
         """Whether a live process holds the lock; what status.json says does not matter."""
-        try:
-            fd = os.open(self.path / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
-        return False
+        return locks.is_locked(self.path / "lock")
 
     def config_json(self) -> dict[str, Any]:
         """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
