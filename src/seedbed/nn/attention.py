@@ -1,4 +1,4 @@
-"""Causal self-attention, and the choice of the kernel that runs it. B batch, T time, H heads, K key heads, D head width."""
+"""Self-attention, and the choice of the kernel that runs it. B batch, T time, H heads, K key heads, D head width."""
 
 import contextlib
 import functools
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from seedbed.nn.cache import Decode, Prefill
+from seedbed.nn.fused import NormAndTurn, can_norm_and_turn
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
 from seedbed.nn.norms import rms_norm
@@ -18,10 +19,11 @@ from seedbed.nn.rope import Rope, apply_rope
 
 QK_SCALE = 1.2
 KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+MAX_SCORES = 1 << 30
 
 
 class Attention(nn.Module):
-    """Causal self-attention with optional grouped keys, query-key norm, per-head gate and values read from the embedding."""
+    """Self-attention with optional grouped keys, query-key norm, per-head gate and values read from the embedding."""
 
     def __init__(
         self,
@@ -33,12 +35,13 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         gate: bool = False,
         values_x0: bool = False,
+        causal: bool = True,
     ) -> None:
         super().__init__()
         assert width % heads == 0, f"width {width} does not divide into {heads} heads"
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, width // heads
         assert heads % self.kv_heads == 0, f"{heads} heads do not share {self.kv_heads} key heads evenly"
-        self.qk_norm, self.dropout = qk_norm, dropout
+        self.qk_norm, self.dropout, self.causal = qk_norm, dropout, causal
         # Normed queries and keys are both meant to be 1.2 times as long; the scale of their product does it for free.
         self.scale = self.head_dim**-0.5 * (QK_SCALE**2 if qk_norm else 1.0)
         rows = (width, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
@@ -72,7 +75,7 @@ class Attention(nn.Module):
             v_BKTD,
             attn_mask=mask,
             dropout_p=self.dropout if self.training else 0.0,
-            is_causal=mask is None,
+            is_causal=self.causal and mask is None,
             scale=self.scale,
             enable_gqa=self.kv_heads != self.heads,
         )
@@ -85,27 +88,38 @@ class Attention(nn.Module):
         batch, num_tokens, _ = x_BTC.shape
         heads_BTHD = self.qkv(x_BTC).view(batch, num_tokens, -1, self.head_dim)
         qk, v = heads_BTHD.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        if rope is not None and self.qk_norm and can_norm_and_turn(heads_BTHD, rope):
+            q, k, v = NormAndTurn.apply(heads_BTHD, *rope, self.kv_heads)
+        else:
+            if self.qk_norm:
+                qk = rms_norm(qk)
+            if rope is not None:
+                qk = apply_rope(qk, rope)
+            q, k = qk.split((self.heads, self.kv_heads), dim=2)
         if self.values_x0:
             v = v + self.values_x0(x0_BTC).view(v.shape)
-        if self.qk_norm:
-            qk = rms_norm(qk)
-        if rope is not None:
-            qk = apply_rope(qk, rope)
-        q, k = qk.split((self.heads, self.kv_heads), dim=2)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 @functools.cache
 def choose_attention(
-    shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device, kv_heads: int = 0, dropout: float = 0.0
+    shape: tuple[int, int, int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_heads: int = 0,
+    dropout: float = 0.0,
+    causal: bool = True,
 ) -> tuple[SDPBackend, ...]:
-    """The attention kernels that run causal (B, H, T, D) forward and backward on `device`, fastest first, timed once.
+    """The attention kernels that run (B, H, T, D) forward and backward on `device`, fastest first, timed once.
 
     Empty where there is no choice to make, that is anywhere but on CUDA.
     """
     if device.type != "cuda":
         return ()
-    times = {kernel: _time_kernel(kernel, shape, dtype, device, kv_heads or shape[1], dropout) for kernel in KERNELS}
+    # The plain kernel writes every score down: past some gigabytes it can only lose, and would be the run's peak of memory.
+    few_scores = shape[0] * shape[1] * shape[2] ** 2 <= MAX_SCORES
+    kernels = [k for k in KERNELS if k != SDPBackend.MATH or few_scores]
+    times = {k: _time_kernel(k, shape, dtype, device, kv_heads or shape[1], dropout, causal) for k in kernels}
     return tuple(sorted((k for k, t in times.items() if t is not None), key=lambda k: times[k] or 0.0))
 
 
@@ -115,7 +129,13 @@ def attention_scope(kernels: Sequence[SDPBackend]) -> contextlib.AbstractContext
 
 
 def _time_kernel(
-    kernel: SDPBackend, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kv_heads: int, dropout: float
+    kernel: SDPBackend,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_heads: int,
+    dropout: float,
+    causal: bool,
 ) -> float | None:
     """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel refuses this shape."""
     batch, heads, length, head_dim = shape
@@ -130,7 +150,7 @@ def _time_kernel(
             q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
 
             def once() -> None:
-                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=kv_heads != heads)
+                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
                 torch.autograd.grad(y, (q, k, v), y)
 
             return min(_seconds(once, device) for _ in range(3))

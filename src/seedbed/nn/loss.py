@@ -4,13 +4,11 @@ N rows, C width, V padded vocabulary. Plain PyTorch reads the logits once for th
 the gradient; on CUDA one kernel does both while a row is still in the cache.
 """
 
-import importlib.util
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
+from seedbed.nn.fused import HAS_TRITON
 
 
 def linear_cross_entropy(x_NC: Tensor, weight_VC: Tensor, targets_N: Tensor, vocab: int) -> Tensor:

@@ -6,13 +6,15 @@ from torch import Tensor, nn
 
 from seedbed.nn.groups import declare
 
+EPS = 1e-7
+
 
 def widen(x: Tensor) -> Tensor:
     """At least float32: half-precision numbers are too coarse to average."""
     return x.float() if x.dtype.itemsize < 4 else x
 
 
-def rms_norm(x: Tensor, weight_D: Tensor | None = None, eps: float = 1e-7) -> Tensor:
+def rms_norm(x: Tensor, weight_D: Tensor | None = None, eps: float = EPS) -> Tensor:
     """Divide by the root mean square of the last axis. Written out: it fuses when compiled and differentiates twice."""
     wide = widen(x)
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
