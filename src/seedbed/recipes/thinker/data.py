@@ -17,8 +17,10 @@ from seedbed.config import Config
 from seedbed.data.feed import Data, Source
 from seedbed.nn import dice
 from seedbed.recipes.thinker import curriculum
+from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.presets import CurriculumConfig, DataConfig
-from seedbed.recipes.thinker.tasks import Made, Task, find_task
+from seedbed.recipes.thinker.task import Made, Task
+from seedbed.recipes.thinker.tasks import find_task
 
 # Streams of randomness, (samples, lengths) each. The model's own draws take numbers from FREE_STREAM on.
 TRAIN_STREAMS, VALID_STREAMS, FREE_STREAM = (0, 1), (2, 3), 16
@@ -63,6 +65,19 @@ class TaskSource(Source):
         part.limit = lambda: None
         return part
 
+    @property
+    def num_pairs(self) -> int:
+        """How many pairs of operands there are to add; 0 for other tasks, whose samples are too many to list."""
+        return self.task.num_pairs if isinstance(self.task, Addition) else 0
+
+    def all_pairs(self, start: int, count: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+        """The pairs with the numbers start .. start + count - 1 as a batch, and `held`: whether training never shows them."""
+        assert isinstance(self.task, Addition) and start >= 0 and start + count <= self.num_pairs
+        number_B = torch.arange(start, start + count, device=device)
+        a_B, b_B = self.task.pairs(number_B)
+        made = self.task.write(a_B, b_B, self.task.shape(self.task.length))
+        return _named(made, self.task.sample_lengths(a_B, b_B), number_B) | {"held": self.task.is_held(a_B, b_B)}
+
     def example(self) -> str:
         """One sample in words."""
         batch = self.make(torch.tensor([0]), self.seed)
@@ -95,8 +110,9 @@ def open_data(config: Config) -> Data:
     """The task of `config.data`, for training and for judging, from streams that share nothing."""
     wanted = config.data
     task = find_task(wanted.task, wanted.vocab, wanted.length, wanted.base, wanted.max_value, wanted.held)
-    train = TaskSource(task, wanted.curriculum, config.seed, TRAIN_STREAMS)
-    valid = TaskSource(task, wanted.curriculum, VALID_SEED, VALID_STREAMS)
+    shown, hidden = (task.picking("free"), task.picking("held")) if isinstance(task, Addition) else (task, task)
+    train = TaskSource(shown, wanted.curriculum, config.seed, TRAIN_STREAMS)
+    valid = TaskSource(hidden, wanted.curriculum, VALID_SEED, VALID_STREAMS)
     facts = {
         "name": task.name,
         "fingerprint": _fingerprint(wanted),

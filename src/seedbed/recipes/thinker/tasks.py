@@ -1,133 +1,100 @@
-"""The tasks: samples drawn on the device as a pure function of their keys, with exact answers and no host in the way.
+"""Every task by its name, and what answers without thought reach on it.
 
-Shape suffixes: B samples, N input tokens, M output tokens. Token ids: symbols 0..V-1, PAD=V, BOS=V+1, operators from V+2 on.
+Shape suffixes: B samples, N input tokens, M output tokens, V tokens, L symbols of a sample.
 """
 
 import difflib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
+import re
 
 import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.nn import dice
+from seedbed.recipes.thinker import chomsky
+from seedbed.recipes.thinker.addition import Addition
+from seedbed.recipes.thinker.task import Made, Rule, Shape, StringTask, Task, flip
 
 
-@dataclass(frozen=True)
-class Shape:
-    """Static sizes of the samples up to some length: tokens in and out, all token ids, and the symbols (answers use no other)."""
-
-    num_in: int
-    num_out: int
-    vocab: int
-    symbols: int
+def _roll(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
+    return x_BN.gather(-1, (place_M - x_BN[..., :1]) % length_B1)
 
 
-class Made(NamedTuple):
-    """Samples, PAD-filled. The answer counts where `keep` is set; a loss may cover the rest of `learn`, which holds no PAD."""
-
-    x_BN: Tensor
-    y_BM: Tensor
-    keep_BM: Tensor
-    learn_BM: Tensor
+def _add_first(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
+    return x_BN + x_BN[..., :1]
 
 
-class Task:
-    """How samples of a length are drawn, and what the right answer is."""
-
-    name: str = ""
-    symbols: int
-    length: int  # the longest sample that training shows
-    operators: tuple[str, ...] = ()
-
-    @property
-    def pad(self) -> int:
-        return self.symbols
-
-    @property
-    def bos(self) -> int:
-        return self.symbols + 1
-
-    def shape(self, length: int) -> Shape:
-        """Static sizes for samples up to `length`."""
-        return self._sizes(length, length)
-
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        """One sample per key, of the length asked for."""
-        raise NotImplementedError
-
-    def target(self, x: list[int]) -> list[int]:
-        """The answer to one input without its PAD, in plain Python: the reference for `make`."""
-        raise NotImplementedError
-
-    def words(self, tokens: list[int]) -> str:
-        """Tokens as a person reads them, without PAD."""
-        names = {self.bos: "BOS"} | {self.symbols + 2 + i: name for i, name in enumerate(self.operators)}
-        return " ".join(names.get(token, str(token)) for token in tokens if token != self.pad)
-
-    def _sizes(self, num_in: int, num_out: int) -> Shape:
-        return Shape(num_in, num_out, self.symbols + 2 + len(self.operators), self.symbols)
+def _sums(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
+    return x_BN.cumsum(-1)
 
 
-class StringTask(Task):
-    """A random string of symbols and an answer of the same length, both from the left."""
-
-    def __init__(self, name: str, symbols: int, length: int, answer: "Answer", target: Callable[[list[int]], list[int]]) -> None:
-        self.name, self.symbols, self.length = name, symbols, length
-        self._answer, self._target = answer, target
-
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        x_BN = dice.integers(key_B, shape.num_in, self.symbols)
-        place_N = torch.arange(shape.num_in, device=key_B.device)
-        y_BN = self._answer(x_BN, place_N, length_B.unsqueeze(-1)) % self.symbols
-        inside_BN = place_N < length_B.unsqueeze(-1)
-        return Made(torch.where(inside_BN, x_BN, self.pad), torch.where(inside_BN, y_BN, self.pad), inside_BN, inside_BN)
-
-    def target(self, x: list[int]) -> list[int]:
-        return [symbol % self.symbols for symbol in self._target(x)]
-
-
-# (symbols [B, N], places [N], lengths [B, 1]) to the answer before it is taken modulo V; what lies beyond the length is ignored.
-Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-def _flip(x_BN: Tensor, place_N: Tensor, length_B1: Tensor) -> Tensor:
-    return x_BN.gather(-1, (length_B1 - 1 - place_N).clamp_min(0))
-
-
-def _roll(x_BN: Tensor, place_N: Tensor, length_B1: Tensor) -> Tensor:
-    return x_BN.gather(-1, (place_N - x_BN[..., :1]) % length_B1)
-
-
-def _sums(x: list[int]) -> list[int]:
+def _sums_of(x: list[int]) -> list[int]:
     return [sum(x[: i + 1]) for i in range(len(x))]
 
 
-_STRINGS: dict[str, tuple[Answer, Callable[[list[int]], list[int]]]] = {
-    "copy": (lambda x_BN, place_N, length_B1: x_BN, lambda x: x),
-    "flip": (_flip, lambda x: x[::-1]),
-    "roll": (_roll, lambda x: [x[(i - x[0]) % len(x)] for i in range(len(x))]),
-    "roll_num": (lambda x_BN, place_N, length_B1: x_BN + x_BN[..., :1], lambda x: [symbol + x[0] for symbol in x]),
-    "cumsum": (lambda x_BN, place_N, length_B1: x_BN.cumsum(-1), _sums),
-    "prefix": (lambda x_BN, place_N, length_B1: x_BN.cumsum(-1), _sums),
+STRINGS = {
+    "copy": Rule(lambda x_BN, place_M, length_B1: x_BN, lambda x: x),
+    "flip": Rule(flip, lambda x: x[::-1]),
+    "roll": Rule(_roll, lambda x: [x[(i - x[0]) % len(x)] for i in range(len(x))]),
+    "roll_num": Rule(_add_first, lambda x: [symbol + x[0] for symbol in x]),
+    "cumsum": Rule(_sums, _sums_of),
+    "prefix": Rule(_sums, _sums_of, symbols=2),
+    **chomsky.STRINGS,
 }
 
 
+class Mirrored(Task):
+    """From BOS alone: random symbols, the same backwards, EOS. Only what follows the first half can be known, and counts.
+
+    EOS is the last symbol, so that answers stay among the symbols.
+    """
+
+    name = "mirrored"
+
+    def __init__(self, vocab: int, length: int) -> None:
+        self.symbols, self.length, self.eos = vocab + 1, length, vocab
+
+    def shape(self, length: int) -> Shape:
+        return self._sizes(1, 2 * length + 1)
+
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
+        symbol_BL, length_B1 = dice.integers(key_B, shape.num_out // 2, self.eos), length_B.unsqueeze(-1)
+        place_M = torch.arange(shape.num_out, device=key_B.device)
+        index_BM = torch.minimum(place_M, 2 * length_B1 - 1 - place_M).clamp_min(0)
+        y_BM = torch.where(place_M == 2 * length_B1, self.eos, symbol_BL.gather(-1, index_BM))
+        learn_BM = place_M <= 2 * length_B1
+        x_B1 = torch.full_like(length_B1, self.bos)
+        return Made(x_B1, torch.where(learn_BM, y_BM, self.pad), learn_BM & (place_M >= length_B1), learn_BM)
+
+    def target(self, x: list[int]) -> list[int]:
+        """The whole sequence that begins with the symbols `x`."""
+        return [*x, *x[::-1], self.eos]
+
+    def words(self, tokens: list[int]) -> str:
+        return " ".join("EOS" if token == self.eos else Task.words(self, [token]) for token in tokens if token != self.pad)
+
+
 def find_task(name: str, vocab: int = 16, length: int = 10, base: int = 16, max_value: int = 1000, held: float = 0.0) -> Task:
-    """The task of that name; each takes the settings that concern it."""
-    if name in _STRINGS:
-        return StringTask(name, 2 if name == "prefix" else vocab, length, *_STRINGS[name])
-    names = task_names()
-    near = difflib.get_close_matches(name, names, 3, 0.5)
+    """The task of that name; each takes the settings that concern it. `add7` is `add` in base 7."""
+    number = re.fullmatch(r"add(\d*)", name)
+    if number and 2 <= int(number[1] or base) <= 16:
+        return Addition(int(number[1] or base), max_value, held)
+    if held:
+        raise UserError(f"data.held={held} holds out pairs of operands, which only addition has; task {name!r} needs held=0")
+    if name in STRINGS:
+        return StringTask(name, STRINGS[name], vocab, length)
+    if name in chomsky.OTHERS:
+        return chomsky.OTHERS[name](length)
+    if name == Mirrored.name:
+        return Mirrored(vocab, length)
+    near = difflib.get_close_matches(name, task_names(), 3, 0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UserError(f"there is no task {name!r}{hint}\nthere are: {', '.join(names)}")
+    raise UserError(f"there is no task {name!r}{hint}\nthere are: {', '.join(task_names())}")
 
 
 def task_names() -> list[str]:
-    """Every name that `find_task` knows."""
-    return list(_STRINGS)
+    """Every name that `find_task` knows; of addition, the one that takes its base from the settings and the one in base 16."""
+    return [*STRINGS, *chomsky.OTHERS, Mirrored.name, "add", "add16"]
 
 
 def trivial_baselines(batch: dict[str, Tensor]) -> dict[str, float]:

@@ -1,0 +1,116 @@
+"""What a task is: how samples of a length are drawn on the device, as a pure function of their keys, and the right answer.
+
+Shape suffixes: B samples, N input tokens, M output tokens. Token ids: symbols 0..V-1, PAD=V, BOS=V+1, operators from V+2 on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from seedbed.nn import dice
+
+# (symbols [B, N], output places [M], lengths [B, 1]) to the answer modulo V; symbols and answers beyond the length mean nothing.
+Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Static sizes of the samples up to some length: tokens in and out, all token ids, and the symbols (answers use no other)."""
+
+    num_in: int
+    num_out: int
+    vocab: int
+    symbols: int
+
+
+class Made(NamedTuple):
+    """Samples, PAD-filled. The answer counts where `keep` is set; a loss may cover all of `learn`, where `y` is not PAD."""
+
+    x_BN: Tensor
+    y_BM: Tensor
+    keep_BM: Tensor
+    learn_BM: Tensor
+
+
+class Task:
+    """How samples of a length are drawn, and what the right answer is."""
+
+    name: str
+    symbols: int
+    length: int  # the longest sample that training shows
+    operators: tuple[str, ...] = ()
+
+    @property
+    def pad(self) -> int:
+        return self.symbols
+
+    @property
+    def bos(self) -> int:
+        return self.symbols + 1
+
+    def operator(self, name: str) -> int:
+        """The token of an operator."""
+        return self.symbols + 2 + self.operators.index(name)
+
+    def shape(self, length: int) -> Shape:
+        """Static sizes for samples up to `length`."""
+        return self._sizes(length, length)
+
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
+        """One sample per key, of the length asked for."""
+        raise NotImplementedError
+
+    def target(self, x: list[int]) -> list[int]:
+        """The answer to one input without its PAD, in plain Python: the reference for `make`."""
+        raise NotImplementedError
+
+    def words(self, tokens: list[int]) -> str:
+        """Tokens as a person reads them, without PAD."""
+        names = {self.bos: "BOS"} | {self.operator(name): name for name in self.operators}
+        return " ".join(names.get(token, str(token)) for token in tokens if token != self.pad)
+
+    def _sizes(self, num_in: int, num_out: int) -> Shape:
+        return Shape(num_in, num_out, self.symbols + 2 + len(self.operators), self.symbols)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What to do with a string: on the device, and in plain Python. `copies`: how many times the string's length the answer has.
+
+    `symbols` is set where the task fixes the number of symbols.
+    """
+
+    answer: Answer
+    target: Callable[[list[int]], list[int]]
+    symbols: int | None = None
+    copies: int = 1
+
+
+def flip(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
+    """The answer that is the string backwards."""
+    return x_BN.gather(-1, (length_B1 - 1 - place_M).clamp_min(0))
+
+
+class StringTask(Task):
+    """A string of random symbols and an answer by rule, both from the left."""
+
+    def __init__(self, name: str, rule: Rule, symbols: int, length: int) -> None:
+        self.name, self.rule, self.length = name, rule, length
+        self.symbols = rule.symbols or symbols
+
+    def shape(self, length: int) -> Shape:
+        return self._sizes(length, self.rule.copies * length)
+
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
+        x_BN, length_B1 = dice.integers(key_B, shape.num_in, self.symbols), length_B.unsqueeze(-1)
+        place_N, place_M = (torch.arange(num, device=key_B.device) for num in (shape.num_in, shape.num_out))
+        y_BM = self.rule.answer(x_BN, place_M, length_B1) % self.symbols
+        keep_BM = place_M < self.rule.copies * length_B1
+        x_BN = torch.where(place_N < length_B1, x_BN, self.pad)
+        return Made(x_BN, torch.where(keep_BM, y_BM, self.pad), keep_BM, keep_BM)
+
+    def target(self, x: list[int]) -> list[int]:
+        return [symbol % self.symbols for symbol in self.rule.target(x)]
