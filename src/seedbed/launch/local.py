@@ -205,12 +205,20 @@ def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
 
 
 def _execute(
-    run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, anomaly: bool = False
+    run: Run,
+    recipe: Recipe,
+    config: Config,
+    data: Data,
+    console: Console,
+    *,
+    resumed: bool,
+    anomaly: bool = False,
+    patience: int = 0,
 ) -> int:
     run.set_status("running")
     try:
         engine, system = _build(recipe, config, data)
-        job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
+        job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console, patience=patience)
         for name, value in _facts(job).items():
             console.line(f"  {name:<18} {value}")
         if resumed:

@@ -51,6 +51,7 @@ class Job:
     last_loss: float = float("nan")
     status: str = "running"
     stop_signal: int = 0
+    patience: int = 0
     feed: Feed = field(init=False)
     runner: StepRunner = field(init=False)
 
@@ -339,6 +340,19 @@ def evaluate(job: Job) -> None:
     _alarm(job, job.step, found)
     if improved and job.step:
         _save(job, best=True)
+    elif job.patience and job.status == "running":
+        _be_patient(job)
+
+
+def _be_patient(job: Job) -> None:
+    """End a run whose evaluations have not improved for too long."""
+    stale = (job.step - job.best_step) // job.config.every.eval
+    if stale >= job.patience:
+        sample(job)
+        save(job)
+        job.run.event(job.step, "early_stop", evaluations=stale, best_step=job.best_step)
+        job.console.line(f"step {job.step}: {stale} evaluations without a better one; stopping early")
+        job.status = "done"
 
 
 def sample(job: Job) -> None:
