@@ -13,11 +13,12 @@ HIDDEN_MULTIPLE = 64
 class MLP(nn.Module):
     """Two matmuls around a nonlinearity; SwiGLU is two thirds as wide because it has two inner matrices."""
 
-    def __init__(self, width: int, kind: str) -> None:
+    def __init__(self, width: int, kind: str, hidden: int = 0) -> None:
         super().__init__()
         self.kind = kind
-        # Rounded up, since matrix units want whole tiles.
-        hidden = -(-8 * width // (3 * HIDDEN_MULTIPLE)) * HIDDEN_MULTIPLE if kind == "swiglu" else 4 * width
+        if not hidden:
+            # Rounded up, since matrix units want whole tiles.
+            hidden = -(-8 * width // (3 * HIDDEN_MULTIPLE)) * HIDDEN_MULTIPLE if kind == "swiglu" else 4 * width
         inner = (hidden, hidden) if kind == "swiglu" else (hidden,)
         self.up = nn.Linear(width, sum(inner), bias=False)
         declare(self.up.weight, "matrix", rows=inner)

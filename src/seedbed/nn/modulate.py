@@ -1,0 +1,76 @@
+"""A condition that acts on every token: time as sines, and shifts, scales and gates for all layers from one product.
+
+B batch, N tokens, C width, M modulations of a token, F features of a time.
+"""
+
+import contextlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn.groups import declare
+from seedbed.nn.init import fill_, normal_
+from seedbed.nn.norms import rms_norm, widen
+
+TIME_PERIOD = 10_000.0
+
+
+def time_features(time_B: Tensor, num: int, scale: float) -> Tensor:
+    """(B, F) cosines and sines of `scale` times t. Without a scale, times in [0, 1] look all alike: one direction of F."""
+    assert num % 2 == 0, f"cosines and sines come in pairs, not {num}"
+    half = num // 2
+    wide_B = widen(time_B)
+    rates = torch.exp(torch.arange(half, device=time_B.device, dtype=wide_B.dtype) * (-math.log(TIME_PERIOD) / half))
+    angles_BF = scale * wide_B[:, None] * rates
+    return torch.cat((angles_BF.cos(), angles_BF.sin()), dim=1)
+
+
+def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
+    """No autocast within: for the few products per image whose rounding every pixel would see."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()  # the meta device
+
+
+class TimeEmbedding(nn.Module):
+    """Sines of the time through two layers, in float32 also under autocast."""
+
+    def __init__(self, num_features: int, width: int, scale: float) -> None:
+        super().__init__()
+        self.num_features, self.scale = num_features, scale
+        self.up, self.down = nn.Linear(num_features, width), nn.Linear(width, width)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for layer in (self.up, self.down):
+            normal_(layer.weight, layer.in_features**-0.5, generator)
+            fill_(layer.bias, 0.0)
+
+    def forward(self, time_B: Tensor) -> Tensor:
+        with full_precision(time_B.device):
+            return self.down(F.silu(self.up(time_features(time_B, self.num_features, self.scale))))
+
+
+class Modulation(nn.Module):
+    """From a condition to `num` vectors of the model's width, in one product for all layers; all zero at birth."""
+
+    def __init__(self, width: int, num: int) -> None:
+        super().__init__()
+        self.num = num
+        self.linear = nn.Linear(width, num * width)
+        declare(self.linear.weight, "matrix", rows=(width,) * num)
+
+    def init_weights(self) -> None:
+        fill_(self.linear.weight, 0.0)
+        fill_(self.linear.bias, 0.0)
+
+    def forward(self, condition_BC: Tensor) -> tuple[Tensor, ...]:
+        """`num` tensors (B, 1, C), to be broadcast over tokens."""
+        return self.linear(F.silu(condition_BC))[:, None].chunk(self.num, dim=-1)
+
+
+def modulated_norm(x_BNC: Tensor, shift_B1C: Tensor, scale_B1C: Tensor) -> Tensor:
+    """The root-mean-square norm of every token, times 1 + scale, plus shift: one pass when compiled."""
+    wide = rms_norm(widen(x_BNC))
+    return (wide * (1.0 + widen(scale_B1C)) + widen(shift_B1C)).to(x_BNC.dtype)

@@ -1,0 +1,27 @@
+"""Images to rows of patches and back, by moving numbers only. B batch, C channels, H W pixels, N patches, K = C p p."""
+
+from torch import Tensor
+
+from seedbed.errors import UserError
+
+
+def grid_of(height: int, width: int, patch: int) -> tuple[int, int]:
+    """Rows and columns of patches; an image that does not divide into them is refused."""
+    if height % patch or width % patch:
+        raise UserError(f"an image of {height}x{width} does not divide into patches of {patch}x{patch}; choose a divisor")
+    return height // patch, width // patch
+
+
+def patchify(x_BCHW: Tensor, patch: int) -> Tensor:
+    """Patches in raster order as rows (B, N, K); within a row channel by channel, each in raster order."""
+    batch, channels, height, width = x_BCHW.shape
+    rows, columns = grid_of(height, width, patch)
+    x = x_BCHW.view(batch, channels, rows, patch, columns, patch)
+    return x.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * patch * patch)
+
+
+def depatchify(x_BNK: Tensor, patch: int, height: int, width: int) -> Tensor:
+    """The image that `patchify` took apart, bit for bit."""
+    rows, columns = grid_of(height, width, patch)
+    x = x_BNK.reshape(len(x_BNK), rows, columns, -1, patch, patch)
+    return x.permute(0, 3, 1, 4, 2, 5).reshape(len(x_BNK), -1, height, width)
