@@ -86,7 +86,7 @@ def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = F
     """Go on with a run where its newest whole checkpoint left it."""
     run = Run.open(root, run_name)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
-        recipe, saved = _saved_config(run)
+        recipe, saved = saved_config(run)
         if run.status().get("status") == "done" and not assignments and not force:
             raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
         config = configs.override(saved, assignments)
@@ -115,7 +115,7 @@ def sample(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_nam
 def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "auto") -> Trained:
     """A run's system with its best weights, or those of a named checkpoint; averaged ones where the run has them."""
     run = Run.open(root, run_name)
-    recipe, config = _saved_config(run)
+    recipe, config = saved_config(run)
     config = configs.override(config, [f"device={device}", "compile=off"])
     folder = run.path / "checkpoints"
     path = folder / checkpoint_name if checkpoint_name else checkpoint.best(folder)
@@ -133,7 +133,7 @@ def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "au
     have, want = data.facts.get("fingerprint", ""), saved.state["data"]
     if have != want:
         raise UserError(f"the data has changed: run {run.name} was trained on {want}, the source now gives {have}")
-    live = {k: v for k, v in engine.tensors().items() if k in ("model", "ema")}
+    live = {k: v for k, v in engine.tensors().items() if k in ("model", "ema", "ema2")}
     checkpoint.restore(live, {k: v for k, v in saved.tensors.items() if k in live}, f"checkpoint {saved.path.name}")
     return Trained(run, config, data, system, engine)
 
@@ -188,7 +188,7 @@ def _preflight(run: Run, recipe: Recipe, preset: str | None, config: Config, con
     return outcome != "failed"
 
 
-def _saved_config(run: Run) -> tuple[Recipe, Config]:
+def saved_config(run: Run) -> tuple[Recipe, Config]:
     facts = run.config_json()
     recipe, _ = find(facts["recipe"])
     return recipe, configs.from_json(recipe.preset(facts["preset"]), facts["config"])
@@ -217,15 +217,7 @@ def _execute(
 ) -> int:
     run.set_status("running")
     try:
-        engine, system = _build(recipe, config, data)
-        job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console, patience=patience)
-        for name, value in _facts(job).items():
-            console.line(f"  {name:<18} {value}")
-        if resumed:
-            _continue(job)
-            run.change_config(config, recipe.preset(run.config_json()["preset"]))
-        else:
-            run.event(0, "start", device=_device_name(engine.device), data=data.facts)
+        job = open_job(run, recipe, config, data, console, resumed=resumed)
         with detecting(job) if anomaly else nullcontext():
             status = fit(job)
     except BaseException as error:
@@ -233,7 +225,21 @@ def _execute(
         raise
     finally:
         run.close()
-    return _close(job, status)
+    return close_job(job, status)
+
+
+def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool) -> Job:
+    """A run ready to train: built, told in facts, and taken back to its newest checkpoint when it goes on."""
+    engine, system = _build(recipe, config, data)
+    job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
+    for name, value in _facts(job).items():
+        console.line(f"  {name:<18} {value}")
+    if resumed:
+        _continue(job)
+        run.change_config(config, recipe.preset(run.config_json()["preset"]))
+    else:
+        run.event(0, "start", device=_device_name(engine.device), data=data.facts)
+    return job
 
 
 def _continue(job: Job) -> None:
@@ -277,7 +283,8 @@ def _keep_recipe_files(recipe: Recipe, run: Run) -> None:
             shutil.copy2(path, run.path / path.name)
 
 
-def _close(job: Job, status: str) -> int:
+def close_job(job: Job, status: str) -> int:
+    """Verdict, journal and report of a run that has ended, and where to find them; the exit code."""
     run, console = job.run, job.console
     if status == "interrupted":
         console.line(f"stopped at step {job.step}, checkpoint saved; go on with: seedbed resume {run.name}")

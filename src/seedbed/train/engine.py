@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE, SCALE_PATIENCE = 2.0**15, 1000
-_RATE, _PROGRESS, _EMA = range(3)
+_RATE, _PROGRESS, _EMA, _EMA2 = range(4)
 
 
 def pick_device(name: str) -> torch.device:
@@ -62,10 +62,11 @@ class Engine:
             for name, module in modules.items()
         }
         self.ema = Ema(system, config.ema) if config.ema else None
+        self.ema2 = Ema(system, config.ema2) if config.ema2 else None  # a second, longer horizon, for sampling
         self.variant: Hashable = None
-        self._dials = torch.zeros(3, device=device)
+        self._dials = torch.zeros(4, device=device)
         self.rate = self._dials[_RATE]  # a view: what the schedule really gave the step
-        self._host_dials = torch.zeros(3)
+        self._host_dials = torch.zeros(4)
         # 0 or 1, in the dtype in which the fused optimizer asks for it.
         self.halted, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
@@ -84,11 +85,12 @@ class Engine:
 
     def begin(self, step: int, progress: float, rate: float | None = None) -> None:
         """Set what changes from step to step: rates (by the schedule unless `rate` is given), progress, dice."""
-        dials = self._host_dials if self.device.type == "cpu" else torch.zeros(3, pin_memory=self.device.type == "cuda")
+        dials = self._host_dials if self.device.type == "cpu" else torch.zeros(4, pin_memory=self.device.type == "cuda")
         view = dials.numpy()
         view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate
         view[_PROGRESS] = progress
         view[_EMA] = self.ema.weight(step) if self.ema else 0.0
+        view[_EMA2] = self.ema2.weight(step) if self.ema2 else 0.0
         self._dials.copy_(dials, non_blocking=True)
         self.roll_dice(step)
 
@@ -125,6 +127,8 @@ class Engine:
             buffer.copy_(torch.where(self.halted != 0, old, buffer))
         if self.ema:
             self.ema.update(self._dials[_EMA] * (1.0 - self.halted))
+        if self.ema2:
+            self.ema2.update(self._dials[_EMA2] * (1.0 - self.halted))
         return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
@@ -222,7 +226,7 @@ class Engine:
         optim = {f"{player}.{n}": t for player, o in self.optimizers.items() for n, t in o.tensors().items()}
         optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.calm": t for n, t in self.calm.items()}
         files = {"model": dict(self.system.named_parameters()) | saved_buffers(self.system), "optim": optim}
-        return files | ({"ema": dict(self.ema.shadow)} if self.ema else {})
+        return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
 
 
 @contextlib.contextmanager
