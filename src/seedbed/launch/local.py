@@ -189,6 +189,7 @@ def _preflight(run: Run, recipe: Recipe, preset: str | None, config: Config, con
 
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
+    """The recipe and the settings that a run's folder names."""
     facts = run.config_json()
     recipe, _ = find(facts["recipe"])
     return recipe, configs.from_json(recipe.preset(facts["preset"]), facts["config"])
@@ -217,7 +218,7 @@ def _execute(
 ) -> int:
     run.set_status("running")
     try:
-        job = open_job(run, recipe, config, data, console, resumed=resumed)
+        job = open_job(run, recipe, config, data, console, resumed=resumed, patience=patience)
         with detecting(job) if anomaly else nullcontext():
             status = fit(job)
     except BaseException as error:
@@ -228,10 +229,10 @@ def _execute(
     return close_job(job, status)
 
 
-def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool) -> Job:
+def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, patience: int = 0) -> Job:
     """A run ready to train: built, told in facts, and taken back to its newest checkpoint when it goes on."""
     engine, system = _build(recipe, config, data)
-    job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
+    job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console, patience=patience)
     for name, value in _facts(job).items():
         console.line(f"  {name:<18} {value}")
     if resumed:

@@ -7,17 +7,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from seedbed.data.feed import Feed
-    from seedbed.train.engine import Engine
-    from seedbed.train.system import System
+    from seedbed.config import Config
+    from seedbed.train.system import Batch, System
 
 NUM_WARMUPS = 3
+
+
+class Parts(Protocol):
+    """Where a step's data comes from: a Feed, or the counters of many runs."""
+
+    def part(self, k: int) -> Batch: ...
+
+
+class Steps(Protocol):
+    """What takes the steps: one run's Engine, or the Stack of many. Measurements have the shape of `halted`."""
+
+    system: System
+    config: Config
+    device: torch.device
+    variant: Hashable
+    rate: Tensor
+    halted: Tensor
+
+    def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]: ...
+    def rehearsal(self) -> AbstractContextManager[None]: ...
 
 
 def compile_system(system: System, mode: str) -> list[nn.Module]:
@@ -33,7 +53,7 @@ def compile_system(system: System, mode: str) -> list[nn.Module]:
 class StepRunner:
     """Calls the engine's step in the fastest way that works, and says which one that was."""
 
-    def __init__(self, engine: Engine, feed: Feed, say: Callable[[str], None]) -> None:
+    def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
         self.engine, self.feed, self.say = engine, feed, say
         self.units = compile_system(engine.system, engine.config.compile)
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -48,7 +68,7 @@ class StepRunner:
         return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
 
     def __call__(self) -> Tensor:
-        """Run the loaded step; returns its measurements as one vector, in the order of `names`."""
+        """Run the loaded step; returns its measurements as one tensor, in the order of `names`."""
         if self.why_not:
             return self._body()
         graph, vector = self.graphs[self.engine.variant]
@@ -107,7 +127,8 @@ class StepRunner:
         measured = self.engine.step(self.feed.part)
         measured["rate"], measured["halted"] = self.engine.rate, self.engine.halted
         self.names = list(measured)
-        return torch.stack([v.detach().float().reshape(()) for v in measured.values()])
+        shape = self.engine.halted.shape
+        return torch.stack([v.detach().float().reshape(shape) for v in measured.values()])
 
     def _why_not_captured(self) -> str:
         if self.engine.device.type != "cuda":
@@ -138,7 +159,7 @@ class Readback:
             event.record()
         self.queue.append((step, vector, event))
 
-    def pop(self, leave: int) -> tuple[int, list[float]] | None:
+    def pop(self, leave: int) -> tuple[int, list[Any]] | None:
         """The oldest measurements, once more than `leave` are under way."""
         if len(self.queue) <= leave:
             return None

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -454,7 +454,11 @@ def _set_status(job: Job) -> None:
     job.run.set_status(job.status, **numbers, clock=job.clock.state())
 
 
-def _catch_signals(job: Job) -> dict[int, Any]:
+class _Stoppable(Protocol):
+    stop_signal: int
+
+
+def _catch_signals(job: _Stoppable) -> dict[int, Any]:
     """The first signal ends the run at the next step; a second Ctrl-C ends it at once."""
 
     def on_signal(number: int, _frame: Any) -> None:
