@@ -1,0 +1,218 @@
+"""The flow model: a transformer over patches, told the time and the class.
+
+B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K numbers of a patch, D width.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.nn.attention import Attention
+from seedbed.nn.groups import declare
+from seedbed.nn.init import fill_, materialize, normal_
+from seedbed.nn.mlp import MLP
+from seedbed.nn.modulate import Modulation, TimeEmbedding, modulated_norm, time_features
+from seedbed.nn.norms import rms_norm
+from seedbed.nn.patchify import depatchify, grid_of, patchify
+from seedbed.nn.rope import Rope, rope_table
+from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unturned
+from seedbed.recipes.flow.presets import ModelConfig
+
+TIME_FEATURES = 256
+CLASS_STD = 0.5
+# Shift, scale and gate of attention and of the feed-forward part; the output layer has a shift and a scale.
+PER_BLOCK, PER_HEAD = 6, 2
+
+
+class Setting(NamedTuple):
+    """What a pass needs beside its images. Made outside of compiled code, which would compute the angles anew for every
+    number it turns, and cannot always ask autocast for the dtype."""
+
+    dtype: torch.dtype
+    places_ND: Tensor | None
+    ropes: tuple[Rope, Rope]
+    """For patches alone, and for patches with condition tokens behind them."""
+
+
+class Block(nn.Module):
+    """Attention among all tokens and feed-forward, each added to the stream; modulated by the condition, or plain."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = Attention(config.width, config.heads, qk_norm=config.qk_norm, causal=False)
+        self.mlp = MLP(config.width, config.mlp, config.hidden)
+
+    def forward(self, x_BTD: Tensor, rope: Rope, vectors: tuple[Tensor, ...] = ()) -> Tensor:
+        if not vectors:
+            x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rope)
+            return x_BTD + self.mlp(rms_norm(x_BTD))
+        shift1, scale1, gate1, shift2, scale2, gate2 = vectors
+        x_BTD = x_BTD + gate1 * self.attention(modulated_norm(x_BTD, shift1, scale1), rope)
+        return x_BTD + gate2 * self.mlp(modulated_norm(x_BTD, shift2, scale2))
+
+
+class FlowTransformer(nn.Module):
+    """From a noisy image, its time and its class to a field of the image's shape; zero at birth."""
+
+    def __init__(self, config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> None:
+        super().__init__()
+        self.config, self.shape, self.num_classes = config, shape, num_classes
+        channels, height, width = shape
+        self.grid = grid_of(height, width, config.patch)
+        numbers = channels * config.patch**2
+        self.enter = nn.Linear(numbers, config.width)
+        # The last row stands for no class at all.
+        self.classes = nn.Embedding((num_classes + bool(config.drop)) * max(1, self.num_class_tokens), config.width)
+        adaln = config.condition == "adaln"
+        self.time = TimeEmbedding(TIME_FEATURES, config.width, config.t_scale) if adaln else None
+        self.modulation = Modulation(config.width, PER_BLOCK * config.depth + PER_HEAD) if adaln else None
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.leave = nn.Linear(config.width, numbers)
+        declare(self.leave.weight, "head")
+
+    @property
+    def num_class_tokens(self) -> int:
+        """Tokens that carry the class; with `context` at least one."""
+        return max(self.config.context_tokens, int(self.config.condition == "context"))
+
+    @property
+    def num_context(self) -> int:
+        """Tokens beside the patches: those of the class, and with `context` one for the time."""
+        return self.num_class_tokens + (self.config.condition == "context")
+
+    @property
+    def num_patches(self) -> int:
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def null_class(self) -> int:
+        """The class that means none."""
+        assert self.config.drop, "a model trained without class dropout has no null class"
+        return self.num_classes
+
+    # ---- weights ---------------------------------------------------------------------------------------------------
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Fill every parameter; gates (or, without them, the blocks' outputs) and the last layer are zero."""
+        width = self.config.width
+        normal_(self.enter.weight, self._patch_std(), generator)
+        normal_(self.classes.weight, CLASS_STD, generator)
+        for layer in (self.enter, self.leave):
+            fill_(layer.bias, 0.0)
+        if self.time and self.modulation:
+            self.time.init_weights(generator)
+            self.modulation.init_weights()
+        # Where gates are zero the branches behind them must not be: one zero in a product is enough.
+        out_std = width**-0.5 if self.modulation else 0.0
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.attention.init_weights(width**-0.5, out_std, generator)
+            down_std = block.mlp.down.in_features**-0.5 if self.modulation else 0.0
+            block.mlp.init_weights(width**-0.5, down_std, generator)
+        fill_(self.leave.weight, 0.0)
+
+    def _patch_std(self) -> float:
+        """`unit` keeps the size of pixels at any patch; the others are what torch and DiT do, for comparison."""
+        numbers, width = self.enter.in_features, self.enter.out_features
+        return {"unit": numbers**-0.5, "conv": (3 * numbers) ** -0.5, "xavier": (2 / (numbers + width)) ** 0.5}[
+            self.config.patch_init
+        ]
+
+    # ---- cost --------------------------------------------------------------------------------------------------------
+
+    def token_parameters(self) -> int:
+        """Matmul parameters of the blocks, applied to every token."""
+        return sum(p.numel() for block in self.blocks for p in block.parameters() if p.ndim == 2)
+
+    def image_parameters(self) -> int:
+        """Matmul parameters applied once per image: the time's layers and the modulation."""
+        parts = [m for m in (self.time, self.modulation) if m is not None]
+        return sum(p.numel() for part in parts for p in part.parameters() if p.ndim == 2)
+
+    def flops_per_image(self) -> float:
+        """Forward and backward: 6 per parameter and token, 12 L N^2 D for attention, none for the gradient of pixels."""
+        config, ends = self.config, self.enter.weight.numel() + self.leave.weight.numel()
+        late = config.depth - config.context_start if self.num_context else 0
+        tokens = [self.num_patches] * (config.depth - late) + [self.num_patches + self.num_context] * late
+        per_block = self.token_parameters() // config.depth
+        blocks = sum(6 * n * per_block + 12 * n * n * config.width for n in tokens)
+        around = 6 * (self.num_patches * ends + self.image_parameters())
+        # Neither pixels nor the time have a gradient, so the first layer on either needs no product for it.
+        spared = 2 * self.num_patches * self.enter.weight.numel() + (2 * self.time.up.weight.numel() if self.time else 0)
+        return float(blocks + around - spared)
+
+    # ---- forward ---------------------------------------------------------------------------------------------------
+
+    def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
+        """A field of the shape of `x_BCHW`, in float32. Compiled, it wants its setting from outside."""
+        _, height, width = self.shape
+        y_BNK = self.tokens(patchify(x_BCHW, self.config.patch), time_B, class_B, setting)
+        return depatchify(y_BNK, self.config.patch, height, width)
+
+    def tokens(self, x_BNK: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
+        """The same on patches as rows."""
+        setting = setting or self.setting()
+        x_BTD = self.enter(x_BNK).to(setting.dtype)
+        if setting.places_ND is not None:
+            x_BTD = x_BTD + setting.places_ND.to(setting.dtype)
+        vectors = self._vectors(time_B, class_B, setting.dtype)
+        for i, block in enumerate(self.blocks):
+            if self.num_context and i == self.config.context_start:
+                x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(setting.dtype)), dim=1)
+            rope = setting.ropes[x_BTD.shape[1] > self.num_patches]
+            x_BTD = block(x_BTD, rope, vectors[PER_BLOCK * i : PER_BLOCK * (i + 1)])
+        x_BND = x_BTD[:, : self.num_patches]
+        x_BND = modulated_norm(x_BND, *vectors[-PER_HEAD:]) if vectors else rms_norm(x_BND)
+        # Widened last: the error is squared in float32.
+        return self.leave(x_BND).to(torch.promote_types(x_BNK.dtype, torch.float32))
+
+    def _vectors(self, time_B: Tensor, class_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        """The modulations of all blocks and of the output layer; none where conditions are tokens."""
+        if not self.time or not self.modulation:
+            return ()
+        condition_BD = self.time(time_B) + self._class_rows(class_B).mean(1)
+        return tuple(v.to(dtype) for v in self.modulation(condition_BD))
+
+    def _class_rows(self, class_B: Tensor) -> Tensor:
+        """(B, tokens of the class, D): consecutive rows of the table."""
+        num = max(1, self.num_class_tokens)
+        return self.classes(class_B[:, None] * num + torch.arange(num, device=class_B.device))
+
+    def _context(self, time_B: Tensor, class_B: Tensor) -> Tensor:
+        """The condition tokens: one for the time, as sines, where nothing else tells it, and those of the class."""
+        rows_BTD = self._class_rows(class_B)
+        if self.time:
+            return rows_BTD
+        time_BD = time_features(time_B, self.config.width, self.config.t_scale)
+        return torch.cat((time_BD[:, None].to(rows_BTD.dtype), rows_BTD), dim=1)
+
+    def setting(self, places_N2: Tensor | None = None) -> Setting:
+        """What a pass needs; the patches stand in raster order unless other places are given."""
+        config, device = self.config, self.enter.weight.device
+        places_N2 = raster(*self.grid, device) if places_N2 is None else places_N2
+        head_dim = config.width // config.heads
+        if config.positions == "1d":
+            rope = rope_table(places_N2[:, 0] * self.grid[1] + places_N2[:, 1], head_dim, config.rope_base)
+            places_ND = None
+        else:
+            rope = axial_table(places_N2, head_dim, config.rope_base)
+            places_ND = sincos_table(places_N2, config.width)
+        return Setting(self.stream_dtype(), places_ND, (rope, with_unturned(rope, self.num_context)))
+
+    def stream_dtype(self) -> torch.dtype:
+        """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
+        kind = self.enter.weight.device.type
+        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has no autocast
+        return torch.get_autocast_dtype(kind) if on else self.enter.weight.dtype
+
+
+def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, seed: int) -> FlowTransformer:
+    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+    with torch.device("meta"):
+        model = FlowTransformer(config, shape, num_classes)
+    materialize(model)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model

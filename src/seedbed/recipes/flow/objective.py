@@ -1,0 +1,93 @@
+"""What is learned, and what any loss should be held against: errors of directions, and closed-form levels.
+
+x_t = (1 - t) noise + t image; the direction is image - noise. B batch, C channels, H W pixels, D numbers of an image, Q times.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from seedbed.recipes.flow.data import TimeLaw
+
+# 1 / (1 - t) turns an image into a direction; the same floor in the loss and in the sampler.
+MIN_GAP = 0.05
+NUM_QUADRATURE = 4096
+# Beyond this many numbers an image's covariance is too large to take apart before every run.
+MAX_NUMBERS = 3072
+MAX_IMAGES = 20_000
+
+
+def _over_images(value_B: Tensor) -> Tensor:
+    return value_B[:, None, None, None]
+
+
+def velocity(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, predict: str) -> Tensor:
+    """The direction that a network's output stands for: itself, or the way from x to the image it shows."""
+    if predict == "v":
+        return field_BCHW
+    return (field_BCHW - x_BCHW) / _over_images((1.0 - time_B).clamp_min(MIN_GAP))
+
+
+def errors(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, direction_BCHW: Tensor, predict: str) -> Tensor:
+    """(B,) mean squared error of the direction over the numbers of each image, in float32."""
+    gap_B = 1.0 - time_B
+    target = direction_BCHW
+    if predict == "x":
+        target = direction_BCHW * _over_images(gap_B / gap_B.clamp_min(MIN_GAP))
+    return (velocity(field_BCHW, x_BCHW, time_B, predict) - target).square().mean((1, 2, 3))
+
+
+# ---- levels --------------------------------------------------------------------------------------------------------------
+
+
+def quantiles(law: TimeLaw, num: int = NUM_QUADRATURE) -> Tensor:
+    """Times at which to average: equally likely ones under the law, in float64."""
+    u_Q = (torch.arange(num, dtype=torch.float64) + 0.5) / num
+    if law.kind == "uniform":
+        return u_Q
+    return torch.sigmoid(law.mean + law.std * math.sqrt(2.0) * torch.erfinv(2.0 * u_Q - 1.0))
+
+
+def weights(time_Q: Tensor, predict: str) -> tuple[Tensor, Tensor]:
+    """How the loss weighs the error of a direction, and that of an image, at each time."""
+    gap_Q = 1.0 - time_Q
+    if predict == "v":
+        return torch.ones_like(gap_Q), torch.ones_like(gap_Q)
+    floor_Q = gap_Q.clamp_min(MIN_GAP)
+    return (gap_Q / floor_Q).square(), floor_Q.square().reciprocal()
+
+
+def zero_level(moment: float, time_Q: Tensor, predict: str) -> float:
+    """The loss of a network that returns zeros, as a zero-initialised one does; `moment` is the images' mean square."""
+    if predict == "v":
+        return 1.0 + moment
+    return moment * weights(time_Q, predict)[1].mean().item()
+
+
+def gaussian_level(variances_D: Tensor, time_Q: Tensor, predict: str) -> float:
+    """The loss of the best affine predictor for independent numbers of these variances: s^2 / ((1-t)^2 + t^2 s^2) at t.
+
+    With the variance of every pixel it is the level of a predictor that looks at no neighbour; with the eigenvalues of the
+    covariance, that of the best linear one.
+    """
+    return (curve(variances_D, time_Q) * weights(time_Q, predict)[0]).mean().item()
+
+
+def curve(variances_D: Tensor, time_Q: Tensor) -> Tensor:
+    """(Q,) the error of that predictor's direction at each time."""
+    gap2, time2 = (1.0 - time_Q).square(), time_Q.square()
+    # Chunked by hand: thousands of numbers at thousands of times would be a gigabyte.
+    parts = [(part[None] / (gap2[:, None] + time2[:, None] * part[None])).sum(1) for part in variances_D.double().split(256)]
+    return torch.stack(parts).sum(0) / len(variances_D)
+
+
+def moments(images_ND: Tensor) -> tuple[float, Tensor, Tensor | None]:
+    """Mean square, variance of every number, and the covariance's eigenvalues unless images are too large for that."""
+    mean_D = images_ND.mean(0)
+    centred_ND = images_ND - mean_D
+    variances_D = centred_ND.square().mean(0)
+    eigenvalues = None
+    if images_ND.shape[1] <= MAX_NUMBERS:
+        eigenvalues = torch.linalg.eigvalsh(centred_ND.T @ centred_ND / len(images_ND)).clamp_min(0.0).double().cpu()
+    return images_ND.square().mean().item(), variances_D.double().cpu(), eigenvalues

@@ -1,0 +1,236 @@
+"""Shapes and presets of the flow recipe. Nothing here needs torch, so listing them costs nothing."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from seedbed.config import Config, Every, Optim, Schedule, number
+from seedbed.data.images import ImageConfig
+from seedbed.errors import UserError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The transformer and its objective; channels, pixels and classes come from the data.
+
+    `condition=adaln` lets time and class shift, scale and gate every layer; `context` hands them over as tokens beside the
+    patches, `context_tokens` of them for the class, from block `context_start` on. `predict` is what the network returns: the
+    direction `v`, or the clean image `x`, which a narrow network on large patches needs. Times follow `t_law`; the network
+    sees `t_scale` times t. `drop` is the share of classes hidden in training; without it there is no guidance.
+    """
+
+    depth: int = number(12, low=1, high=1000)
+    width: int = number(384, low=4, high=65536)
+    heads: int = number(6, low=1, high=1024)
+    patch: int = number(2, low=1, high=256)
+    mlp: Literal["swiglu", "gelu"] = "swiglu"
+    hidden: int = number(0, low=0, high=1 << 20)
+    condition: Literal["adaln", "context"] = "adaln"
+    context_tokens: int = number(0, low=0, high=1024)
+    context_start: int = number(0, low=0, high=999)
+    positions: Literal["2d", "1d"] = "2d"
+    rope_base: float = number(1e4, low=2.0)
+    qk_norm: bool = True
+    patch_init: Literal["unit", "conv", "xavier"] = "unit"
+    predict: Literal["v", "x"] = "v"
+    t_law: Literal["uniform", "logit-normal"] = "logit-normal"
+    t_mean: float = number(0.0, low=-10.0, high=10.0)
+    t_std: float = number(1.0, low=0.01, high=10.0)
+    t_scale: float = number(1000.0, low=0.001, high=1e6)
+    stratified: bool = True
+    drop: float = number(0.1, low=0.0, high=0.9)
+
+    def check(self) -> None:
+        """What the fields must satisfy together."""
+        if self.width % self.heads:
+            raise UserError(f"model.width={self.width} does not divide into model.heads={self.heads}; choose a multiple")
+        axes = 2 if self.positions == "2d" else 1
+        if (self.width // self.heads) % (2 * axes):
+            text = f"model.width/model.heads={self.width // self.heads}"
+            raise UserError(f"{text}: rotary positions along {axes} axes need heads whose width is a multiple of {2 * axes}")
+        if self.context_start >= self.depth:
+            raise UserError(f"model.context_start={self.context_start}: the model has blocks 0 to {self.depth - 1} only")
+        if self.width % 4:
+            raise UserError(f"model.width={self.width} is not a multiple of 4, which sines and cosines of positions need")
+
+
+def demo() -> Config:
+    """A small flow model learns to draw coloured shapes on a laptop.
+
+    `seedbed train flow/demo`: under two minutes of training on two CPU cores, 0.7 M parameters, 16 pixels. Every legal
+    picture can be listed, so samples are right or wrong beyond dispute; chance is 1 in 24.
+    """
+    return Config(
+        model=ModelConfig(depth=4, width=96, heads=4, patch=4, predict="x", t_mean=-0.8, t_std=0.8),
+        data=ImageConfig(images="shapes", size=16),
+        optim=Optim(lr=3e-3, weight_decay=0.0),
+        schedule=Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0),
+        every=Every(log=20, eval=500, sample=500, save=500),
+        steps=1500,
+        batch=64,
+        ema=0.995,
+        device="cpu",
+    )
+
+
+def shapes_64() -> Config:
+    """The shapes of the demo at 64 pixels, for one GPU: a run of minutes whose samples are checked exactly.
+
+    `seedbed train flow/shapes-64` on one GPU: 256 tokens of 4x4 pixels, 384 wide, 8 layers.
+    """
+    return Config(
+        model=ModelConfig(depth=8, width=384, heads=6, patch=4),
+        data=ImageConfig(images="shapes", size=64),
+        optim=Optim(lr=1e-3, weight_decay=0.0),
+        schedule=_flat_then_down(),
+        every=Every(log=50, eval=1000, sample=1000, save=1000),
+        steps=4000,
+        batch=128,
+        ema=0.999,
+        precision="bf16",
+        compile="whole",
+    )
+
+
+def cifar10() -> Config:
+    """CIFAR-10 by class, at most 8 minutes of one H200: S/2, flips, two averages of the weights.
+
+    `seedbed train flow/cifar10 data.images=FOLDER`, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg; then
+    `seedbed sample RUN --examine` prints the whole table of evaluation.
+    """
+    return Config(
+        model=ModelConfig(depth=12, width=384, heads=6, patch=2),
+        data=ImageConfig(images="cifar10", size=32, flip=True),
+        optim=Optim(lr=1e-3, weight_decay=0.0),
+        schedule=_flat_then_down(),
+        every=Every(log=100, eval=2000, sample=4000, save=4000),
+        steps=15_000,
+        budget=450.0,
+        batch=256,
+        ema=0.999,
+        ema2=0.9995,
+        precision="bf16",
+        compile="whole",
+    )
+
+
+def s2_32() -> Config:
+    """The throughput twin of SiT-S/2 at 32 pixels: same width, depth, heads, MLP and patch, on random images.
+
+    `seedbed train flow/s2-32` on one H200: 36.3 GFLOP per image; SiT itself, compiled, runs at 6,836 images/s there.
+    """
+    return Config(
+        model=ModelConfig(depth=12, width=384, heads=6, patch=2, mlp="gelu"),
+        data=ImageConfig(images="random:10_000:1000", size=32),
+        optim=Optim(lr=2e-4, weight_decay=0.0),
+        schedule=Schedule(kind="constant", warmup=0.02),
+        every=Every(log=20, eval=0, sample=0, save=0),
+        steps=400,
+        batch=256,
+        ema=0.999,
+        precision="bf16",
+        compile="whole",
+    )
+
+
+def seed_256() -> Config:
+    """The journal's row, exactly: 256 wide, 16 layers, 16 heads, patches of 2 at 256 pixels, 16,386 tokens.
+
+    `seedbed train flow/seed-256` on one GPU with 80 GB or more: 14.5 TFLOP per image, nine tenths of them attention. Random
+    images unless data.images names a folder.
+    """
+    return Config(
+        model=ModelConfig(
+            depth=16,
+            width=256,
+            heads=16,
+            patch=2,
+            hidden=768,
+            condition="context",
+            positions="1d",
+            rope_base=5e5,
+            t_law="uniform",
+            stratified=False,
+        ),
+        data=ImageConfig(images="random:256:1000", size=256),
+        optim=Optim(lr=3e-4, weight_decay=0.0),
+        schedule=Schedule(kind="constant", warmup=0.02),
+        every=Every(log=5, eval=0, sample=0, save=0),
+        steps=100,
+        batch=8,
+        precision="bf16",
+        compile="whole",
+    )
+
+
+def seed_256_h4() -> Config:
+    """seed-256 with 4 heads of 64 instead of 16 of 16: same FLOPs, same parameters, a fraction of the time.
+
+    `seedbed train flow/seed-256-h4` on one GPU with 80 GB or more.
+    """
+    base = seed_256()
+    return replace(base, model=replace(base.model, heads=4))
+
+
+def s() -> Config:
+    """Size S at 64 pixels: 384 wide, 12 layers, 6 heads, patches of 4.
+
+    `seedbed train flow/s data.images=FOLDER` on one GPU; without a folder it draws shapes.
+    """
+    return _sized(ModelConfig(depth=12, width=384, heads=6, patch=4), lr=5e-4)
+
+
+def b() -> Config:
+    """Size B at 64 pixels: 768 wide, 12 layers, 12 heads, patches of 4.
+
+    `seedbed train flow/b data.images=FOLDER` on one GPU; without a folder it draws shapes.
+    """
+    return _sized(ModelConfig(depth=12, width=768, heads=12, patch=4), lr=3e-4)
+
+
+def l() -> Config:  # noqa: E743
+    """Size L at 64 pixels: 1024 wide, 24 layers, 16 heads, patches of 4.
+
+    `seedbed train flow/l data.images=FOLDER` on one GPU with 80 GB; without a folder it draws shapes.
+    """
+    return _sized(ModelConfig(depth=24, width=1024, heads=16, patch=4), lr=2e-4)
+
+
+def pixels_256() -> Config:
+    """256 pixels in patches of 16, no latents: 768 wide, 12 layers, the network returns the image.
+
+    `seedbed train flow/pixels-256 data.images=FOLDER` on one GPU and your own budget; random images without a folder. A
+    patch is 768 numbers, as wide as the network: it could not carry the noise of a direction.
+    """
+    return Config(
+        model=ModelConfig(depth=12, width=768, heads=12, patch=16, predict="x", t_mean=-0.8, t_std=0.8),
+        data=ImageConfig(images="random:2_000:1000", size=256, flip=True),
+        optim=Optim(lr=2e-4, weight_decay=0.0),
+        schedule=_flat_then_down(),
+        every=Every(log=50, eval=5000, sample=5000, save=5000),
+        steps=100_000,
+        batch=256,
+        ema=0.9995,
+        ema2=0.9999,
+        precision="bf16",
+        compile="whole",
+    )
+
+
+def _flat_then_down() -> Schedule:
+    """Warm-up, constant, and a linear way down: what conditional-flow-matching and its kin settled on."""
+    return Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0)
+
+
+def _sized(model: ModelConfig, lr: float) -> Config:
+    return Config(
+        model=model,
+        data=ImageConfig(images="shapes", size=64),
+        optim=Optim(lr=lr, weight_decay=0.0),
+        schedule=_flat_then_down(),
+        every=Every(log=50, eval=2000, sample=2000, save=2000),
+        steps=20_000,
+        batch=256,
+        ema=0.999,
+        precision="bf16",
+        compile="whole",
+    )

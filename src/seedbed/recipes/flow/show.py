@@ -1,0 +1,164 @@
+"""What `seedbed sample` shows of a flow run: grids of images, their exact score where there is one, and the full table.
+
+N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from seedbed.errors import UserError
+from seedbed.recipes.flow import grids
+from seedbed.recipes.flow.data import ImageData, to_bytes
+from seedbed.recipes.flow.sampling import Sampling, generate
+from seedbed.recipes.flow.shapes import score_shapes
+from seedbed.train.system import Request, Sample
+
+if TYPE_CHECKING:
+    from seedbed.recipes.flow.system import Flow
+    from seedbed.train.engine import Engine
+
+GUIDANCE = 2.0
+# While training: enough to see, and for shapes enough to score.
+NUM_WHILE_TRAINING, STEPS_WHILE_TRAINING = 96, 12
+MAX_SHOWN = 256
+# Options of the command line with their defaults; None is decided by what the model can do.
+OPTIONS: dict[str, Any] = {
+    "class": "all",
+    "grid": None,
+    "num": None,
+    "guidance": None,
+    "interval": "0,1",
+    "steps": 24,
+    "shift": 1.0,
+    "sampler": "heun",
+    "seed": 1,
+    "ema": "short",
+    "examine": False,
+}
+
+
+def show(system: Flow, request: Request, engine: Engine) -> Sample:
+    """Images of the asked classes as one PNG, beside real ones of the same classes."""
+    options = request.read(**OPTIONS)
+    if request.options and request.write:
+        request.write(f"sampling on {engine.device}\n")
+    if not request.options:
+        options |= {"steps": STEPS_WHILE_TRAINING}
+    sampling = _sampling(system, options)
+    num, columns = _layout(options, bool(request.options))
+    classes_N = _classes(str(options["class"]), num, system.data)
+    start = time.perf_counter()
+    with _weights(system, engine, str(options["ema"])):
+        if options["examine"]:
+            return _examine(system, request, sampling, int(options["seed"]))
+        images_NCHW = generate(system.model, classes_N, sampling, int(options["seed"]))
+    seconds = time.perf_counter() - start
+    path = _draw(system, images_NCHW, classes_N, columns, request, options)
+    facts = {"sampling": str(sampling), "seed": options["seed"], "num": num, "seconds": round(seconds, 2)}
+    facts |= _score(system.data, images_NCHW, classes_N)
+    text = _words(facts)
+    if request.write:
+        request.write(text + "\n")
+    return Sample(text=text, files=(path,), facts=facts)
+
+
+def _weights(system: Flow, engine: Engine, horizon: str) -> Any:
+    if horizon not in ("short", "long"):
+        raise UserError(f"--ema {horizon} is not short or long")
+    if horizon == "long" and not engine.ema2:
+        raise UserError("this run kept no longer average of its weights; train one with ema2=0.9999")
+    return system.averaged(engine, horizon)
+
+
+def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
+    guidance = options["guidance"]
+    if guidance is None:
+        guidance = GUIDANCE if system.config.model.drop else 1.0
+    elif guidance != 1.0 and not system.config.model.drop:
+        raise UserError("this model was trained without class dropout (model.drop=0), so it cannot be guided; use --guidance 1")
+    try:
+        low, high = (float(part) for part in str(options["interval"]).split(","))
+    except ValueError:
+        raise UserError(f"--interval {options['interval']} is not two times such as 0.1,0.9") from None
+    return Sampling(str(options["sampler"]), int(options["steps"]), float(guidance), (low, high), float(options["shift"]))
+
+
+def _layout(options: dict[str, Any], asked: bool) -> tuple[int, int]:
+    """How many images, and how many in a row."""
+    if options["grid"] is None:
+        return int(options["num"] or (64 if asked else NUM_WHILE_TRAINING)), 8
+    try:
+        rows, columns = (int(part) for part in str(options["grid"]).lower().split("x"))
+    except ValueError:
+        rows = columns = 0
+    if rows < 1 or columns < 1:
+        raise UserError(f"--grid {options['grid']} is not ROWSxCOLUMNS, such as 8x8")
+    return rows * columns, columns
+
+
+def _classes(asked: str, num: int, data: ImageData) -> Tensor:
+    """The class of each image: one by name or number, or all of them in turn, in equal shares."""
+    if asked == "all":
+        return torch.arange(num) * data.num_classes // num if num >= data.num_classes else torch.arange(num)
+    names = {name: i for i, name in enumerate(data.class_names)}
+    if asked in names:
+        return torch.full((num,), names[asked])
+    if asked.isdigit() and int(asked) < data.num_classes:
+        return torch.full((num,), int(asked))
+    near = difflib.get_close_matches(asked, names, 3, 0.4) or list(names)[:6]
+    raise UserError(f"there is no class {asked!r}; nearest: {', '.join(near)}; or `all`, or a number below {data.num_classes}")
+
+
+def _draw(
+    system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]
+) -> Any:
+    """One picture: real images of the same classes on the left, generated ones on the right."""
+    shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
+    real_NCHW = _real(system.data, classes_N[shown])
+    sides = [("real", real_NCHW), ("generated", images_NCHW[shown])]
+    panels = [(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns)) for title, x in sides]
+    name = "grid.png"
+    if request.options:
+        asked = str(options["class"]).replace(" ", "-").replace("/", "-")
+        name = f"{asked}-{options['sampler']}{options['steps']}-w{_sampling(system, options).guidance:g}-seed{options['seed']}.png"
+    return grids.save(grids.beside(panels), request.folder / name)
+
+
+def _real(data: ImageData, classes_N: Tensor) -> Tensor:
+    """Held-out images of these classes, no two alike while there are enough; any others where a class has none."""
+    class_M = torch.from_numpy(data.valid.arrays["class"][:].astype("int64"))
+    rows, used = [], {}
+    for c in classes_N.tolist():
+        found = (class_M == c).nonzero()[:, 0].tolist() or [c % len(class_M)]
+        rows.append(found[used.get(c, 0) % len(found)])
+        used[c] = used.get(c, 0) + 1
+    import numpy as np
+
+    return data.valid.pick(np.array(rows))[0]
+
+
+def _score(data: ImageData, images_NCHW: Tensor, classes_N: Tensor) -> dict[str, float]:
+    """For shapes, what the exact check says."""
+    if data.facts["name"] != "shapes":
+        return {}
+    return {name: round(value, 4) for name, value in score_shapes(images_NCHW, classes_N).items()}
+
+
+def _words(facts: dict[str, Any]) -> str:
+    text = f"{facts['num']} images, {facts['sampling']}, seed {facts['seed']}, {facts['seconds']:.1f} s"
+    if "right" in facts:
+        text += (
+            f"\nasked shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
+            f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
+        )
+    return text
+
+
+def _examine(system: Flow, request: Request, sampling: Sampling, seed: int) -> Sample:
+    raise UserError("not yet")

@@ -1,0 +1,182 @@
+"""The flow system: the objective, evaluation on a fixed grid, sample grids and the table of evaluation.
+
+B batch, N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.config import Config
+from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.recipes.flow import objective
+from seedbed.recipes.flow.data import ImageData, ImageSource, TimeLaw, draw_noise, drop_class, flow_batch
+from seedbed.recipes.flow.show import show
+from seedbed.recipes.flow.model import Setting, build_model
+from seedbed.recipes.flow.probe import open_up
+from seedbed.train.engine import DTYPES
+from seedbed.train.system import Batch, Request, Sample, System
+
+if TYPE_CHECKING:
+    from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
+
+NUM_BINS = 10
+# How much of a bin's history one step keeps: about the last hundred steps count.
+BIN_MEMORY = 0.99
+# The fixed grid of evaluation: so many held-out images, each at so many times with a noise of its own.
+NUM_EVALUATED, NUM_TIMES = 2048, 8
+EVAL_BATCH = {"cuda": 1024, "mps": 256, "cpu": 256}
+# Counters of evaluation's noise, where neither training nor sampling comes.
+FIRST_EVALUATED = 1 << 41
+
+
+class Flow(System):
+    """A transformer that learns the way from noise to images."""
+
+    def __init__(self, config: Config, data: ImageData) -> None:
+        super().__init__()
+        self.config, self.data = config, data
+        self.model = build_model(config.model, data.shape, data.num_classes, config.seed)
+        self.register_buffer("bins", torch.zeros(2, NUM_BINS))  # decayed sums of losses and of counts, by time
+        self.bins: Tensor
+
+    @property
+    def law(self) -> TimeLaw:
+        shape = self.config.model
+        return TimeLaw(shape.t_law, shape.t_mean, shape.t_std, self.config.batch if shape.stratified else 0)
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+        seen = self.noised(batch)
+        field_BCHW = self.run(seen["input"], seen["time"], seen["class"])
+        error_B = self.errors(field_BCHW, seen)
+        return error_B.mean(), self._measure(error_B.detach(), seen["time"]) if self.training else {}
+
+    def noised(self, batch: Batch) -> Batch:
+        """What the model sees of a batch, and the direction it should find; classes are hidden only while training."""
+        seed, drop = self.config.seed, self.config.model.drop
+        seen = flow_batch(batch["image"], batch["class"], batch["index"], seed, self.law)
+        if self.training and drop:
+            seen["class"] = drop_class(seen["class"], batch["index"], seed, drop, self.model.null_class)
+        return seen
+
+    def run(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
+        with attention_scope(self.kernels()):
+            return self.model(x_BCHW, time_B, class_B, setting or self.model.setting())
+
+    def errors(self, field_BCHW: Tensor, seen: Batch) -> Tensor:
+        return objective.errors(field_BCHW, seen["input"], seen["time"], seen["direction"], self.config.model.predict)
+
+    @torch.no_grad()
+    def _measure(self, error_B: Tensor, time_B: Tensor) -> dict[str, Tensor]:
+        """The loss by time, as an average over the last steps: one step has too few samples for ten bins."""
+        bin_B = (time_B * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+        member_BT = torch.nn.functional.one_hot(bin_B, NUM_BINS).float()
+        both_2B = torch.stack((error_B.float(), torch.ones_like(error_B, dtype=torch.float32)))
+        self.bins.mul_(BIN_MEMORY).add_(both_2B @ member_BT)
+        means = self.bins[0] / self.bins[1].clamp_min(1e-6)
+        return {f"loss_t{k}": means[k] for k in range(NUM_BINS)}
+
+    def kernels(self) -> tuple:
+        """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
+        config, shape, model = self.config, self.config.model, self.model
+        tokens = model.num_patches + model.num_context
+        size = (config.batch // config.accum, shape.heads, tokens, shape.width // shape.heads)
+        return choose_attention(size, DTYPES[config.precision], model.enter.weight.device, causal=False)
+
+    def probe(self, batch: Batch) -> Probe:
+        return open_up(self, batch)
+
+    def compile_units(self) -> Iterator[nn.Module]:
+        yield from self.model.blocks
+
+    def flops_per_item(self) -> float:
+        """An item is an image."""
+        return self.model.flops_per_image()
+
+    # ---- evaluation and samples ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, source: ImageSource, engine: Engine) -> dict[str, float]:
+        """The direction's error on held-out images at fixed times and noises; the same for any batch size and target."""
+        device, rows_N = self.model.enter.weight.device, source.spread(NUM_EVALUATED)
+        was_training, total_T = self.training, torch.zeros(NUM_TIMES, dtype=torch.float64)
+        self.eval()
+        try:
+            with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+                size = max(1, EVAL_BATCH[device.type] // NUM_TIMES)
+                for first in range(0, len(rows_N), size):
+                    error_B = self._grid_errors(*source.pick(rows_N[first : first + size]), first, device)
+                    total_T += error_B.double().cpu().view(-1, NUM_TIMES).sum(0)
+        finally:
+            self.train(was_training)
+        mean_T = total_T / len(rows_N)
+        half = NUM_TIMES // 2
+        return {"loss": mean_T.mean().item(), "early": mean_T[:half].mean().item(), "late": mean_T[half:].mean().item()}
+
+    def _grid_errors(self, image_NCHW: Tensor, class_N: Tensor, first: int, device: torch.device) -> Tensor:
+        """Errors of the evaluated images from number `first` on, each at all times of the grid."""
+        image_BCHW = image_NCHW.to(device).repeat_interleave(NUM_TIMES, 0)
+        index_B = torch.arange(len(image_BCHW), device=device) + FIRST_EVALUATED + first * NUM_TIMES
+        time_B = (torch.arange(len(image_BCHW), device=device) % NUM_TIMES + 0.5) / NUM_TIMES
+        noise_BCHW = draw_noise(index_B, 0, image_BCHW.shape[1:])
+        direction_BCHW = image_BCHW - noise_BCHW
+        x_BCHW = noise_BCHW + time_B[:, None, None, None] * direction_BCHW
+        class_B = class_N.to(device).repeat_interleave(NUM_TIMES)
+        field_BCHW = self.model(x_BCHW, time_B, class_B)
+        return self.errors(field_BCHW, {"input": x_BCHW, "time": time_B, "direction": direction_BCHW})
+
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        return show(self, request, engine)
+
+    @contextlib.contextmanager
+    def averaged(self, engine: Engine, horizon: str) -> Iterator[None]:
+        """With the longer average of the weights, when asked for; the shorter one is in place already."""
+        chosen = engine.ema2.swapped_in() if horizon == "long" and engine.ema2 else contextlib.nullcontext()
+        with chosen:
+            yield
+
+    # ---- words -----------------------------------------------------------------------------------------------------
+
+    def describe(self) -> dict[str, Any]:
+        """Size, cost, and the levels that a loss has to pass."""
+        model = self.model
+        patch = f"{self.config.model.patch}x{self.config.model.patch}"
+        context = f" + {model.num_context}" if model.num_context else ""
+        facts = {
+            "tokens": f"{model.num_patches:,}{context} of {patch} pixels",
+            "matmul parameters": f"{model.token_parameters():,} per token, {model.image_parameters():,} per image",
+            "GFLOP/image": f"{model.flops_per_image() / 1e9:,.2f}",
+            "loss levels": ", ".join(f"{name} {value:.3f}" for name, value in self.levels().items()),
+        }
+        if self.kernels():
+            facts["attention"] = self.kernels()[0].name
+        return facts
+
+    @functools.cache  # noqa: B019
+    def levels(self) -> dict[str, float]:
+        """Losses in closed form, hardest last: all zeros, the best guess pixel by pixel, the best linear guess."""
+        predict, source = self.config.model.predict, self.data.train
+        images, _ = source.pick(source.spread(objective.MAX_IMAGES))
+        moment, variances_D, eigenvalues_D = objective.moments(images.flatten(1).to(self.model.enter.weight.device))
+        time_Q = objective.quantiles(self.law)
+        found = {
+            "all zeros": objective.zero_level(moment, time_Q, predict),
+            "pixel by pixel": objective.gaussian_level(variances_D, time_Q, predict),
+        }
+        if eigenvalues_D is not None:
+            found["linear"] = objective.gaussian_level(eigenvalues_D, time_Q, predict)
+        return found
+
+
+def build(config: Config, data: ImageData) -> Flow:
+    """The recipe's entry point."""
+    return Flow(config, data)
