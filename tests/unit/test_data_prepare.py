@@ -147,14 +147,14 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, monkeypatch, when):
 
 
 def test_where_stores_are_kept(monkeypatch):
-    assert str(cache_folder(TextConfig(cache="/x/y"))) == "/x/y"
+    assert str(cache_folder("/x/y")) == "/x/y"
     monkeypatch.setenv("SEEDBED_CACHE", "/a")
-    assert str(cache_folder(TextConfig())) == "/a"
+    assert str(cache_folder("")) == "/a"
     monkeypatch.delenv("SEEDBED_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/b")
-    assert str(cache_folder(TextConfig())) == "/b/seedbed"
+    assert str(cache_folder("")) == "/b/seedbed"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder(TextConfig()) == Path.home() / ".cache" / "seedbed"
+    assert cache_folder("") == Path.home() / ".cache" / "seedbed"
 
 
 def test_a_store_may_be_named_itself(tmp_path):

@@ -12,7 +12,6 @@ from typing import Any
 from seedbed.checks import doctor_probes as probes
 from seedbed.checks.doctor_machine import Machine
 from seedbed.checks.doctor_probes import Line, Plan
-from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder
 from seedbed.errors import UserError
 from seedbed.track.text import clip, one_line, width
@@ -39,13 +38,13 @@ def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool)
     """What a run of that preset would need; data or a model that cannot be opened are findings, not the end."""
     started = time.perf_counter()
     if name is None:
-        return Plan(runs, cache_folder(TextConfig()), dirty, started=started), []
+        return Plan(runs, cache_folder(""), dirty, started=started), []
     from seedbed import config as configs
     from seedbed.recipes import find
 
     recipe, preset = find(name)
     config = configs.override(recipe.preset(preset), assignments)
-    cache = cache_folder(config.data if isinstance(config.data, TextConfig) else TextConfig())
+    cache = cache_folder(getattr(config.data, "cache", ""))
     num_params, data_files, trouble = 0, (), []
     try:
         data = recipe.open_data(config)

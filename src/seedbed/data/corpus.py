@@ -168,7 +168,7 @@ class HubCorpus(Corpus):
 
     def __init__(self, name: str, column: str):
         self.name, self._column = name, column
-        self._rows = _load_hub(name)
+        self._rows = load_hub(name, "train")
         self.total = self.num_documents = len(self._rows)
         if column not in self._rows.column_names:
             raise UserError(
@@ -322,13 +322,14 @@ def _safe_cut(text: str, limit: int) -> int:
     return limit
 
 
-def _load_hub(name: str) -> Any:
+def load_hub(name: str, split: str | None) -> Any:
+    """A split of a Hugging Face dataset, or all of them by name."""
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise UserError(f'hf:{name} needs the extra `hub`: pip install "seedbed[hub]"') from None
     try:
-        return datasets.load_dataset(name, split="train")
+        return datasets.load_dataset(name, split=split)
     except Exception as error:
         # The library raises whatever the network, the cache or the dataset's own files cause.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,10 +1,66 @@
 """Images into a store of bytes: decoded once at one size, cached by content, and continued where it was interrupted."""
 
+import contextlib
+import hashlib
+import importlib
 import math
+import os
+import re
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image, ImageOps
 
+from seedbed.data.image_gallery import Gallery, open_gallery
+from seedbed.data.images import ImageConfig
+from seedbed.data.meter import Meter
 from seedbed.data.order import draw
+from seedbed.data.prepare import Say, cache_folder, prepared
+from seedbed.data.store import Store, Writer, digest, is_store
+from seedbed.errors import UserError
+
+# Bump when the same image gives other bytes than before.
+FORMAT = 1
+# Images decoded side by side, and how many of them by one thread in a row.
+TOGETHER, SHARE = 512, 16
+# A killed preparation loses at most this time of work.
+SAVE_SECONDS = 5.0
+# Bad images that the manifest names; the others are counted.
+MAX_LISTED = 100
+WHITE = (255, 255, 255)
+
+
+def prepare_images(config: ImageConfig, *, rebuild: bool = False, say: Say = lambda line: None) -> Store:
+    """The store of these images at this size: the one that exists, or a new one. `rebuild` replaces a damaged one.
+
+    An interrupted preparation goes on where it stopped, and gives the same store as one that ran through.
+    """
+    if is_store(Path(config.images).expanduser()):
+        return _open_named(config)
+    job = _Job(config, say)
+    path = cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
+    return prepared(path, job.key, job.build, rebuild=rebuild, say=say)
+
+
+def _open_named(config: ImageConfig) -> Store:
+    store = Store.open(Path(config.images).expanduser())
+    made = store.manifest.get("images")
+    if made is None:
+        raise UserError(f"store {store.path} holds no images; name a folder of images, or a store made from one")
+    for name, wanted in _settings(config).items():
+        if made[name] != wanted:
+            raise UserError(f"store {store.path} was made with {name}={made[name]}, not {wanted}; name its images instead")
+    return store
+
+
+def _settings(config: ImageConfig) -> dict[str, Any]:
+    """What a store depends on beside the images."""
+    return {"stored_size": config.stored_size, "valid": config.valid, "encode": config.encode}
 
 
 def partition(classes_N: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
@@ -20,3 +76,197 @@ def partition(classes_N: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarr
         num = min(max(1, math.floor(len(rows) * share)), len(rows) - 1)
         held[rows[:num]] = True
     return np.flatnonzero(~held), np.flatnonzero(held)
+
+
+class Picture(NamedTuple):
+    """One image at the size of the store, and what had to be done to it; or None and why it cannot be used."""
+
+    pixels: np.ndarray | None
+    done: tuple[str, ...]
+    problem: str = ""
+
+
+def decode(image: Image.Image, size: int) -> Picture:
+    """The middle square in RGB at `size` pixels: first frame, upright, transparent parts on white."""
+    done = ["with several frames: the first used"] if getattr(image, "n_frames", 1) > 1 else []
+    if image.format == "JPEG":
+        # libjpeg decodes a large photograph at a fraction of its size for a fraction of the time.
+        image.draft("RGB", (2 * size, 2 * size))
+    image = ImageOps.exif_transpose(image)
+    image, changed = _to_rgb(image)
+    done += changed
+    short = min(image.size)
+    if short < size:
+        done.append("smaller than asked for: enlarged")
+    if image.size != (size, size):
+        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    return Picture(np.asarray(image, np.uint8), tuple(done))
+
+
+def _to_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image, []
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (*WHITE, 255))
+        return Image.alpha_composite(white, image).convert("RGB"), ["with alpha: put on white"]
+    if image.mode.startswith("I;16"):
+        # A plain conversion would clip everything above 255.
+        image = Image.fromarray((np.asarray(image, np.uint32) >> 8).astype(np.uint8))
+        return image.convert("RGB"), ["grey: made RGB"]
+    kinds = {"L": "grey", "1": "grey", "I": "grey", "F": "grey", "P": "palette", "CMYK": "CMYK"}
+    return image.convert("RGB"), [f"{kinds.get(image.mode, image.mode)}: made RGB"]
+
+
+class _Job:
+    """A gallery on its way to a store: training images first, then those held out."""
+
+    def __init__(self, config: ImageConfig, say: Say):
+        self.config, self.say = config, say
+        self.gallery = open_gallery(config.images)
+        for note in self.gallery.notes:
+            say(note)
+        self.rows, self.num_train = _rows(self.gallery, config.valid, say)
+        self.identity = self.gallery.identity()
+        self.encoder = load_encoder(config.encode) if config.encode else None
+        made_by = self.encoder.identity if self.encoder else ""
+        self.key = digest([FORMAT, self.identity, self.gallery.class_names, _settings(config), made_by])
+        self.label = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.gallery.name)[:40]}-{config.stored_size}px"
+
+    def build(self, writer: Writer) -> Store:
+        state = dict(writer.state) or {"next": 0, "train": 0, "num_bad": 0, "bad": [], "changed": {}}
+        dtype = np.dtype(np.uint8 if len(self.gallery.class_names) <= 256 else "<u2")
+        writer.array("class", dtype)
+        shape, kind = self._row()
+        writer.array("image", kind, shape)
+        self._write(writer, state, dtype)
+        if self.gallery.identity() != self.identity:
+            writer.discard()
+            raise UserError(f"{self.config.images} changed while it was read; run again when nothing writes to it")
+        return self._commit(writer, state)
+
+    def _row(self) -> tuple[tuple[int, ...], np.dtype]:
+        size = self.config.stored_size
+        if not self.encoder:
+            return (size, size, 3), np.dtype(np.uint8)
+        return self.encoder(np.zeros((1, size, size, 3), np.uint8)).shape[1:], np.dtype("<f2")
+
+    def _write(self, writer: Writer, state: dict[str, Any], dtype: np.dtype) -> None:
+        meter, saved_at = Meter("decoding", "images"), time.monotonic()
+        for rows, pictures in self._decoded(state["next"]):
+            good = [(n, p.pixels) for n, p in zip(rows, pictures, strict=True) if p.pixels is not None]
+            if good:
+                pixels = np.stack([pixels for _, pixels in good])
+                writer.append("image", self.encoder(pixels) if self.encoder else pixels)
+                writer.append("class", self.gallery.classes_N[[n for n, _ in good]].astype(dtype))
+            self._account(state, rows, pictures)
+            state["next"] += len(rows)
+            state["train"] += len(good) if state["next"] <= self.num_train else 0
+            if time.monotonic() - saved_at > SAVE_SECONDS:
+                writer.save(**state)
+                saved_at = time.monotonic()
+            meter(state["next"], len(self.rows))
+        meter.close()
+        writer.save(**state)
+
+    def _decoded(self, start: int) -> Iterator[tuple[list[int], list[Picture]]]:
+        """The images from a place on, in groups that do not cross the border between the parts."""
+        borders = [(start, self.num_train), (max(start, self.num_train), len(self.rows))]
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            for first, last in borders:
+                for begin in range(first, last, TOGETHER):
+                    rows = self.rows[begin : min(begin + TOGETHER, last)].tolist()
+                    # Small images take less time than handing them to a thread one by one.
+                    shares = [rows[k : k + SHARE] for k in range(0, len(rows), SHARE)]
+                    yield rows, [p for pictures in pool.map(self._read_all, shares) for p in pictures]
+
+    def _read_all(self, rows: list[int]) -> list[Picture]:
+        return [self._read(n) for n in rows]
+
+    def _read(self, n: int) -> Picture:
+        try:
+            with contextlib.closing(self.gallery.image(n)) as image:
+                return decode(image, self.config.stored_size)
+        except Exception as error:
+            # Whatever a damaged file makes the decoder raise, the other images are still good.
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            return Picture(None, (), reason.replace(str(getattr(self.gallery, "root", "\0")) + os.sep, ""))
+
+    def _account(self, state: dict[str, Any], rows: list[int], pictures: list[Picture]) -> None:
+        for n, picture in zip(rows, pictures, strict=True):
+            for done in picture.done:
+                state["changed"][done] = state["changed"].get(done, 0) + 1
+            if picture.pixels is None:
+                state["num_bad"] += 1
+                if len(state["bad"]) < MAX_LISTED:
+                    state["bad"].append({"image": self.gallery.label(n), "why": picture.problem})
+
+    def _commit(self, writer: Writer, state: dict[str, Any]) -> Store:
+        num, first = writer.arrays["class"].num_rows, (state["bad"] or [{"image": "", "why": ""}])[0]
+        if not 0 < state["train"] < num:
+            part = "training" if not state["train"] else "validation"
+            why = (
+                f"all {state['num_bad']:,} are bad, the first is {first['image']}: {first['why']}" if state["num_bad"] else "none"
+            )
+            writer.discard()
+            raise UserError(f"{self.config.images} has no image left for {part}: {why}")
+        if state["num_bad"]:
+            shown = f"{first['image']}: {first['why']}"
+            self.say(f"{state['num_bad']:,} of {len(self.rows):,} images are bad and left out, such as {shown}")
+        for what, count in state["changed"].items():
+            self.say(f"{count:,} {what}")
+        return writer.commit(
+            splits={"train": (0, state["train"]), "valid": (state["train"], num)},
+            limits={"class": len(self.gallery.class_names)},
+            extra=[],
+            images={"key": self.key, **_settings(self.config), "size": self.config.size},
+            class_names=list(self.gallery.class_names),
+            source={"name": self.config.images, "identity": self.identity},
+            counts={"num_images": num, "num_bad": state["num_bad"], "changed": state["changed"]},
+            bad=state["bad"],
+            rebuild=f"{shlex.join(['rm', '-r', str(writer.path)])}  (the next run prepares it again)",
+        )
+
+
+def _rows(gallery: Gallery, share: float, say: Say) -> tuple[np.ndarray, int]:
+    """All images, those for training first, and how many these are."""
+    counts = np.bincount(gallery.classes_N, minlength=len(gallery.class_names))
+    if gallery.held_N is not None:
+        train_N, valid_N = np.flatnonzero(~gallery.held_N), np.flatnonzero(gallery.held_N)
+    else:
+        alone = [gallery.class_names[n] for n in np.flatnonzero(counts == 1)]
+        if len(alone) == len(gallery.class_names):
+            raise UserError(f"{gallery.name}: every class has only one image, such as {alone[0]}; a split needs two of a class")
+        if alone:
+            say(f"{len(alone):,} classes have only one image, such as {alone[0]}: it is trained on, and none is held out")
+        train_N, valid_N = partition(gallery.classes_N, share)
+    return np.concatenate((train_N, valid_N)), len(train_N)
+
+
+class Encoder(NamedTuple):
+    """A function of the user's from images (B, 3, H, W) in [-1, 1] to latents (B, C, h, w), and the hash of its file."""
+
+    function: Callable[..., Any]
+    identity: str
+
+    def __call__(self, pixels_BHWC: np.ndarray) -> np.ndarray:
+        import torch
+
+        image_BCHW = torch.from_numpy(pixels_BHWC).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+        with torch.no_grad():
+            latents = self.function(image_BCHW)
+        if not isinstance(latents, torch.Tensor) or latents.ndim != 4 or len(latents) != len(image_BCHW):
+            raise UserError("data.encode must give a tensor (B, C, h, w) for a batch (B, 3, H, W)")
+        return latents.float().cpu().numpy().astype("<f2")
+
+
+def load_encoder(name: str) -> Encoder:
+    """The function that `package.module:name` names."""
+    place, _, title = name.partition(":")
+    try:
+        module = importlib.import_module(place)
+        function = getattr(module, title)
+    except (ImportError, AttributeError) as error:
+        raise UserError(f"data.encode={name} cannot be loaded: {error}") from None
+    file = getattr(module, "__file__", None)
+    return Encoder(function, hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else name)

@@ -51,17 +51,22 @@ def prepare_text(config: TextConfig, *, out: Path | None = None, rebuild: bool =
     if is_store(Path(config.text).expanduser()):
         return _open_named(config)
     job = _RandomJob(config) if config.text.startswith("random:") else _TextJob(config)
-    path = out.absolute() if out else cache_folder(config) / f"{job.label}-{job.key[:12]}"
+    path = out.absolute() if out else cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
+    return prepared(path, job.key, job.build, rebuild=rebuild, say=say)
+
+
+def prepared(path: Path, key: str, build: Callable[[Writer], Store], *, rebuild: bool, say: Say) -> Store:
+    """The store at `path`, or what `build` makes of a writer there; whoever comes second waits and finds it ready."""
     if path.exists() and not is_store(path) and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not a store; choose another --out")
     with building(path, say), _disk_errors(path):
-        store = _existing(path, job.key, rebuild, say) if is_store(path) else None
-        return store or job.build(Writer(path, job.key))
+        store = _existing(path, key, rebuild, say) if is_store(path) else None
+        return store or build(Writer(path, key))
 
 
-def cache_folder(config: TextConfig) -> Path:
+def cache_folder(named: str) -> Path:
     """Where stores are kept: data.cache, $SEEDBED_CACHE, or the user's cache folder."""
-    named = config.cache or os.environ.get("SEEDBED_CACHE")
+    named = named or os.environ.get("SEEDBED_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(named or f"{home}/seedbed").expanduser().absolute()
 
@@ -98,7 +103,8 @@ def _existing(path: Path, key: str, rebuild: bool, say: Say) -> Store | None:
             raise
         say(f"{str(error).splitlines()[0]}; building it again")
         return None
-    if store.manifest["text"]["key"] != key:
+    made = store.manifest.get("text") or store.manifest.get("images", {})
+    if made.get("key") != key:
         raise UserError(f"{path} holds a store of another text or tokenizer; remove it first, or choose another --out")
     return store
 

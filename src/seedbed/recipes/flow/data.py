@@ -6,6 +6,7 @@ Shape suffixes: B items, N images, C channels, H W pixels, D numbers of one imag
 
 import hashlib
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.data.image_store import partition
+from seedbed.data.image_store import partition, prepare_images
 from seedbed.data.images import ImageConfig, random_images
+from seedbed.data.prepare import Say
 from seedbed.data.store import digest
-from seedbed.errors import UserError
 from seedbed.nn import dice
 from seedbed.recipes.flow import shapes
 
@@ -77,11 +78,20 @@ class ImageSource(Source):
 
     def real(self, first: int, last: int) -> tuple[Tensor, Tensor]:
         """Images first..last-1 as evaluation sees them, in [-1, 1] or as latents, with their classes; on the host."""
-        image = torch.from_numpy(np.array(self.arrays["image"][first:last]))
+        return self.pick(np.arange(first, last))
+
+    def spread(self, num: int) -> np.ndarray:
+        """The numbers of `num` images, or of all, at even distances: a store may hold one class after another."""
+        num = min(num, self.num_items)
+        return np.arange(num) * self.num_items // num
+
+    def pick(self, rows_N: np.ndarray) -> tuple[Tensor, Tensor]:
+        """The images with these numbers, as evaluation sees them."""
+        image = torch.from_numpy(self.arrays["image"][rows_N])
         if image.dtype == torch.uint8:
             low = self.margin // 2
             image = to_float(image[:, low : low + self.size, low : low + self.size])
-        return image.float(), torch.from_numpy(self.arrays["class"][first:last].astype(np.int64))
+        return image.float(), torch.from_numpy(self.arrays["class"][rows_N].astype(np.int64))
 
 
 @dataclass
@@ -169,7 +179,19 @@ def open_data(config: Config) -> ImageData:
         return _open_shapes(config.data, config.seed)
     if name.startswith("random:"):
         return _open_random(config.data, config.seed)
-    raise UserError(f"data.images={name} cannot be opened yet")
+    return open_images(config.data, config.seed, say=lambda line: print(line, file=sys.stderr))
+
+
+def open_images(config: ImageConfig, seed: int, say: Say = lambda line: None) -> ImageData:
+    """The images of a folder, a file or a dataset: prepared if need be, opened, checked."""
+    store = prepare_images(config, say=say)
+    parts = [(store.split(name, "image"), store.split(name, "class")) for name in ("train", "valid")]
+    facts = {
+        "fingerprint": store.fingerprint,
+        "num_bad": store.manifest["counts"]["num_bad"],
+        "store": str(store.path),
+    }
+    return _data(config, seed, parts, store.manifest["class_names"], facts)
 
 
 def _open_shapes(config: ImageConfig, seed: int) -> ImageData:
