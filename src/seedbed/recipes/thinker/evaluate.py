@@ -1,0 +1,205 @@
+"""How good a thinker is, and whether it cheats: exact match, leaks, and the cheap evaluation of a training run.
+
+Shape suffixes: B samples, M output tokens, K latents, T steps, S steps that are looked at, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from seedbed.recipes.thinker.data import TaskSource
+from seedbed.recipes.thinker.draws import EVALUATION, Setting
+from seedbed.recipes.thinker.plan import NAMED, Plan, parse_plan
+from seedbed.recipes.thinker.tasks import trivial_baselines
+
+if TYPE_CHECKING:
+    from seedbed.recipes.thinker.system import ThinkerSystem
+
+Batch = dict[str, Tensor]
+
+# Noise at evaluation is the same for every run.
+SEED = 0
+# Numbers that one batch of evaluation may hold in its largest tensors.
+ROOM = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 23}
+QUICK = {"cuda": 4096, "mps": 1024, "cpu": 1024}
+# Standard errors above the trivial answer at which an accuracy without the right input is a leak.
+SIGMAS = 3.0
+
+
+@dataclass(frozen=True)
+class Look:
+    """How the thinker is asked: latents, the steps at which it answers, the draw of its noise, and the plan."""
+
+    latents: int
+    steps: tuple[int, ...]
+    draw: int = 0
+    plan: Plan | None = None
+
+
+@dataclass
+class Score:
+    """Right answers at each step that was looked at; positions and samples at the last of them."""
+
+    steps: tuple[int, ...]
+    exact_S: Tensor
+    token_S: Tensor
+    position_M: Tensor
+    num: int
+
+    @property
+    def exact(self) -> float:
+        return float(self.exact_S[-1])
+
+    @property
+    def token(self) -> float:
+        return float(self.token_S[-1])
+
+    @property
+    def num_wrong(self) -> int:
+        return round((1.0 - self.exact) * self.num)
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What was right without the right input, what may be right by luck, and the verdict."""
+
+    accuracy: float
+    limit: float
+    moved: float
+
+    @property
+    def found(self) -> bool:
+        return self.accuracy > self.limit or self.moved > 0.0
+
+    def __str__(self) -> str:
+        if self.moved > 0.0:
+            return f"LEAK: an answer moves by {self.moved:.3g} when later targets change"
+        word = "LEAK: " if self.found else ""
+        return f"{word}{self.accuracy:.2%} of tokens right with the input of another sample, at most {self.limit:.2%} by luck"
+
+
+def usual(system: ThinkerSystem, **changes: int) -> Look:
+    """As many latents and steps as training went up to."""
+    return Look(changes.get("latents", system.latents.high), (changes.get("steps", system.steps.high),), changes.get("draw", 0))
+
+
+def setting_of(system: ThinkerSystem, look: Look, device: torch.device) -> Setting:
+    """The noise and the plan of an evaluation; plans drawn at random are judged by the one that allows everything."""
+    num_steps, config = look.steps[-1], system.config.model
+    plan = look.plan or system.plan or parse_plan(NAMED["everything"], num_steps, config.n_memory, config.static_memory)
+    assert plan is not None
+    table_T5 = torch.tensor(plan.rows(num_steps), dtype=torch.float32, device=device)
+    sigma = torch.tensor(config.noise, device=device)
+    seed, weight_T = torch.tensor(SEED, device=device), torch.ones(num_steps, device=device)
+    return Setting(seed, table_T5, weight_T, sigma, stream=EVALUATION + look.draw)
+
+
+def think(system: ThinkerSystem, batch: Batch, look: Look) -> tuple[Tensor, Tensor]:
+    """Logits (S, B, M, V) and states (S, B, K, D) at the steps of `look`."""
+    model, keep = system.model, tuple(step - 1 for step in look.steps)
+    setting = setting_of(system, look, batch["x"].device)
+    thoughts = model.think(batch, setting, look.latents, look.steps[-1], keep)
+    if thoughts.stream_SBMD is not None and system.config.model.flow == "only":
+        return model.decoder.name(thoughts.stream_SBMD, model.embed.weight), thoughts.state_SBKD
+    return model.answer(thoughts, setting, keep, batch), thoughts.state_SBKD
+
+
+def batches(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Iterator[Batch]:
+    """The first `num` samples of a source in batches that fit into memory; which batches they are changes nothing else."""
+    device, model = next(system.parameters()).device, system.config.model
+    shape = source.shape
+    rows = (look.latents + shape.num_in) * model.heads * look.latents + 4 * model.width * look.latents
+    answers = len(look.steps) * (look.latents * model.width + shape.num_out * (2 * shape.vocab + 4 * model.width))
+    size = max(1, min(num, ROOM[device.type] // (rows + answers)))
+    for start in range(0, num, size):
+        yield source.batch({"index": torch.arange(start, min(num, start + size), device=device)})
+
+
+def right_answers(logits_SBMV: Tensor, batch: Batch) -> Tensor:
+    """(S, B, M): whether the likeliest token is the right one, or the position does not count."""
+    return (logits_SBMV.argmax(-1) == batch["y"]) | ~batch["keep"]
+
+
+def score(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Score:
+    """Exact match and token accuracy over the first `num` samples."""
+    totals: list[Tensor] = []
+    for batch in batches(system, source, look, num):
+        right_SBM, keep_BM = right_answers(think(system, batch, look)[0], batch), batch["keep"]
+        exact_S, token_S = right_SBM.all(-1).sum(-1), (right_SBM & keep_BM).sum((-2, -1))
+        position_M, count_M = (right_SBM[-1] & keep_BM).sum(0), keep_BM.sum(0)
+        parts = torch.cat((exact_S, token_S, position_M, count_M)).double().cpu()
+        totals = [parts] if not totals else [totals[0] + parts]
+    num_steps, num_out = len(look.steps), (len(totals[0]) - 2 * len(look.steps)) // 2
+    exact_S, token_S, position_M, count_M = totals[0].split([num_steps, num_steps, num_out, num_out])
+    return Score(look.steps, exact_S / num, token_S / count_M.sum(), position_M / count_M.clamp_min(1), num)
+
+
+# ---- leaks -----------------------------------------------------------------------------------------------------------
+
+
+def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
+    """Every sample is asked with the input of another one, all else kept: what is right then cannot come from the input.
+
+    An answer from the stream of targets may follow from the targets before it, so there only the first position is
+    judged by luck; beyond it, no answer may move when targets from its own place on are exchanged.
+    """
+    look = usual(system)
+    batch = next(batches(system, source, look, num))
+    flow = system.config.model.flow
+    wrong = {**batch, "x": batch["x"].roll(1, 0)}
+    logits_BMV = think(system, wrong, look)[0][-1]
+    keep_BM = batch["keep"]
+    if flow == "only":
+        keep_BM = batch["learn"] & (torch.arange(keep_BM.shape[-1], device=keep_BM.device) == 0)
+    right_BM = (logits_BMV.argmax(-1) == batch["y"]) & keep_BM
+    share_B = right_BM.sum(-1) / keep_BM.sum(-1).clamp_min(1)
+    luck = trivial_baselines({**batch, "keep": keep_BM})["per_position_token"]
+    error = float(share_B.double().std()) / math.sqrt(len(share_B))
+    accuracy = float(right_BM.sum() / keep_BM.sum().clamp_min(1))
+    return Leak(accuracy, luck + SIGMAS * error, _moved(system, batch, look) if flow != "off" else 0.0)
+
+
+def _moved(system: ThinkerSystem, batch: Batch, look: Look) -> float:
+    """How far answers move when the targets from their own place on are those of another sample; 0 but for rounding."""
+    num_out = batch["y"].shape[-1]
+    place = num_out // 2
+    other = torch.cat((batch["y"][:, :place], batch["y"].roll(1, 0)[:, place:]), 1)
+    setting, worst = setting_of(system, look, batch["y"].device), 0.0
+    streams = []
+    for y_BM in (batch["y"], other):
+        thoughts = system.model.think({**batch, "y": y_BM}, setting, look.latents, look.steps[-1], (look.steps[-1] - 1,))
+        assert thoughts.stream_SBMD is not None
+        streams.append((thoughts.stream_SBMD[-1][:, : place + 1], thoughts.state_SBKD[-1]))
+    for one, two in zip(*streams, strict=True):
+        scale = float(one.double().abs().mean()) + 1e-12
+        worst = max(worst, float((one - two).double().abs().max()) / scale)
+    return worst if worst > 1e-3 else 0.0
+
+
+# ---- the evaluation of a training run --------------------------------------------------------------------------------
+
+
+def quick(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
+    """The few numbers that a training run looks at: samples of the full length, as many steps and latents as trained.
+
+    Where something leaks there are no numbers but the one that says so.
+    """
+    device = next(system.parameters()).device
+    num, full = QUICK[device.type], source.at(source.task.length)
+    if leak_check(system, full, num).found:
+        return {"error": 1.0, "leak": 1.0}
+    found = score(system, full, usual(system), num)
+    trivial = trivial_baselines(next(batches(system, full, usual(system), num)))
+    best = max(value for name, value in trivial.items() if name.endswith("_token"))
+    return {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "trivial_token": best, "leak": 0.0}
+
+
+def spread(values: Sequence[float]) -> float:
+    """Half the distance between the largest and the smallest."""
+    return (max(values) - min(values)) / 2

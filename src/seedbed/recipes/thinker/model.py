@@ -1,0 +1,348 @@
+"""The thinker: latents read a sequence, one block is applied step after step, and position queries answer.
+
+Shape suffixes: B batch, N input and M output tokens, K latents, D width, H heads, E width of a head, T steps, S the steps
+that answer, C rows of a context, W writes that the memory keeps, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn import dice
+from seedbed.nn.groups import declare
+from seedbed.nn.init import normal_
+from seedbed.nn.norms import LayerNorm, rms_norm
+from seedbed.recipes.thinker.draws import NOISE, PERTURB, Setting
+from seedbed.recipes.thinker.places import Places
+from seedbed.recipes.thinker.plan import LOOKUP, READ, STATIC, WRITE
+from seedbed.recipes.thinker.presets import ModelConfig
+
+# Added to the score of what must not be seen; its exponential is 0 in every precision.
+HIDDEN = -1e9
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+class Sizes(NamedTuple):
+    """What the task says: longest input and output, token ids, and the ids that mean something here."""
+
+    num_in: int
+    num_out: int
+    vocab: int
+    pad: int
+    bos: int
+
+
+class Attention(nn.Module):
+    """Softmax attention written out: it works under vmap, and at these sizes a fused kernel gains nothing."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(width, width, bias=False)
+        self.pair = nn.Linear(width, 2 * width, bias=False)
+        declare(self.pair.weight, "matrix", rows=(width, width))
+        self.out = nn.Linear(width, width, bias=False)
+
+    def keys_values(self, context_BCD: Tensor) -> KeysValues:
+        k, v = self.pair(context_BCD).chunk(2, -1)
+        return self._split(k), self._split(v)
+
+    def forward(self, x_BQD: Tensor, pair: KeysValues, bias: Tensor | None = None) -> Tensor:
+        q_BHQE = self._split(self.query(x_BQD))
+        scores_BHQC = q_BHQE @ pair[0].mT * q_BHQE.shape[-1] ** -0.5
+        if bias is not None:
+            scores_BHQC = scores_BHQC + bias
+        return self.out((scores_BHQC.softmax(-1) @ pair[1]).transpose(-3, -2).flatten(-2))
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+
+
+class Mlp(nn.Module):
+    """Two matmuls around a GELU."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Look at the context, then at each other, then think."""
+
+    def __init__(self, width: int, heads: int, sees_others: bool = True) -> None:
+        super().__init__()
+        self.cross_norm, self.context_norm, self.mlp_norm = LayerNorm(width), LayerNorm(width), LayerNorm(width)
+        self.cross, self.mlp = Attention(width, heads), Mlp(width)
+        self.self_norm, self.others = (LayerNorm(width), Attention(width, heads)) if sees_others else (None, None)
+
+    def context(self, rows_BCD: Tensor) -> KeysValues:
+        """Keys and values of what can be looked at; made once for what stays the same over the steps."""
+        return self.cross.keys_values(self.context_norm(rows_BCD))
+
+    def forward(self, x_BQD: Tensor, context: KeysValues, bias: Tensor | None, self_bias: Tensor | None) -> Tensor:
+        x_BQD = x_BQD + self.cross(self.cross_norm(x_BQD), context, bias)
+        if self.self_norm is not None and self.others is not None:
+            normed_BQD = self.self_norm(x_BQD)
+            x_BQD = x_BQD + self.others(normed_BQD, self.others.keys_values(normed_BQD), self_bias)
+        return x_BQD + self.mlp(self.mlp_norm(x_BQD))
+
+
+class Decoder(nn.Module):
+    """Queries, one per output position, read the latents; the head names a token. Nothing here feeds back."""
+
+    def __init__(self, config: ModelConfig, vocab: int) -> None:
+        super().__init__()
+        shape = config.output
+        self.layers = nn.ModuleList(Block(config.width, config.heads, shape.self_attn) for _ in range(shape.layers))
+        self.norm = LayerNorm(config.width)
+        self.head = None if shape.tied else nn.Linear(config.width, vocab, bias=False)
+        if self.head is not None:
+            declare(self.head.weight, "head")
+
+    def forward(self, query_MD: Tensor, rows_BCD: Tensor, bias: Tensor | None, embed_VD: Tensor) -> Tensor:
+        x_BMD = query_MD
+        for layer in self.layers:
+            x_BMD = layer(x_BMD, layer.context(rows_BCD), bias, None)
+        return self.name(x_BMD, embed_VD)
+
+    def name(self, x_BMD: Tensor, embed_VD: Tensor) -> Tensor:
+        """Logits of every token."""
+        return F.linear(self.norm(x_BMD), embed_VD if self.head is None else self.head.weight)
+
+
+class Thoughts(NamedTuple):
+    """The states at the steps that answer, and with them the memory and the stream of targets where there are such."""
+
+    state_SBKD: Tensor
+    memory_SBWKD: Tensor | None
+    stream_SBMD: Tensor | None
+
+
+class Thinker(nn.Module):
+    """Everything with weights. `forward` is a pure function of tokens, counters and one batch's setting."""
+
+    def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
+        super().__init__()
+        self.config, self.sizes = config, sizes
+        width, plan = config.width, config.parsed_plan()
+        has_memory = plan is None or plan.uses(LOOKUP)
+        self.num_memory = config.n_memory if has_memory else 0
+        self.embed = nn.Embedding(sizes.vocab, width)
+        self.places = Places(config, max(sizes.num_in, sizes.num_out))
+        rows = 1 if config.latent_init == "shared" else config.latents.high
+        self.latent = declare(nn.Parameter(torch.empty(rows, width)), "embed")
+        self.null = declare(nn.Parameter(torch.empty(1, width)), "scalar")
+        self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar")
+        self.mark = declare(nn.Parameter(torch.empty(1, width)), "scalar") if self.num_memory or config.flow != "off" else None
+        static = config.static_memory
+        self.static = declare(nn.Parameter(torch.empty(static, width)), "embed") if static else None
+        self.cell = nn.ModuleList(Block(width, config.heads) for _ in range(config.blocks))
+        self.decoder = Decoder(config, sizes.vocab)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Every matrix keeps the size of what passes through it; all numbers follow from the generator."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                normal_(module.weight, module.in_features**-0.5, generator)
+            elif isinstance(module, nn.Embedding):
+                normal_(module.weight, 1.0, generator)
+        for param in (self.latent, self.null, self.ask, self.mark, self.static):
+            if param is not None:
+                normal_(param, 0.5, generator)
+        self.places.init_weights(generator)
+
+    # ---- training ----------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, answers: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """The loss, weighted over the steps in `answers`, and 1 or 0 per target: right at the last step that counts."""
+        thoughts = self.think(batch, setting, num_latents, num_steps, answers)
+        weight_S = setting.weight_T[list(answers)] if len(answers) < num_steps else setting.weight_T
+        losses, logits_SBMV = [], torch.empty(0)
+        if thoughts.stream_SBMD is not None:
+            logits_SBMV = self.decoder.name(thoughts.stream_SBMD, self.embed.weight)
+            losses.append(_loss(logits_SBMV, batch, weight_S))
+        if self.config.flow != "only":
+            logits_SBMV = self.answer(thoughts, setting, answers, batch)
+            losses.append(_loss(logits_SBMV, batch, weight_S))
+        # The last step that counts, chosen by arithmetic: which one it is may differ within a pack.
+        at_S = torch.arange(1, len(answers) + 1, device=weight_S.device) * (weight_S > 0)
+        last_S = (at_S == at_S.max()).to(weight_S.dtype)
+        right_SBM = (logits_SBMV.detach().argmax(-1) == batch["y"]).to(weight_S.dtype)
+        return torch.stack(losses).sum(), torch.einsum("s,sbm->bm", last_S, right_SBM)
+
+    # ---- the parts ---------------------------------------------------------------------------------------------------
+
+    def think(
+        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, keep: tuple[int, ...]
+    ) -> Thoughts:
+        """Take `num_steps` steps and keep the states after those in `keep`, counted from 0."""
+        z_BKD = self.start(batch["index"], setting, num_latents)
+        fixed, pad_B11C = self._read(batch, setting, num_latents)
+        source_TC = self._sources(setting, num_latents, pad_B11C.shape[-1])
+        self_bias = self._live_bias(setting, num_latents)
+        memory = z_BKD.new_zeros(len(z_BKD), self.num_memory, num_latents, z_BKD.shape[-1]) if self.num_memory else None
+        h_BMD = self._targets(batch, setting) if self.config.flow != "off" else None
+        kept: list[tuple[Tensor | None, ...]] = []
+        for t in range(num_steps):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and t >= setting.first):
+                if setting.perturb is not None and self.training:
+                    z_BKD = self._perturb(z_BKD, batch["index"], setting, t)
+                context, bias_B11C = self._contexts(fixed, memory), pad_B11C + source_TC[t]
+                z_BKD = self._step(z_BKD, context, bias_B11C, self_bias)
+                memory = self._write(memory, z_BKD, setting.plan_T5[t, WRITE])
+                if h_BMD is not None:
+                    h_BMD = self._flow(h_BMD, z_BKD, context, bias_B11C, self_bias)
+                if setting.cut is not None:
+                    z_BKD, memory, h_BMD = (_let_go(x, setting.cut == t + 1) for x in (z_BKD, memory, h_BMD))
+            if t in keep:
+                kept.append((z_BKD, memory, h_BMD))
+        stacked = (None if one[0] is None else torch.stack(one) for one in zip(*kept, strict=True))  # type: ignore[arg-type]
+        return Thoughts(*stacked)  # type: ignore[arg-type]
+
+    def start(self, index_B: Tensor, setting: Setting, num_latents: int) -> Tensor:
+        """The first state: learned vectors and strong noise. More latents never change the noise of the first ones."""
+        width = self.latent.shape[-1]
+        key_B = dice.keys(setting.seed, index_B, NOISE + setting.stream)
+        noise_BKD = dice.normal(key_B, num_latents * width).unflatten(-1, (num_latents, width)).to(self.latent.dtype)
+        # Beyond the learned vectors they begin again: no latent starts from a row that was never trained.
+        rows_K = torch.arange(num_latents, device=index_B.device) % len(self.latent)
+        return self.latent[rows_K] + setting.sigma.to(self.latent.dtype) * noise_BKD
+
+    def answer(self, thoughts: Thoughts, setting: Setting, answers: tuple[int, ...], batch: dict[str, Tensor]) -> Tensor:
+        """Logits of every output position at the steps in `answers`, all in one go."""
+        rows_SBCD, num_latents = thoughts.state_SBKD, thoughts.state_SBKD.shape[-2]
+        bias = self._live_bias(setting, num_latents)
+        if thoughts.memory_SBWKD is not None:
+            shown_TC = self._memory_bias(setting, num_latents, after_write=True)
+            shown_S111C = shown_TC[list(answers)][:, None, None, None, :]
+            latent_K = rows_SBCD.new_zeros(num_latents) if bias is None else bias
+            bias = torch.cat((latent_K.expand(*shown_S111C.shape[:-1], -1), shown_S111C), -1)
+            rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2) + self.mark), -2)
+        query_MD = self.ask + self.places(batch["y"].shape[-1], batch["index"], setting).to(self.ask.dtype)
+        return self.decoder(query_MD, rows_SBCD, bias, self.embed.weight)
+
+    def _tokens(self, token_BN: Tensor) -> Tensor:
+        """Embeddings by a product: at these sizes as fast as a lookup, and its gradient adds up in one order everywhere."""
+        hot_BNV = token_BN[..., None] == torch.arange(self.sizes.vocab, device=token_BN.device)
+        return hot_BNV.to(self.embed.weight.dtype) @ self.embed.weight
+
+    def _read(self, batch: dict[str, Tensor], setting: Setting, num_latents: int) -> tuple[list[KeysValues], Tensor]:
+        """Keys and values of null token, input and static memory for every block, and what hides the padding."""
+        x_BN = batch["x"]
+        place_ND = self.places(x_BN.shape[-1], batch["index"], setting).to(self.null.dtype)
+        parts = [self.null.expand(len(x_BN), -1, -1), self._tokens(x_BN) + place_ND]
+        pads = [HIDDEN * (x_BN == self.sizes.pad)]
+        if self.static is not None:
+            parts.append(self.static.expand(len(x_BN), -1, -1))
+        rows_BCD = torch.cat(parts, -2)
+        after = rows_BCD.shape[-2] - 1 - x_BN.shape[-1] + self.num_memory * num_latents
+        pad_BC = F.pad(pads[0].to(rows_BCD.dtype), (1, after))
+        return [block.context(rows_BCD) for block in self.cell], pad_BC[:, None, None, :]
+
+    def _sources(self, setting: Setting, num_latents: int, num_rows: int) -> Tensor:
+        """What hides, at every step, the sources that its row of the plan leaves out. The null token is always there."""
+        plan_T5 = setting.plan_T5.to(self.null.dtype)
+        num_static = 0 if self.static is None else len(self.static)
+        num_in = num_rows - 1 - num_static - self.num_memory * num_latents
+        hidden_T5 = (1.0 - plan_T5) * HIDDEN
+        columns = [torch.zeros_like(plan_T5[:, :1]), hidden_T5[:, READ, None].expand(-1, num_in)]
+        if num_static:
+            columns.append(hidden_T5[:, STATIC, None].expand(-1, num_static))
+        if self.num_memory:
+            columns.append(self._memory_bias(setting, num_latents, after_write=False))
+        return torch.cat(columns, -1)
+
+    def _memory_bias(self, setting: Setting, num_latents: int, after_write: bool) -> Tensor:
+        """What hides memory that is not asked for, not yet written, beyond what this run keeps, or of latents not alive."""
+        plan_T5, num_slots = setting.plan_T5, self.num_memory
+        written_T = plan_T5[:, WRITE].cumsum(0) - (0.0 if after_write else plan_T5[:, WRITE])
+        if setting.memory is not None:
+            written_T = torch.minimum(written_T, setting.memory.to(written_T.dtype))
+        age_W = torch.arange(num_slots, 0, -1, device=plan_T5.device)
+        seen_TW = (age_W <= written_T[:, None]) & (plan_T5[:, LOOKUP, None] > 0)
+        bias_TWK = (HIDDEN * ~seen_TW).to(self.null.dtype)[..., None].expand(-1, -1, num_latents)
+        live_K = self._live_bias(setting, num_latents)
+        return (bias_TWK if live_K is None else bias_TWK + live_K).flatten(-2)
+
+    def _live_bias(self, setting: Setting, num_latents: int) -> Tensor | None:
+        """What hides latents that are computed and not alive."""
+        if setting.latents is None:
+            return None
+        return HIDDEN * (torch.arange(num_latents, device=self.null.device) >= setting.latents).to(self.null.dtype)
+
+    def _contexts(self, fixed: list[KeysValues], memory_BWKD: Tensor | None) -> list[KeysValues]:
+        if memory_BWKD is None:
+            return fixed
+        rows_BCD = memory_BWKD.flatten(-3, -2) + self.mark
+        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.cell, strict=True)]
+
+    def _step(self, x_BQD: Tensor, contexts: list[KeysValues], bias: Tensor, self_bias: Tensor | None) -> Tensor:
+        for block, context in zip(self.cell, contexts, strict=True):
+            x_BQD = block(x_BQD, context, bias, self_bias)
+        return rms_norm(x_BQD) if self.config.state_norm else x_BQD
+
+    def _write(self, memory_BWKD: Tensor | None, z_BKD: Tensor, on: Tensor) -> Tensor | None:
+        """The memory with the state as its newest entry, in new storage; the oldest falls out."""
+        if memory_BWKD is None:
+            return None
+        return torch.where(on > 0, torch.cat((memory_BWKD[:, 1:], z_BKD[:, None]), 1), memory_BWKD)
+
+    def _perturb(self, z_BKD: Tensor, index_B: Tensor, setting: Setting, t: int) -> Tensor:
+        """Replace some latents by draws with the mean and spread of all that live."""
+        num, width = z_BKD.shape[-2:]
+        live_K = torch.ones(num, device=z_BKD.device, dtype=z_BKD.dtype)
+        if setting.latents is not None:
+            live_K = (torch.arange(num, device=z_BKD.device) < setting.latents).to(z_BKD.dtype)
+        share_K1 = (live_K / live_K.sum())[:, None]
+        mean_B1D = (z_BKD * share_K1).sum(-2, keepdim=True)
+        std_B1D = (((z_BKD - mean_B1D) ** 2) * share_K1).sum(-2, keepdim=True).clamp_min(1e-12).sqrt()
+        coin_BK1 = dice.uniform(dice.keys(setting.seed, index_B, PERTURB + 2 * t), num)[..., None]
+        noise_BKD = dice.normal(dice.keys(setting.seed, index_B, PERTURB + 2 * t + 1), num * width).unflatten(-1, (num, width))
+        assert setting.perturb is not None
+        return torch.where(coin_BK1 < setting.perturb, mean_B1D + std_B1D * noise_BKD.to(z_BKD.dtype), z_BKD)
+
+    # ---- the stream of targets ---------------------------------------------------------------------------------------
+
+    def _targets(self, batch: dict[str, Tensor], setting: Setting) -> Tensor:
+        """Targets as inputs of the stream: shifted by one behind a BOS, so that no position sees its own answer."""
+        y_BM = batch["y"]
+        before_BM = torch.cat((torch.full_like(y_BM[:, :1], self.sizes.bos), y_BM[:, :-1]), 1)
+        return self._tokens(before_BM) + self.places(y_BM.shape[-1], batch["index"], setting).to(self.null.dtype)
+
+    def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
+        """One step of the stream through the same blocks: causal among itself, open to context and latents."""
+        rows_BKD, num = z_BKD + self.mark, h_BMD.shape[-2]
+        pairs = [_joined(pair, block.context(rows_BKD)) for pair, block in zip(contexts, self.cell, strict=True)]
+        latent_K = z_BKD.new_zeros(z_BKD.shape[-2]) if live_K is None else live_K
+        bias_B11C = torch.cat((bias_B11C, latent_K.expand(*bias_B11C.shape[:-1], -1)), -1)
+        causal_MM = torch.full((num, num), HIDDEN, dtype=h_BMD.dtype, device=h_BMD.device).triu(1)
+        return self._step(h_BMD, pairs, bias_B11C, causal_MM)
+
+
+def _joined(one: KeysValues, other: KeysValues) -> KeysValues:
+    return torch.cat((one[0], other[0]), -2), torch.cat((one[1], other[1]), -2)
+
+
+def _let_go(x: Tensor | None, here: Tensor) -> Tensor | None:
+    """Cut the gradient where `here` is true, without the host knowing."""
+    return None if x is None else torch.where(here, x.detach(), x)
+
+
+def _loss(logits_SBMV: Tensor, batch: dict[str, Tensor], weight_S: Tensor) -> Tensor:
+    """Cross-entropy averaged over the targets that count, then over the steps by their weights."""
+    y_SBM1 = batch["y"].expand(logits_SBMV.shape[:-1])[..., None]
+    nats_SBM = logits_SBMV.logsumexp(-1) - logits_SBMV.gather(-1, y_SBM1)[..., 0]
+    keep_BM = batch["learn"].to(nats_SBM.dtype)
+    nats_S = (nats_SBM * keep_BM).sum((-2, -1)) / keep_BM.sum().clamp_min(1.0)
+    return (nats_S * weight_S.to(nats_S.dtype)).sum()

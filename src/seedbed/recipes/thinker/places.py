@@ -1,0 +1,70 @@
+"""Where tokens stand: learned or sinusoidal vectors, at 0, 1, 2... or at places drawn anew for every batch.
+
+Shape suffixes: L positions, P places to draw from, F frequencies, D width.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.errors import UserError
+from seedbed.nn import dice
+from seedbed.nn.groups import declare
+from seedbed.nn.init import normal_
+from seedbed.recipes.thinker.draws import PLACES, Setting
+from seedbed.recipes.thinker.presets import ModelConfig
+
+LONGEST_WAVE = 10_000.0
+# A random scale lies between one over this and this.
+MAX_SCALE = 2.0
+
+
+def sinusoids(places_L: Tensor, width: int) -> Tensor:
+    """Sines and cosines of `places_L` at width / 2 wavelengths, from 2 pi up to `LONGEST_WAVE` times as long."""
+    rate_F = torch.exp(torch.arange(width // 2, device=places_L.device) * (-2.0 * math.log(LONGEST_WAVE) / width))
+    angle_LF = places_L[:, None].to(torch.float32) * rate_F
+    return torch.cat((angle_LF.sin(), angle_LF.cos()), -1)
+
+
+class Places(nn.Module):
+    """A vector for every position. Inputs and outputs share them, so that a place means the same on both tapes."""
+
+    def __init__(self, config: ModelConfig, num_needed: int) -> None:
+        super().__init__()
+        shape = config.positions
+        self.kind, self.width, self.max = shape.kind, config.width, shape.max
+        if shape.kind in ("learned", "random_sorted") and shape.max and shape.max < num_needed:
+            raise UserError(f"model.positions.max={shape.max} is below the {num_needed} positions that the task needs")
+        size = shape.max or num_needed
+        self.table = declare(nn.Parameter(torch.empty(size, config.width)), "embed") if shape.kind == "learned" else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        if self.table is not None:
+            normal_(self.table, 1.0, generator)
+
+    def forward(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
+        """Vectors for positions 0 to num - 1; random places are one draw for the whole batch, at test as in training."""
+        if self.table is not None:
+            if num > len(self.table):
+                raise UserError(
+                    f"position {num - 1} lies beyond the {len(self.table)} learned ones; use model.positions.kind=sin"
+                )
+            return self.table[:num]
+        return sinusoids(self.drawn(num, index_B, setting), self.width)
+
+    def drawn(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
+        """Where the positions are: rising numbers."""
+        count_L = torch.arange(num, device=index_B.device)
+        if self.kind == "sin":
+            return count_L
+        key = dice.keys(setting.seed, index_B[0], PLACES + setting.stream)
+        if self.kind == "random_affine":
+            u_2 = dice.uniform(key, 2)
+            return count_L * MAX_SCALE ** (2.0 * u_2[0] - 1.0) + u_2[1] * self.max
+        if num > self.max:
+            raise UserError(f"{num} positions cannot be drawn from model.positions.max={self.max}; raise it")
+        # The places with the smallest random numbers: a draw without replacement.
+        return dice.bits(key, self.max).argsort()[:num].sort().values
