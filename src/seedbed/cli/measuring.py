@@ -2,8 +2,10 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from seedbed.cli.words import Parser, Verb, number, registrar, settings
+from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -63,6 +65,57 @@ def _plan(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
     return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, run=given.run, prices=given.prices)
+
+
+def _sweep_arguments(parser: Parser) -> None:
+    settings(parser, needed=False)
+    parser.add_argument(
+        "--seeds", type=number(int, 0), metavar="N", help="train every setting with N seeds, from the config's on"
+    )
+    parser.add_argument(
+        "--name", dest="sweep", metavar="NAME", help="the sweep's name; otherwise one that follows from the settings"
+    )
+    parser.add_argument("-m", "--why", default="", metavar="WHY", help="why this sweep: its report will tell")
+    parser.add_argument("--patience", type=number(int, 0), default=0, metavar="N", help="end a trial after N evaluations in vain")
+    parser.add_argument("--pack", type=number(int, 1), metavar="N", help="train at most N trials as one; otherwise what fits")
+    parser.add_argument("--no-pack", action="store_true", help="train the trials one by one")
+    parser.add_argument("--suggest", type=number(int, 1), metavar="N", help="N settings chosen one after the other, not a grid")
+    parser.add_argument("--sampler", choices=("optuna", "random"), default="optuna", help="who chooses them")
+    parser.add_argument("--no-check", action="store_true", help="start without the quick checks")
+    parser.add_argument("--retry", action="store_true", help="try failed trials again")
+    parser.add_argument("--join", metavar="NAME", help="work on a sweep that was started elsewhere")
+    parser.add_argument("--show", metavar="NAME", help="print where a sweep stands")
+
+
+@verb(
+    "sweep", "RECIPE/PRESET key=a,b,c key=1..4", "train a grid of settings, or suggested ones; --show, --join", _sweep_arguments
+)
+def _sweep(given: argparse.Namespace) -> int:
+    from seedbed.tune.sweep import verbs
+
+    if given.show:
+        return verbs.show(given.runs, given.show, given.json)
+    options = verbs.Options(
+        root=given.runs,
+        dirty=given.dirty,
+        json=given.json,
+        check=not given.no_check,
+        most=1 if given.no_pack else given.pack,
+        suggest=given.suggest,
+        retry=given.retry,
+    )
+    if given.join:
+        return verbs.join(given.join, options, _trials)
+    if not given.name:
+        raise UserError("name a RECIPE/PRESET and what to vary, or a sweep with --show or --join; see: seedbed sweep --help")
+    how = {"num_seeds": given.seeds, "patience": given.patience, "sampler": given.sampler}
+    return verbs.start(given.name, given.settings, options, _trials, name=given.sweep, why=given.why, **how)
+
+
+def _trials() -> Any:
+    from seedbed.launch import trials
+
+    return trials
 
 
 @verb(

@@ -1,0 +1,280 @@
+"""The sweep folder: what is varied, one file per trial, claims that die with their process, and results that stay."""
+
+import contextlib
+import datetime
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seedbed.errors import UserError
+from seedbed.track import facts as run_facts
+from seedbed.track import files, lines, locks, names
+from seedbed.track.run import Run, full_name
+from seedbed.track.text import one_line, spell
+from seedbed.tune.sweep.grid import Grid, from_json, to_json
+
+# A run's own words for an end; with any other word it can go on.
+ENDS = ("done", "nan", "diverged")
+SPOILED = ("nan", "diverged")
+# Beside the settings, what makes two sweeps the same one.
+_IDENTITY = ("recipe", "preset", "patience", "sampler")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One cell: its number in the order of work, and what is set in it."""
+
+    number: int
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a trial stands, and what came of it so far."""
+
+    trial: Trial
+    state: str
+    run: str
+    step: int | None = None
+    last_step: int | None = None
+    loss: float | None = None
+    metric: str | None = None
+    best: float | None = None
+    best_step: int | None = None
+    seconds: float | None = None
+    rate: float | None = None
+    error: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        shown = {k: v for k, v in vars(self).items() if k != "trial"}
+        return {"trial": self.trial.number, "settings": self.trial.settings, **shown}
+
+
+def folder_of(root: Path) -> Path:
+    """`sweeps/` beside the runs folder."""
+    return Path(root).parent / "sweeps"
+
+
+def default_name(recipe: str, preset: str, grid: Grid) -> str:
+    """The same command gives the same name, so that it finds its sweep again."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", f"{Path(recipe).stem}-{preset}").strip("-")
+    told = json.dumps([recipe, preset, lines.finite(to_json(grid))], sort_keys=True)
+    return f"{stem[:60]}-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+
+
+class Sweep:
+    """One folder under `sweeps/`. Its trials are ordinary runs named NAME-0007 under `runs/`."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = Path(root), name
+        self.path = folder_of(root) / name
+        self.facts = lines.read_object(self.path / "sweep.json")
+        if not all(isinstance(self.facts.get(key), dict) for key in ("axes", "spans", "fixed")):
+            raise UserError(f"{self.path / 'sweep.json'} is damaged: it lacks axes, spans or fixed")
+        self.grid = from_json(self.facts)
+        self._results: dict[int, Standing] = {}
+
+    @classmethod
+    def open(cls, root: Path, name: str) -> "Sweep":
+        """An existing sweep by its name, or by its path as the shell completes it."""
+        name = Path(name).name
+        top = folder_of(root)
+        if name and (top / name / "sweep.json").is_file():
+            return cls(root, name)
+        import difflib
+
+        known = sorted(p.parent.name for p in top.glob("*/sweep.json"))
+        if not known:
+            raise UserError(
+                f"there is no sweep {name!r}: {top} holds none yet; start one with: seedbed sweep RECIPE/PRESET key=a,b,c"
+            )
+        near = difflib.get_close_matches(name, known, 3, 0.4) or known[-3:]
+        raise UserError(f"there is no sweep {name!r} in {top}; nearest: {', '.join(near)}")
+
+    @classmethod
+    def create_or_join(cls, root: Path, name: str, grid: Grid, settings: Sequence[dict[str, Any]], **facts: Any) -> "Sweep":
+        """A new sweep, complete or not there at all; where one of this name exists it must be the same one."""
+        names.check_name(f"{name}-0001")
+        path = folder_of(root) / name
+        if not path.exists():
+            _refuse_foreign_runs(root, name)
+            _create(path, {**facts, **to_json(grid), "created": _now()}, settings)
+        found = cls(root, name)
+        found._require_same(grid, facts)
+        return found
+
+    def _require_same(self, grid: Grid, facts: dict[str, Any]) -> None:
+        mine, theirs = (_identity(f) for f in ({**facts, **to_json(grid)}, self.facts))
+        different = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+        if different:
+            told = "; ".join(f"{key} {_spelled(theirs.get(key))} there, {_spelled(mine.get(key))} here" for key in different)
+            todo = "choose another --name, or the same settings to join it"
+            raise UserError(f"sweep {self.name} exists already with other settings: {told}\n{todo}")
+
+    def title(self) -> str:
+        return full_name(self.facts["recipe"], self.facts["preset"])
+
+    def run_name(self, trial: Trial) -> str:
+        return f"{self.name}-{trial.number:04d}"
+
+    def trials(self) -> list[Trial]:
+        """Every trial that has been written down, in the order of work."""
+        found = []
+        for path in sorted((self.path / "trials").glob("[0-9]*.json")):
+            values = lines.read_object(path)
+            settings = values.get("settings")
+            if not isinstance(settings, dict):
+                raise UserError(f"{path} is damaged: it lacks settings")
+            found.append(Trial(int(path.stem), {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}))
+        return found
+
+    def add(self, settings: dict[str, Any], **facts: Any) -> Trial:
+        """Write down one more trial; only while `editing`."""
+        number = max((trial.number for trial in self.trials()), default=0) + 1
+        files.write_atomic(_trial_path(self.path, number), lines.pretty({"settings": settings, **facts}))
+        return Trial(number, settings)
+
+    @contextlib.contextmanager
+    def editing(self) -> Iterator[None]:
+        """Hold the sweep against other workers while trials are added; a moment at most."""
+        fd = locks.open_lock(self.path / "lock")
+        try:
+            with contextlib.suppress(OSError):
+                while not locks.try_lock(fd):
+                    time.sleep(0.02)
+            yield
+        finally:
+            locks.release(fd)
+
+    # ---- claims ------------------------------------------------------------------------------------------------------
+
+    def claim(self, trial: Trial) -> int | None:
+        """Take a trial for this process until `locks.release`; None when it is taken or has ended."""
+        fd = locks.open_lock(self.path / "claims" / f"{trial.number:04d}")
+        try:
+            mine = locks.try_lock(fd)
+        except OSError:
+            mine = True  # a disk without locks: one process at a time, as with runs
+        # Somebody may have resumed the run by hand.
+        if mine and self.result(trial) is None and not Run(self.root / self.run_name(trial)).is_running():
+            locks.sign(fd, _now())
+            return fd
+        locks.release(fd)
+        return None
+
+    def is_claimed(self, trial: Trial) -> bool:
+        return locks.is_locked(self.path / "claims" / f"{trial.number:04d}")
+
+    # ---- results -----------------------------------------------------------------------------------------------------
+
+    def result(self, trial: Trial) -> Standing | None:
+        """What a trial ended with; it stays when the run's folder is removed."""
+        if trial.number not in self._results:
+            path = self._result_path(trial)
+            if not path.is_file():
+                return None
+            values = lines.read_object(path)
+            known = {k: values[k] for k in Standing.__dataclass_fields__ if k in values and k != "trial"}
+            self._results[trial.number] = Standing(**{"state": "failed", "run": self.run_name(trial), **known, "trial": trial})
+        return self._results[trial.number]
+
+    def record(self, trial: Trial, error: str = "") -> Standing | None:
+        """Write the trial's result if its run has ended, or failed with this error; None when it can go on."""
+        run = Run(self.root / self.run_name(trial))
+        state = "failed" if error else str(run.status().get("status"))
+        if not error and state not in ENDS:
+            return None
+        if state == "done" and any(event.get("kind") == "early_stop" for event in _last_events(run)):
+            state = "stopped early"
+        found = Standing(**{**vars(self._look(trial)), "state": state, "error": one_line(error)[:300]})
+        files.write_atomic(self._result_path(trial), lines.pretty(found.to_json()))
+        return found
+
+    def forget_failures(self) -> int:
+        """Let the failed trials be tried again; how many there are."""
+        failed = [t for t in self.trials() if (found := self.result(t)) and found.state == "failed"]
+        for trial in failed:
+            self._result_path(trial).unlink(missing_ok=True)
+            self._results.pop(trial.number, None)
+        return len(failed)
+
+    def standing(self, trial: Trial) -> Standing:
+        """Where a trial stands now, whoever works on it."""
+        return self.result(trial) or self._look(trial)
+
+    def standings(self) -> list[Standing]:
+        return [self.standing(trial) for trial in self.trials()]
+
+    def _look(self, trial: Trial) -> Standing:
+        """What the files of an unfinished run tell."""
+        state = "running" if self.is_claimed(trial) else "waiting"
+        run = Run(self.root / self.run_name(trial))
+        if not run.path.is_dir():
+            return Standing(trial, state, run.name)
+        short, saved = run_facts.summary(run), run.status()
+        metric, _ = run_facts.evaluations(_last_events(run))
+        clock = saved.get("clock")
+        seconds = clock.get("train") if isinstance(clock, dict) else None
+        row = next(iter(lines.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
+        numbers: dict[str, Any] = {key: short[key] for key in ("step", "last_step", "loss", "best")}
+        numbers["rate"] = row.get("items_per_s")
+        return Standing(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
+
+    def _result_path(self, trial: Trial) -> Path:
+        return self.path / "results" / f"{trial.number:04d}.json"
+
+
+def _last_events(run: Run) -> list[dict[str, Any]]:
+    return lines.decode(files.tail_lines(run.path / "events.jsonl"))
+
+
+def _trial_path(folder: Path, number: int) -> Path:
+    return folder / "trials" / f"{number:04d}.json"
+
+
+def _create(path: Path, facts: dict[str, Any], settings: Sequence[dict[str, Any]]) -> None:
+    aside = path.with_name(f".new-{os.getpid()}-{time.monotonic_ns()}.tmp")
+    try:
+        for name in ("trials", "claims", "results"):
+            (aside / name).mkdir(parents=True)
+        (path.parent / ".gitignore").write_text("*\n")  # no later run counts as dirty
+        files.write_synced(aside / "sweep.json", lines.pretty(facts))
+        for number, values in enumerate(settings, start=1):
+            files.write_synced(_trial_path(aside, number), lines.pretty({"settings": values}))
+        files.replace(aside, path)
+        files.sync_folder(path.parent)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        # Another process may have made the same sweep in this very moment: then it is there to be joined.
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise UserError(f"the sweep cannot be created in {path.parent}: {error.strerror or error}") from None
+
+
+def _refuse_foreign_runs(root: Path, name: str) -> None:
+    taken = [p.name for p in Path(root).glob(f"{name}-[0-9][0-9][0-9][0-9]")]
+    if taken:
+        raise UserError(f"run {sorted(taken)[0]} exists and belongs to no sweep that is there; choose another --name")
+
+
+def _identity(facts: dict[str, Any]) -> dict[str, Any]:
+    """What two sweeps are compared by: recipe and way of work, and every key with its values."""
+    varied = {**facts["axes"], **facts["spans"], **facts["fixed"]}
+    return lines.finite({**{key: facts.get(key) for key in _IDENTITY}, **varied})
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{value['low']:g}..{value['high']:g}"
+    return spell(value) if value is not None else "not set"
+
+
+def _now() -> str:
+    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,0 +1,283 @@
+"""What a sweep has taught so far: settings ranked over their seeds, what is noise, a heat-map, and how to repeat the best."""
+
+import math
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from seedbed.track import files, lines
+from seedbed.track.heatmap import Panel, draw_panels
+from seedbed.track.text import clip, number, spell, table, width
+from seedbed.tune.sweep.folder import SPOILED, Standing, Sweep
+from seedbed.tune.sweep.grid import Axis, words
+
+LEAST_CELLS = 4
+MAX_PANELS = 12
+# Two means are told apart when they differ by more than this many standard errors of the difference.
+APART = 2.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All seeds of one setting."""
+
+    settings: dict[str, Any]
+    seeds: tuple[Standing, ...]
+
+    @property
+    def values(self) -> list[float]:
+        """The best value of every seed that came to an end in good order."""
+        return [s.best for s in self.seeds if s.state in ("done", "stopped early") and s.best is not None]
+
+    @property
+    def mean(self) -> float | None:
+        return math.fsum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def sd(self) -> float | None:
+        """How far the seeds lie apart; None for a single one."""
+        if len(self.values) < 2 or self.mean is None:
+            return None
+        return math.sqrt(math.fsum((v - self.mean) ** 2 for v in self.values) / (len(self.values) - 1))
+
+    @property
+    def num_spoiled(self) -> int:
+        return sum(s.state in SPOILED for s in self.seeds)
+
+    def rank(self) -> tuple[Any, ...]:
+        """Best first; a setting that spoiled a seed comes after all that did not."""
+        return self.mean is None, self.num_spoiled > 0, self.mean or 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        spread = {"min": min(self.values, default=None), "max": max(self.values, default=None)}
+        counts = {"num_seeds": len(self.seeds), "num_ended": len(self.values), "num_spoiled": self.num_spoiled}
+        trials = [s.trial.number for s in self.seeds]
+        return {"settings": self.settings, "mean": self.mean, "sd": self.sd, **spread, **counts, "trials": trials}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A sweep at this moment."""
+
+    sweep: Sweep
+    standings: tuple[Standing, ...]
+    cells: tuple[Cell, ...]
+
+    @property
+    def metric(self) -> str:
+        return next((s.metric for s in self.standings if s.metric), "best")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(Counter(s.state for s in self.standings))
+
+    @property
+    def best(self) -> Cell | None:
+        return self.cells[0] if self.cells and self.cells[0].mean is not None else None
+
+    def notes(self) -> list[str]:
+        """What the differences are worth, in sentences."""
+        best, known = self.best, [cell for cell in self.cells if cell.mean is not None]
+        if best is None or len(known) < 2:
+            return []
+        noise = _noise(known)
+        if noise is None:
+            return ["one seed per setting: how much of a difference is noise is not known; --seeds 3 would tell"]
+        near = [cell for cell in known[1:] if _is_near(best, cell, noise) and not cell.num_spoiled]
+        size = f"seeds scatter by ±{number(noise)}"
+        if not near:
+            return [f"the best setting stands apart: {size}, and the next is further away than noise reaches"]
+        told = ", ".join(_spelled(cell.settings) for cell in near[:3]) + (f" and {len(near) - 3} more" if len(near) > 3 else "")
+        return [f"not told apart from the best ({size}): {told}"]
+
+    def command(self) -> str | None:
+        """What to type to train the best trial again."""
+        if self.best is None:
+            return None
+        ended = [s for s in self.best.seeds if s.best is not None and s.state in ("done", "stopped early")]
+        best = min(ended, key=lambda s: (s.best, s.trial.number))
+        return shlex.join(["seedbed", "train", self.sweep.title(), *words({**self.sweep.grid.fixed, **best.trial.settings})])
+
+    def to_json(self) -> dict[str, Any]:
+        kept = ("recipe", "preset", "axes", "spans", "fixed", "patience", "sampler", "why", "created")
+        best = {**self.best.to_json(), "command": self.command()} if self.best else None
+        return {
+            "name": self.sweep.name,
+            **{key: self.sweep.facts.get(key) for key in kept},
+            "path": str(self.sweep.path),
+            "metric": self.metric,
+            "counts": self.counts,
+            "best": best,
+            "notes": self.notes(),
+            "cells": [cell.to_json() for cell in self.cells],
+            "trials": [s.to_json() for s in self.standings],
+        }
+
+
+def look(sweep: Sweep) -> Report:
+    standings = tuple(sweep.standings())
+    cells: dict[tuple[Any, ...], list[Standing]] = {}
+    for found in standings:
+        cells.setdefault(tuple((k, v) for k, v in found.trial.settings.items() if k != "seed"), []).append(found)
+    ranked = sorted((Cell(dict(key), tuple(seeds)) for key, seeds in cells.items()), key=Cell.rank)
+    return Report(sweep, standings, tuple(ranked))
+
+
+def _noise(cells: Sequence[Cell]) -> float | None:
+    """The standard deviation over seeds, pooled over the settings; None where no setting has two."""
+    pairs = [(len(cell.values) - 1, cell.sd) for cell in cells if cell.sd is not None]
+    free = sum(n for n, _ in pairs)
+    return math.sqrt(math.fsum(n * sd * sd for n, sd in pairs) / free) if free else None
+
+
+def _is_near(best: Cell, other: Cell, noise: float) -> bool:
+    assert best.mean is not None and other.mean is not None
+    return other.mean - best.mean <= APART * noise * math.sqrt(1 / len(best.values) + 1 / len(other.values))
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def trial_table(report: Report, max_width: int | None = None) -> str:
+    """Every trial, those that ended best first."""
+    order = sorted(report.standings, key=_trial_rank)
+    keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
+    header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
+    return table(header, [trial_cells(s, keys) for s in order], right=range(len(keys) + 2, len(keys) + 5), max_width=max_width)
+
+
+def trial_cells(found: Standing, keys: Sequence[str]) -> list[str]:
+    settings = [clip(spell(found.trial.settings.get(key)), 24) for key in keys]
+    step = number(found.step) + (f"/{found.last_step}" if found.last_step and found.state == "running" else "")
+    return [f"{found.trial.number:04d}", *settings, found.state, step, number(found.loss), number(found.best), found.error]
+
+
+def _trial_rank(found: Standing) -> tuple[Any, ...]:
+    ended = found.state in ("done", "stopped early") and found.best is not None
+    later = ("running", "waiting", *SPOILED, "failed")
+    return not ended, found.best if ended else later.index(found.state) if found.state in later else 0, found.trial.number
+
+
+def cell_table(report: Report, max_width: int | None = None) -> str:
+    """Every setting with its mean and spread over the seeds."""
+    keys = list(dict.fromkeys(key for cell in report.cells for key in cell.settings))
+    header = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""]
+    rows = [[*(clip(spell(cell.settings.get(key)), 24) for key in keys), *_cell_words(cell)] for cell in report.cells]
+    return table(header, rows, right=range(len(keys), len(keys) + 4), max_width=max_width)
+
+
+def _cell_words(cell: Cell) -> list[str]:
+    spread = f"{number(min(cell.values))} .. {number(max(cell.values))}" if len(cell.values) > 1 else "-"
+    spoiled = f"{cell.num_spoiled} diverged" if cell.num_spoiled else ""
+    return [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", spoiled]
+
+
+def has_seeds(report: Report) -> bool:
+    return any(len(cell.seeds) > 1 for cell in report.cells)
+
+
+def lines_of(report: Report, max_width: int | None = None) -> list[str]:
+    """The whole report as text for a terminal."""
+    counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())
+    out = [f"sweep {report.sweep.name}  {report.sweep.title()}  {len(report.standings)} trials: {counts}"]
+    if report.sweep.grid.fixed:
+        out.append("in every trial: " + " ".join(words(report.sweep.grid.fixed)))
+    out.append(trial_table(report, max_width))
+    if has_seeds(report):
+        out += ["", cell_table(report, max_width)]
+    out += [f"note: {note}" for note in report.notes()]
+    if report.command():
+        out.append(f"best: {report.command()}")
+    return out
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def write(report: Report, draw: bool = True) -> list[Path]:
+    """report.md and report.json, and heatmap.png once there are enough cells; the files that are there now."""
+    folder = report.sweep.path
+    picture = folder / "heatmap.png"
+    if draw:
+        draw_map(report, picture)
+    files.write_atomic(folder / "report.json", lines.pretty(report.to_json()))
+    files.write_atomic(folder / "report.md", _markdown(report, picture))
+    return [path for path in (folder / "report.md", folder / "report.json", picture) if path.exists()]
+
+
+def _markdown(report: Report, picture: Path) -> str:
+    facts = report.sweep.facts
+    head, *rest = lines_of(report, max_width=200)
+    table_lines = "\n".join(rest).rstrip()
+    parts = [f"# {report.sweep.name}", "", f"- {head}"]
+    parts += [f"- why: {facts['why']}"] if facts.get("why") else []
+    parts += [f"- {report.metric}: lower is better; a trial counts with its best evaluation", "", "```text", table_lines, "```"]
+    if picture.exists():
+        parts += ["", f"![{report.metric} over {', '.join(axis.key for axis in report.sweep.grid.axes)}]({picture.name})"]
+    return "\n".join([*parts, ""])
+
+
+def draw_map(report: Report, path: Path) -> bool:
+    """Two axes against each other, further ones as small multiples; False while there is too little to draw."""
+    axes = [axis for axis in report.sweep.grid.axes if axis.key != "seed"]
+    known = [cell for cell in report.cells if cell.mean is not None]
+    whole = all(s.state not in ("running", "waiting") for s in report.standings)
+    if not axes or report.sweep.grid.spans or not known or (len(known) < LEAST_CELLS and not whole):
+        return False
+    across, down, others, dropped = _layout(axes)
+    panels = [_panel(report, across, down, place) for place in _places(others)]
+    means = [v for panel in panels for row in panel.values for v in row if v is not None]
+    title = f"{report.sweep.name}: {report.metric}, lower is better{_averaged(report, dropped)}"
+    rows = [spell(v) for v in down.values] if down else [""]
+    labels = (rows, [spell(v) for v in across.values], down.key if down else "", across.key)
+    draw_panels(path, panels, labels, title, low=max(means), high=min(means))
+    return True
+
+
+def _layout(axes: list[Axis]) -> tuple[Axis, Axis | None, list[Axis], list[Axis]]:
+    """The longest axis across, the next one down; the rest as panels, as many as fit, and what is averaged over."""
+    by_length = sorted(axes, key=lambda axis: -len(axis.values))
+    others, dropped = by_length[2:], []
+    while math.prod(len(axis.values) for axis in others) > MAX_PANELS:
+        dropped.append(others.pop(0))
+    return by_length[0], by_length[1] if len(by_length) > 1 else None, others, dropped
+
+
+def _places(axes: Sequence[Axis]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [{}]
+    for axis in axes:
+        found = [{**place, axis.key: value} for place in found for value in axis.values]
+    return found
+
+
+def _panel(report: Report, across: Axis, down: Axis | None, place: dict[str, Any]) -> Panel:
+    values, hatched = [], []
+    for low in down.values if down else (None,):
+        row = [place | {across.key: value} | ({down.key: low} if down else {}) for value in across.values]
+        cells = [[c for c in report.cells if wanted.items() <= c.settings.items()] for wanted in row]
+        found = [[v for cell in group for v in cell.values] for group in cells]
+        values.append([math.fsum(vs) / len(vs) if vs else None for vs in found])
+        hatched.append([any(cell.num_spoiled for cell in group) for group in cells])
+    return Panel(" ".join(words(place)), values, hatched)
+
+
+def _averaged(report: Report, dropped: Sequence[Axis]) -> str:
+    """What a number in the map is the mean of, and how far its parts lie apart."""
+    over = [f"{max(len(cell.seeds) for cell in report.cells)} seeds"] if has_seeds(report) else []
+    over += [f"{len(axis.values)} values of {axis.key}" for axis in dropped]
+    if not over:
+        return ""
+    spreads = [max(cell.values) - min(cell.values) for cell in report.cells if len(cell.values) > 1]
+    apart = f"; seeds of a cell lie {number(min(spreads))} .. {number(max(spreads))} apart" if spreads else ""
+    return f"\nmean of {' and '.join(over)}{apart}"
+
+
+def _spelled(settings: dict[str, Any]) -> str:
+    return " ".join(words(settings))
+
+
+def print_report(report: Report) -> None:
+    print("\n".join(lines_of(report, width())))
