@@ -25,7 +25,7 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit",
+    "replay", "overfit", "sweep",
     "runs list", "runs show", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip
