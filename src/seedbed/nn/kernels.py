@@ -33,7 +33,7 @@ def _kernel(logits, targets, nats, stride, vocab, padded, block: tl.constexpr):
     total = 0.0
     for start in range(0, padded, block):
         column = start + tl.arange(0, block)
-        x = tl.load(first + column, mask=column < vocab, other=float("-inf")).to(tl.float32)
+        x = _columns(first, column, vocab, padded)
         higher = tl.maximum(top, tl.max(x, 0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
         top = higher
@@ -41,9 +41,16 @@ def _kernel(logits, targets, nats, stride, vocab, padded, block: tl.constexpr):
     tl.store(nats + row, normaliser - at_target)
     for start in range(0, padded, block):
         column = start + tl.arange(0, block)
-        x = tl.load(first + column, mask=column < vocab, other=float("-inf")).to(tl.float32)
+        x = _columns(first, column, vocab, padded)
         gradient = tl.exp(x - normaliser) - tl.where(column == target, 1.0, 0.0)
         tl.store(first + column, gradient.to(logits.dtype.element_ty), mask=column < padded)
+
+
+@triton.jit
+def _columns(first, column, vocab, padded):
+    # The mask is the padded width, which 16 divides: with a vocabulary that it does not, every load would be of two bytes.
+    x = tl.load(first + column, mask=column < padded, other=float("-inf")).to(tl.float32)
+    return tl.where(column < vocab, x, float("-inf"))
 
 
 # Heads of one program, and its warps.

@@ -1,0 +1,113 @@
+"""What the kernels must do, on any device: on CUDA as they run, elsewhere by Triton's interpreter (run this file for that).
+
+B batch, T time, H query heads, K key heads, D head width, N rows, V padded vocabulary.
+"""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seedbed.nn import attention
+from seedbed.nn.fused import NormAndTurn
+from seedbed.nn.norms import rms_norm
+from seedbed.nn.rope import apply_rope, rope_table
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SHAPES = [(2, 5, 3, 3, 8), (2, 11, 4, 2, 64), (1, 3, 6, 1, 2)]  # B, T, H, K, D
+WIDTHS = [(1, 16), (65, 128), (5000, 5008), (4096, 4096)]  # vocabulary, V
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    """Within rounding of the dtype of `got`, measured over the whole: single numbers may cancel to nothing."""
+    limit = max(1e-6, torch.finfo(got.dtype).eps)
+    assert (got.float() - wanted.float()).norm() <= limit * wanted.float().norm() + 1e-12
+
+
+def plain(qkv: Tensor, rope: tuple[Tensor, Tensor], kv_heads: int) -> tuple[Tensor, ...]:
+    heads = qkv.shape[2] - 2 * kv_heads
+    qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
+    return (*apply_rope(rms_norm(qk), rope).split((heads, kv_heads), dim=2), v)
+
+
+def check_turn(device: str, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
+    """Forward and backward equal the plain code in float32, for gradients that lie in each order attention gives."""
+    batch, length, heads, kv_heads, head_dim = shape
+    torch.manual_seed(0)
+    rope = rope_table(torch.arange(length, device=device), head_dim, 1e4)
+    qkv = torch.randn(batch, length, heads + 2 * kv_heads, head_dim, device=device).to(dtype).requires_grad_()
+    out = NormAndTurn.apply(qkv, *rope, kv_heads)
+    assert out[2].data_ptr() != qkv.data_ptr() and out[2].untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr()
+    wide = qkv.detach().float().requires_grad_()
+    wanted = plain(wide, rope, kv_heads)
+    for order in ((0, 1, 2), (1, 2, 0), (2, 0, 1)):
+        grads = [laid_out(torch.randn(x.shape, device=device).to(dtype), kind) for x, kind in zip(out, order, strict=True)]
+        (grad,) = torch.autograd.grad(out, qkv, grads, retain_graph=True)
+        close(grad, torch.autograd.grad(wanted, wide, [g.float() for g in grads], retain_graph=True)[0])
+    for a, b in zip(out, wanted, strict=True):
+        close(a, b)
+
+
+def laid_out(x_BTHD: Tensor, kind: int) -> Tensor:
+    """The same numbers with time outside heads, heads outside time, or the head width outermost."""
+    order = ((0, 1, 2, 3), (0, 2, 1, 3), (3, 0, 1, 2))[kind]
+    back = tuple(order.index(i) for i in range(4))
+    return x_BTHD.permute(order).contiguous().permute(back)
+
+
+def check_loss(device: str, vocab: int, padded: int, dtype: torch.dtype) -> None:
+    """Losses and gradients of rows with far outliers, and whatever lies in the padding has no part in them."""
+    from seedbed.nn.kernels import softmax_minus_onehot_
+
+    torch.manual_seed(0)
+    logits_NV = (3 * torch.randn(9, padded)).to(dtype)
+    logits_NV[3, vocab - 1], logits_NV[4, 0], logits_NV[5] = 300.0, 300.0, -200.0
+    logits_NV[:, vocab:] = 50.0
+    targets_N = torch.randint(0, vocab, (9,))
+    targets_N[0], targets_N[1] = 0, vocab - 1
+    wide = logits_NV[:, :vocab].float().requires_grad_()
+    nats_N = F.cross_entropy(wide, targets_N, reduction="none")
+    (grad_NV,) = torch.autograd.grad(nats_N.sum(), wide)
+    given = logits_NV.to(device)
+    got_N = softmax_minus_onehot_(given, targets_N.to(device), vocab).cpu()
+    torch.testing.assert_close(got_N, nats_N.detach(), rtol=1e-5, atol=1e-5)
+    close(given[:, :vocab].cpu(), grad_NV)
+    assert not given[:, vocab:].any()
+
+
+def check_compiled(device: str, backend: str, kv_heads: int, values_x0: bool) -> None:
+    """Attention with the kernel, compiled without a break, equals attention without it; gradients too."""
+    torch.manual_seed(0)
+    module = attention.Attention(64, 4, kv_heads=kv_heads, values_x0=values_x0).to(device)
+    x, x0 = torch.randn(2, 2, 7, 64, device=device).unbind()
+    rope = rope_table(torch.arange(7, device=device), 16, 1e4)
+    inputs = (x.requires_grad_(), *module.parameters())
+
+    def run(call, fused: bool) -> tuple[Tensor, ...]:
+        real = attention.can_norm_and_turn
+        attention.can_norm_and_turn = lambda *_: fused
+        try:
+            y = call(x, rope, x0)
+            return (y, *torch.autograd.grad(y.square().sum(), inputs))
+        finally:
+            attention.can_norm_and_turn = real
+
+    wanted = run(module, fused=False)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=False, backend=backend)
+    for got in (run(module, fused=True), run(compiled, fused=True)):
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def main() -> None:
+    for shape, dtype in itertools.product(SHAPES, DTYPES):
+        check_turn("cpu", shape, dtype)
+    for widths, dtype in itertools.product(WIDTHS, DTYPES):
+        check_loss("cpu", *widths, dtype)
+    check_compiled("cpu", "aot_eager", kv_heads=2, values_x0=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The kernels by Triton's interpreter, where there is a Triton to ask, and when they are used."""
+
+import importlib.metadata
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from seedbed.nn import fused
+from seedbed.nn.fused import can_norm_and_turn
+from seedbed.nn.rope import rope_table
+
+
+def interpreter_works() -> bool:
+    """Before 3.7 it cannot loop up to a number that it was given, with the numpy of today."""
+    if importlib.util.find_spec("triton") is None:
+        return False
+    return tuple(int(n) for n in importlib.metadata.version("triton").split(".")[:2]) >= (3, 7)
+
+
+@pytest.mark.skipif(not interpreter_works(), reason="needs Triton 3.7 or later, whose interpreter runs kernels on a CPU")
+def test_kernels_equal_plain_code():
+    """In a process of its own: Triton decides when it is imported whether it compiles or interprets."""
+    script = Path(__file__).parents[1] / "kernel_checks.py"
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says it is on CUDA."""
+
+    is_cuda = True
+
+
+def heads(length: int = 5, head_dim: int = 16, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.zeros(2, length, 9, head_dim, dtype=dtype).as_subclass(OnCuda)
+
+
+def table(shape: tuple[int, ...] = (5,), head_dim: int = 16):
+    return rope_table(torch.zeros(shape), head_dim, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("given", "rope", "wanted"),
+    [
+        (heads(), table(), True),
+        (heads(dtype=torch.float32), table(), True),
+        (heads(dtype=torch.float64), table(), False),
+        (heads(head_dim=24), table(head_dim=24), False),
+        (heads(), table((2, 5)), False),  # positions of their own for each row of the batch
+        (heads(), table((1,)), False),
+        (torch.zeros(2, 5, 9, 16), table(), False),  # not on CUDA
+    ],
+)
+def test_where_the_kernel_is_used(given, rope, wanted, monkeypatch):
+    monkeypatch.setattr(fused, "HAS_TRITON", True)
+    assert can_norm_and_turn(given, rope) is wanted
+    monkeypatch.setattr(fused, "HAS_TRITON", False)
+    assert not can_norm_and_turn(given, rope)
