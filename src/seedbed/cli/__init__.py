@@ -181,6 +181,6 @@ def _overview(root: Path, as_json: bool) -> int:
             print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
     print("  or a file of your own: seedbed train path/to/recipe.py")
     if found:
-        print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(found[:5]))
+        print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(listing.folded(found)[:5]))
     print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")
     return 0

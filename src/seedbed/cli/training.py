@@ -51,7 +51,7 @@ def _resume(given: argparse.Namespace) -> int:
 
 # ---- what a trained run can do ---------------------------------------------------------------------------------------
 
-_SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed")
+_SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed", "latents", "steps", "examine")
 
 
 def _sample_arguments(parser: Parser) -> None:
@@ -63,6 +63,9 @@ def _sample_arguments(parser: Parser) -> None:
     parser.add_argument("--top-k", type=number(int, 1), metavar="K", help="choose among the K likeliest")
     parser.add_argument("--top-p", type=number(float, 0, 1), metavar="P", help="choose among the likeliest that make up P")
     parser.add_argument("--seed", type=number(int, 0), metavar="N", help="the same seed gives the same samples")
+    parser.add_argument("--latents", type=number(int, 1), metavar="N", help="latents to think with")
+    parser.add_argument("--steps", type=number(int, 1), metavar="N", help="steps to think for")
+    parser.add_argument("--examine", type=number(int, 1), metavar="N", help="judge on N fresh samples, with maps and curves")
     parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
     parser.add_argument("--no-stream", action="store_true", help="print when all is done, not as it comes")
 

@@ -95,7 +95,8 @@ def _tell(office: Room, packs: list[list[Trial]], reasons: list[str]) -> None:
     sizes = [len(pack) for pack in packs]
     together = [size for size in sizes if size > 1]
     if together:
-        office.say(f"packed: {sum(together)} trials train as {' + '.join(map(str, together))} stacked models")
+        how = "one stacked model" if len(together) == 1 else f"stacked models of {' + '.join(map(str, together))}"
+        office.say(f"packed: {sum(together)} trials train as {how}")
     if sum(sizes) > sum(together):
         why = "; ".join(reasons[:3]) or "masked work would be more than half"
         office.say(f"one by one: {sum(sizes) - sum(together)} trials ({why})")

@@ -25,13 +25,13 @@ def summary(run: Run) -> dict[str, Any]:
     out: dict[str, Any] = dict.fromkeys(
         ("recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "age", "why")
     )
-    out = {"name": run.name, **out, "parent": None, "path": str(run.path)}
+    out = {"name": run.name, **out, "parent": None, "sweep": None, "path": str(run.path)}
     try:
         config = run.config_json()
     except UserError as problem:
         made = _folder_time(run.path)
         return {**out, "status": "damaged", "why": str(problem), "created": made, "age": age_seconds(made)}
-    out |= {key: config.get(key) for key in ("recipe", "preset", "created", "why", "parent")}
+    out |= {key: config.get(key) for key in ("recipe", "preset", "created", "why", "parent", "sweep")}
     saved = run.status()
     out |= {key: saved.get(key) for key in ("step", "last_step", "loss", "best")}
     last = next(iter(reversed(lines.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})

@@ -33,9 +33,15 @@ def path_of(root: Path) -> Path:
 
 def record(run: Run) -> Path:
     """Write or renew the run's entry; notes and anything else a person wrote stay as they are."""
-    entry = _entry(run)
-    with _editing(run.path.parent) as (journal, text):
-        old = _find(text, run.name)
+    return record_as(run.path.parent, run.name, _facts(run))
+
+
+def record_as(root: Path, name: str, parts: list[str]) -> Path:
+    """Write or renew the entry of a run or a sweep: a heading, then its facts; the conclusion is a person's."""
+    invitation = f'- conclusion: open (`seedbed note {name} "..."`)'
+    entry = "\n".join([f"<!-- run {name} -->", *parts, invitation, f"<!-- end {name} -->"])
+    with _editing(root) as (journal, text):
+        old = _find(text, name)
         if old:
             concluded = _conclusions_end(text, old) > old.end()
             text = text[: old.start()] + (_closed(entry) if concluded else entry) + text[old.end() :]
@@ -57,7 +63,7 @@ def note(root: Path, name: str, conclusion: str) -> Path:
         found = _find(text, name)
         assert found
         end = _conclusions_end(text, found)
-        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {_unmarked(conclusion)}"
+        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {unmarked(conclusion)}"
         text = text[: found.start()] + _closed(found[0]) + text[found.end() : end] + line + text[end:]
         files.write_atomic(journal, text)
     return journal
@@ -78,7 +84,9 @@ def entries(root: Path) -> list[dict[str, str]]:
 
 def finish(run: Run, warn: Callable[[str], None]) -> None:
     """Report and journal entry at a run's end; what goes wrong with them is a warning."""
-    for what, make in (("report", report.write), ("journal entry", record)):
+    # The runs of a sweep share one entry, which the sweep writes.
+    entry = () if run.config_json().get("sweep") else (("journal entry", record),)
+    for what, make in (("report", report.write), *entry):
         try:
             make(run)
         except Exception as error:
@@ -127,16 +135,16 @@ def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
     return title, f"{size}: outside the noise band of ±{number(band)}"
 
 
-def _entry(run: Run) -> str:
+def _facts(run: Run) -> list[str]:
     config = run.config_json()
     parent = _open_if_there(run.path.parent, config.get("parent"))
     title, numbers = verdict(run, parent)
     base, changes = _changes(config, parent)
     picture = run.path / report.PICTURE
     relative = os.path.relpath(picture, path_of(run.path.parent).parent)
-    parts = [
+    return [
         f"## {str(config.get('created'))[:10]} · {run.name} · {title}",
-        f"- why: {_unmarked(one_line(str(config.get('why') or ''))) or '(not said: `-m why` at the start says it)'}",
+        f"- why: {unmarked(one_line(str(config.get('why') or ''))) or '(not said: `-m why` at the start says it)'}",
         f"- recipe: {full_name(config['recipe'], config['preset'])}, {code.describe(run.code_json())}",
         f"- changed against {base}: {changes}",
         f"- verdict: {numbers}",
@@ -144,9 +152,7 @@ def _entry(run: Run) -> str:
         *_incidents(run),
         *([f"- picture: ![loss of {run.name}]({relative})"] if picture.exists() else []),
         f"- reproduce: `{run.command()}`",
-        f'- conclusion: open (`seedbed note {run.name} "..."`)',
     ]
-    return "\n".join([f"<!-- run {run.name} -->", *parts, f"<!-- end {run.name} -->"])
 
 
 def _preflight(run: Run) -> list[str]:
@@ -161,7 +167,7 @@ def _incidents(run: Run) -> list[str]:
     events = run.events()
     counted = report.incident_line([e for e in events if e.get("kind") != "resume"])
     alarms = [e for e in events if e.get("kind") in facts.ALARMS and e.get("what")]
-    told = [f"  - step {e.get('step')}, {e['kind']}: {_unmarked(one_line(str(e['what'])))}" for e in alarms[:3]]
+    told = [f"  - step {e.get('step')}, {e['kind']}: {unmarked(one_line(str(e['what'])))}" for e in alarms[:3]]
     return [f"- incidents: {counted}", *told] if counted else []
 
 
@@ -173,7 +179,7 @@ def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
         moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
         words, base = [f"{key} {spell(old)} -> {spell(new)}" for key, (old, new) in moved.items()], f"parent {parent.name}"
     more = [f"and {len(words) - _MAX_CHANGES} more"] if len(words) > _MAX_CHANGES else []
-    return base, _unmarked(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
+    return base, unmarked(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
 
 
 def _open_if_there(root: Path, name: str | None) -> Run | None:
@@ -237,6 +243,6 @@ def _read(journal: Path) -> str:
         raise UserError(f"{journal} is not UTF-8 text (byte {error.start}); it was left as it is") from None
 
 
-def _unmarked(text: str) -> str:
+def unmarked(text: str) -> str:
     """What a person typed must not read as one of our comments."""
     return text.replace("<!--", "&lt;!--").replace("-->", "--&gt;")

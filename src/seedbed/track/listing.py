@@ -1,6 +1,7 @@
 """The runs as a table or as JSON: the quickest of the verbs, whatever the number of runs."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,26 @@ def list_runs(root: Path, as_json: bool) -> int:
     found = facts.summaries(root)
     if as_json:
         return print_json(found)
-    print(runs_table(found) if found else f"no runs in {root} yet; start one with: seedbed train RECIPE/PRESET")
+    print(runs_table(folded(found)) if found else f"no runs in {root} yet; start one with: seedbed train RECIPE/PRESET")
     return 0
+
+
+def folded(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The runs of a sweep as one line, where its newest run would stand."""
+    out: dict[str, dict[str, Any]] = {}
+    for s in found:
+        name = s["sweep"]
+        if not name:
+            out[f"run {s['name']}"] = s
+            continue
+        line = out.setdefault(
+            f"sweep {name}", {**s, "name": f"{name}-*", "num": Counter(), "step": None, "loss": None, "best": None}
+        )
+        line["num"][s["status"]] += 1
+        line["best"] = min((v for v in (line["best"], s["best"]) if facts.is_number(v)), default=None)
+        line["status"] = ", ".join(f"{count} {status}" for status, count in line["num"].items())
+        line["why"] = f"seedbed sweep --show {name}"
+    return list(out.values())
 
 
 def runs_table(found: list[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -121,6 +122,16 @@ class Sweep:
 
     def title(self) -> str:
         return full_name(self.facts["recipe"], self.facts["preset"])
+
+    def command(self) -> str:
+        """What to type to make this sweep again."""
+        facts = self.facts
+        words = [f"{axis.key}={_listed(axis.values)}" for axis in self.grid.axes]
+        words += [f"{span.key}={_spelled(vars(span))}" for span in self.grid.spans]
+        words += [f"{key}={spell(value)}" for key, value in self.grid.fixed.items()]
+        words += ["--suggest", str(facts["suggest"]), "--sampler", facts["sampler"]] if facts.get("sampler") else []
+        words += ["--patience", str(facts["patience"])] if facts.get("patience") else []
+        return shlex.join(["seedbed", "sweep", self.title(), *words, "--name", self.name])
 
     def run_name(self, trial: Trial) -> str:
         return f"{self.name}-{trial.number:04d}"
@@ -272,8 +283,14 @@ def _identity(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _spelled(value: Any) -> str:
     if isinstance(value, dict):
-        return f"{value['low']:g}..{value['high']:g}"
+        return f"{value['low']:g}..{value['high']:g}" + (f"..{value['step']}" if (value["step"] or 1) > 1 else "")
     return spell(value) if value is not None else "not set"
+
+
+def _listed(values: Sequence[Any]) -> str:
+    """Values as an axis takes them: apart by | where they hold commas."""
+    texts = [spell(value) for value in values]
+    return "|".join(texts) if any("," in text for text in texts) else ",".join(texts)
 
 
 def _now() -> str:

@@ -1,6 +1,7 @@
 """What a sweep has taught so far: settings ranked over their seeds, what is noise, a heat-map, and how to repeat the best."""
 
 import math
+import os
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -8,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.track import files, lines
+from seedbed.track import code, files, journal, lines
 from seedbed.track.heatmap import Panel, draw_panels
-from seedbed.track.text import clip, number, spell, table, width
+from seedbed.track.text import clip, number, one_line, spell, table, width
 from seedbed.tune.sweep.folder import SPOILED, Standing, Sweep
 from seedbed.tune.sweep.grid import Axis, words
 
@@ -83,6 +84,9 @@ class Report:
         best, known = self.best, [cell for cell in self.cells if cell.mean is not None]
         if best is None or len(known) < 2:
             return []
+        same = sum(cell.mean == best.mean for cell in known)
+        if same > 1:
+            return [f"{same} settings share the best value"]
         noise = _noise(known)
         if noise is None:
             return ["one seed per setting: how much of a difference is noise is not known; --seeds 3 would tell"]
@@ -273,6 +277,26 @@ def _averaged(report: Report, dropped: Sequence[Axis]) -> str:
     spreads = [max(cell.values) - min(cell.values) for cell in report.cells if len(cell.values) > 1]
     apart = f"; seeds of a cell lie {number(min(spreads))} .. {number(max(spreads))} apart" if spreads else ""
     return f"\nmean of {' and '.join(over)}{apart}"
+
+
+def record(report: Report) -> Path:
+    """The sweep's entry in the journal."""
+    sweep, best = report.sweep, report.best
+    top = journal.path_of(sweep.root)
+    counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())
+    value = f"best {report.metric} {number(best.mean)}" if best else "negative result: nothing came to an end"
+    picture = os.path.relpath(sweep.path / "heatmap.png", top.parent)
+    parts = [
+        f"## {str(sweep.facts.get('created'))[:10]} · {sweep.name} · sweep of {len(report.standings)}: {value}",
+        f"- why: {journal.unmarked(one_line(str(sweep.facts.get('why') or ''))) or '(not said: `-m why` at the start says it)'}",
+        f"- recipe: {sweep.title()}, {code.describe(sweep.facts.get('code') or {})}",
+        f"- trials: {counts}",
+        *([f"- best: {_spelled(best.settings)}, reproduce: `{report.command()}`"] if best else []),
+        *(f"- note: {note}" for note in report.notes()),
+        *([f"- picture: ![heat-map of {sweep.name}]({picture})"] if (sweep.path / "heatmap.png").exists() else []),
+        f"- reproduce: `{sweep.command()}`",
+    ]
+    return journal.record_as(sweep.root, sweep.name, parts)
 
 
 def _spelled(settings: dict[str, Any]) -> str:

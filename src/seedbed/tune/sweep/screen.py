@@ -56,6 +56,13 @@ class Screen:
             if draw:
                 self._draw_again = start + (time.monotonic() - start) / SHARE
 
+    def close(self) -> None:
+        """The report at the end of the work, and an entry in the journal when all trials have ended."""
+        self.write(last=True)
+        found = reports.look(self.sweep)
+        if not {"running", "waiting"} & set(found.counts):
+            reports.record(found)
+
     def _line(self, text: str) -> None:
         """An event, where no table shows it."""
         if not self._live:

@@ -125,7 +125,7 @@ def _work(room: Room, options: Options, launch: Callable[[], Checker], screen: S
             return EXIT_FAILED
         with screen.showing():
             stopped = Worker(room, train, screen, options.most, lambda: _more(room, options)).work()
-        screen.write(last=True)
+        screen.close()
         if stopped:
             screen.say(f"stopped, every trial is saved; go on with: seedbed sweep --join {sweep.name}")
             return 128 + stopped
