@@ -51,7 +51,9 @@ def _resume(given: argparse.Namespace) -> int:
 
 # ---- what a trained run can do ---------------------------------------------------------------------------------------
 
+# Each recipe knows some of these and refuses the others by name.
 _SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed", "latents", "steps", "examine")
+_IMAGE_OPTIONS = ("class", "grid", "guidance", "interval", "sampler", "shift", "ema")
 
 
 def _sample_arguments(parser: Parser) -> None:
@@ -64,17 +66,28 @@ def _sample_arguments(parser: Parser) -> None:
     parser.add_argument("--top-p", type=number(float, 0, 1), metavar="P", help="choose among the likeliest that make up P")
     parser.add_argument("--seed", type=number(int, 0), metavar="N", help="the same seed gives the same samples")
     parser.add_argument("--latents", type=number(int, 1), metavar="N", help="latents to think with")
-    parser.add_argument("--steps", type=number(int, 1), metavar="N", help="steps to think for")
+    parser.add_argument("--steps", type=number(int, 1), metavar="N", help="steps to think for, or from noise to image")
     parser.add_argument("--examine", type=number(int, 1), metavar="N", help="judge on N fresh samples, with maps and curves")
+    _image_arguments(parser)
     parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
     parser.add_argument("--no-stream", action="store_true", help="print when all is done, not as it comes")
+
+
+def _image_arguments(parser: Parser) -> None:
+    parser.add_argument("--class", metavar="NAME", help="what the images show: a class by name or number, or all")
+    parser.add_argument("--grid", metavar="ROWSxCOLUMNS", help="how many images, and how they lie")
+    parser.add_argument("--guidance", type=number(float, 0), metavar="W", help="1 is the model as trained, 2 pulls to the class")
+    parser.add_argument("--interval", metavar="LOW,HIGH", help="times between which guidance acts, from 0 (noise) to 1")
+    parser.add_argument("--sampler", metavar="NAME", help="euler, heun or midpoint")
+    parser.add_argument("--shift", type=number(float, 0), metavar="S", help="above 1: more steps near the noise")
+    parser.add_argument("--ema", metavar="NAME", help="short or long: which average of the weights")
 
 
 @verb("sample", "RUN [--prompt TEXT] [options]", "show what a run has learned", _sample_arguments)
 def _sample(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
-    options = {name: getattr(given, name) for name in _SAMPLE_OPTIONS if getattr(given, name) is not None}
+    options = {name: getattr(given, name) for name in _SAMPLE_OPTIONS + _IMAGE_OPTIONS if getattr(given, name) is not None}
     write = None if given.no_stream else _stream
     return local.sample(given.runs, given.name, options, checkpoint_name=given.checkpoint, write=write)
 
