@@ -26,7 +26,7 @@ ALLOWED = {
     "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
     "serve": {"errors", "config", "data", "train", "track", "recipes"},
     "launch": {"errors", "config", "data", "train", "track", "recipes", "tune", "checks"},
-    "recipes": {"errors", "config", "nn", "data", "train"},
+    "recipes": {"errors", "config", "nn", "data", "train", "track.heatmap"},
     "__init__": {"errors", "config", "data", "train"},
     "__main__": {"cli"},
     "cli": {"errors", "config", "data", "train", "track", "tune", "checks", "serve", "launch", "recipes"},

@@ -6,7 +6,7 @@ Shape suffixes: B samples, M output tokens, K latents, T steps, S steps that are
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -84,9 +84,9 @@ class Leak:
         return f"{word}{self.accuracy:.2%} of tokens right with the input of another sample, at most {self.limit:.2%} by luck"
 
 
-def usual(system: ThinkerSystem, **changes: int) -> Look:
+def usual(system: ThinkerSystem, draw: int = 0) -> Look:
     """As many latents and steps as training went up to."""
-    return Look(changes.get("latents", system.latents.high), (changes.get("steps", system.steps.high),), changes.get("draw", 0))
+    return Look(system.latents.high, (system.steps.high,), draw)
 
 
 def setting_of(system: ThinkerSystem, look: Look, device: torch.device) -> Setting:
@@ -198,8 +198,3 @@ def quick(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
     trivial = trivial_baselines(next(batches(system, full, usual(system), num)))
     best = max(value for name, value in trivial.items() if name.endswith("_token"))
     return {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "trivial_token": best, "leak": 0.0}
-
-
-def spread(values: Sequence[float]) -> float:
-    """Half the distance between the largest and the smallest."""
-    return (max(values) - min(values)) / 2

@@ -111,6 +111,7 @@ class Decoder(nn.Module):
     def forward(self, query_MD: Tensor, rows_BCD: Tensor, bias: Tensor | None, embed_VD: Tensor) -> Tensor:
         x_BMD = query_MD
         for layer in self.layers:
+            assert isinstance(layer, Block)
             x_BMD = layer(x_BMD, layer.context(rows_BCD), bias, None)
         return self.name(x_BMD, embed_VD)
 
@@ -134,15 +135,14 @@ class Thinker(nn.Module):
         super().__init__()
         self.config, self.sizes = config, sizes
         width, plan = config.width, config.parsed_plan()
-        has_memory = plan is None or plan.uses(LOOKUP)
-        self.num_memory = config.n_memory if has_memory else 0
+        # What no row looks up is not kept. Weights do not depend on it, so that runs with different plans can be stacked.
+        self.num_memory = config.n_memory if plan is None or plan.uses(LOOKUP) else 0
         self.embed = nn.Embedding(sizes.vocab, width)
         self.places = Places(config, max(sizes.num_in, sizes.num_out))
         rows = 1 if config.latent_init == "shared" else config.latents.high
         self.latent = declare(nn.Parameter(torch.empty(rows, width)), "embed")
         self.null = declare(nn.Parameter(torch.empty(1, width)), "scalar")
         self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar")
-        self.mark = declare(nn.Parameter(torch.empty(1, width)), "scalar") if self.num_memory or config.flow != "off" else None
         static = config.static_memory
         self.static = declare(nn.Parameter(torch.empty(static, width)), "embed") if static else None
         self.cell = nn.ModuleList(Block(width, config.heads) for _ in range(config.blocks))
@@ -155,10 +155,14 @@ class Thinker(nn.Module):
                 normal_(module.weight, module.in_features**-0.5, generator)
             elif isinstance(module, nn.Embedding):
                 normal_(module.weight, 1.0, generator)
-        for param in (self.latent, self.null, self.ask, self.mark, self.static):
+        for param in (self.latent, self.null, self.ask, self.static):
             if param is not None:
                 normal_(param, 0.5, generator)
         self.places.init_weights(generator)
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [block for block in self.cell if isinstance(block, Block)]
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
@@ -167,7 +171,7 @@ class Thinker(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The loss, weighted over the steps in `answers`, and 1 or 0 per target: right at the last step that counts."""
         thoughts = self.think(batch, setting, num_latents, num_steps, answers)
-        weight_S = setting.weight_T[list(answers)] if len(answers) < num_steps else setting.weight_T
+        weight_S = _picked(setting.weight_T, answers)
         losses, logits_SBMV = [], torch.empty(0)
         if thoughts.stream_SBMD is not None:
             logits_SBMV = self.decoder.name(thoughts.stream_SBMD, self.embed.weight)
@@ -193,7 +197,7 @@ class Thinker(nn.Module):
         self_bias = self._live_bias(setting, num_latents)
         memory = z_BKD.new_zeros(len(z_BKD), self.num_memory, num_latents, z_BKD.shape[-1]) if self.num_memory else None
         h_BMD = self._targets(batch, setting) if self.config.flow != "off" else None
-        kept: list[tuple[Tensor | None, ...]] = []
+        kept: tuple[list[Tensor], ...] = ([], [], [])
         for t in range(num_steps):
             with torch.set_grad_enabled(torch.is_grad_enabled() and t >= setting.first):
                 if setting.perturb is not None and self.training:
@@ -204,11 +208,15 @@ class Thinker(nn.Module):
                 if h_BMD is not None:
                     h_BMD = self._flow(h_BMD, z_BKD, context, bias_B11C, self_bias)
                 if setting.cut is not None:
-                    z_BKD, memory, h_BMD = (_let_go(x, setting.cut == t + 1) for x in (z_BKD, memory, h_BMD))
+                    here = setting.cut == t + 1
+                    z_BKD = _let_go(z_BKD, here)
+                    memory = None if memory is None else _let_go(memory, here)
+                    h_BMD = None if h_BMD is None else _let_go(h_BMD, here)
             if t in keep:
-                kept.append((z_BKD, memory, h_BMD))
-        stacked = (None if one[0] is None else torch.stack(one) for one in zip(*kept, strict=True))  # type: ignore[arg-type]
-        return Thoughts(*stacked)  # type: ignore[arg-type]
+                for history, x in zip(kept, (z_BKD, memory, h_BMD), strict=True):
+                    history.extend([] if x is None else [x])
+        states, memories, streams = kept
+        return Thoughts(torch.stack(states), *(torch.stack(one) if one else None for one in (memories, streams)))
 
     def start(self, index_B: Tensor, setting: Setting, num_latents: int) -> Tensor:
         """The first state: learned vectors and strong noise. More latents never change the noise of the first ones."""
@@ -225,10 +233,10 @@ class Thinker(nn.Module):
         bias = self._live_bias(setting, num_latents)
         if thoughts.memory_SBWKD is not None:
             shown_TC = self._memory_bias(setting, num_latents, after_write=True)
-            shown_S111C = shown_TC[list(answers)][:, None, None, None, :]
+            shown_S111C = _picked(shown_TC, answers)[:, None, None, None, :]
             latent_K = rows_SBCD.new_zeros(num_latents) if bias is None else bias
             bias = torch.cat((latent_K.expand(*shown_S111C.shape[:-1], -1), shown_S111C), -1)
-            rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2) + self.mark), -2)
+            rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2)), -2)
         query_MD = self.ask + self.places(batch["y"].shape[-1], batch["index"], setting).to(self.ask.dtype)
         return self.decoder(query_MD, rows_SBCD, bias, self.embed.weight)
 
@@ -248,7 +256,7 @@ class Thinker(nn.Module):
         rows_BCD = torch.cat(parts, -2)
         after = rows_BCD.shape[-2] - 1 - x_BN.shape[-1] + self.num_memory * num_latents
         pad_BC = F.pad(pads[0].to(rows_BCD.dtype), (1, after))
-        return [block.context(rows_BCD) for block in self.cell], pad_BC[:, None, None, :]
+        return [block.context(rows_BCD) for block in self.blocks], pad_BC[:, None, None, :]
 
     def _sources(self, setting: Setting, num_latents: int, num_rows: int) -> Tensor:
         """What hides, at every step, the sources that its row of the plan leaves out. The null token is always there."""
@@ -284,11 +292,11 @@ class Thinker(nn.Module):
     def _contexts(self, fixed: list[KeysValues], memory_BWKD: Tensor | None) -> list[KeysValues]:
         if memory_BWKD is None:
             return fixed
-        rows_BCD = memory_BWKD.flatten(-3, -2) + self.mark
-        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.cell, strict=True)]
+        rows_BCD = memory_BWKD.flatten(-3, -2)
+        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.blocks, strict=True)]
 
     def _step(self, x_BQD: Tensor, contexts: list[KeysValues], bias: Tensor, self_bias: Tensor | None) -> Tensor:
-        for block, context in zip(self.cell, contexts, strict=True):
+        for block, context in zip(self.blocks, contexts, strict=True):
             x_BQD = block(x_BQD, context, bias, self_bias)
         return rms_norm(x_BQD) if self.config.state_norm else x_BQD
 
@@ -322,8 +330,8 @@ class Thinker(nn.Module):
 
     def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
         """One step of the stream through the same blocks: causal among itself, open to context and latents."""
-        rows_BKD, num = z_BKD + self.mark, h_BMD.shape[-2]
-        pairs = [_joined(pair, block.context(rows_BKD)) for pair, block in zip(contexts, self.cell, strict=True)]
+        num = h_BMD.shape[-2]
+        pairs = [_joined(pair, block.context(z_BKD)) for pair, block in zip(contexts, self.blocks, strict=True)]
         latent_K = z_BKD.new_zeros(z_BKD.shape[-2]) if live_K is None else live_K
         bias_B11C = torch.cat((bias_B11C, latent_K.expand(*bias_B11C.shape[:-1], -1)), -1)
         causal_MM = torch.full((num, num), HIDDEN, dtype=h_BMD.dtype, device=h_BMD.device).triu(1)
@@ -334,9 +342,14 @@ def _joined(one: KeysValues, other: KeysValues) -> KeysValues:
     return torch.cat((one[0], other[0]), -2), torch.cat((one[1], other[1]), -2)
 
 
-def _let_go(x: Tensor | None, here: Tensor) -> Tensor | None:
+def _let_go(x: Tensor, here: Tensor) -> Tensor:
     """Cut the gradient where `here` is true, without the host knowing."""
-    return None if x is None else torch.where(here, x.detach(), x)
+    return torch.where(here, x.detach(), x)
+
+
+def _picked(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """Some rows. Not by a list as index: that would travel from the host and forbid capture."""
+    return x_T if len(steps) == len(x_T) else torch.stack([x_T[t] for t in steps])
 
 
 def _loss(logits_SBMV: Tensor, batch: dict[str, Tensor], weight_S: Tensor) -> Tensor:

@@ -5,26 +5,39 @@ Shape suffixes: B batch, M output tokens, T steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.recipes.thinker import curriculum
+from seedbed.errors import UserError
+from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.data import TaskSource
 from seedbed.recipes.thinker.draws import Dials, Setting, dials_of, draw_shape, settle
 from seedbed.recipes.thinker.evaluate import quick
+from seedbed.recipes.thinker.examine import examine
 from seedbed.recipes.thinker.model import Sizes, Thinker
-from seedbed.recipes.thinker.plan import OUTPUT
+from seedbed.recipes.thinker.plan import LOOKUP, OUTPUT
+from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.train.engine import mix
-from seedbed.train.system import Batch, System
+from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
 
+LESSONS = ("threshold", "window", "min_steps")
+# Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
+PACKABLE = frozenset(
+    {
+        *(f"model.{name}" for name in ("n_latent", "n_step", "noise", "perturb", "plan", "n_memory")),
+        *(f"model.loss.{name}" for name in ("steps", "base", "backprop_steps")),
+        *(f"data.curriculum.{name}" for name in ("start", *LESSONS)),
+    }
+)
 # Up to this width a second CPU thread costs more than it gives.
 NARROW = 128
 
@@ -63,7 +76,7 @@ class ThinkerSystem(System):
         num_latents, num_steps = engine.variant if isinstance(engine.variant, tuple) else (self.latents.high, self.steps.high)
         setting = self.setting(batch["index"], num_latents, num_steps)
         loss, right_BM = self.model(batch, setting, num_latents, num_steps, self.answers(num_steps))
-        measures, stage = self._measure(batch, right_BM, self.stage)
+        measures, stage = self._measure(batch, right_BM, self.stage, self.config.data.curriculum)
         if self.is_staged:
             self.stage.copy_(stage)
         return loss, measures
@@ -76,7 +89,7 @@ class ThinkerSystem(System):
         shape, model = (num_latents, num_steps), self.config.model
         if shape in self._settled and self._settled[shape].plan_T5.device == index_B.device:
             return self._settled[shape]
-        steps = torch.tensor(num_steps, device=index_B.device)
+        steps = torch.full((), num_steps, device=index_B.device)
         setting = settle(self._dials(index_B.device), index_B, num_steps, None, steps)
         reach = model.loss.backprop_steps
         setting = setting._replace(
@@ -103,7 +116,9 @@ class ThinkerSystem(System):
             self._device_dials = {name: tensor.to(device) for name, tensor in self._host_dials.items()}
         return self._device_dials
 
-    def _measure(self, batch: Batch, right_BM: Tensor, stage: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def _measure(
+        self, batch: Batch, right_BM: Tensor, stage: Tensor, lessons: CurriculumConfig
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Accuracy on this batch, and the curriculum's next stage."""
         keep_BM = batch["keep"]
         token = (right_BM * keep_BM).sum() / keep_BM.sum().clamp_min(1)
@@ -113,7 +128,7 @@ class ThinkerSystem(System):
             return measures, stage
         longest_B = curriculum.on_longest(batch["length"], stage)
         hits = (exact_B & longest_B).sum()
-        stage = curriculum.advance(stage, hits, longest_B.sum(), self.config.data.curriculum, self.source.task.length)
+        stage = curriculum.advance(stage, hits, longest_B.sum(), lessons, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
 
     def compile_units(self) -> Iterator[nn.Module]:
@@ -129,16 +144,91 @@ class ThinkerSystem(System):
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
             return quick(self, source)
 
+    @torch.no_grad()
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        """Some answers; when training has ended, or on request, the complete examination with its pictures."""
+        wanted = request.read(prompt=None, num=show.NUM_EXAMPLES, latents=None, steps=None, examine=None)
+        source, look = self.data.valid, show.look_of(self, wanted["latents"], wanted["steps"])
+        assert isinstance(source, TaskSource)
+        has_ended = not request.options and float(engine.progress) >= 1.0
+        num = wanted["examine"] or (self.config.data.test if has_ended else 0)
+        if wanted["prompt"] is not None:
+            text, files = show.answer(self, source, wanted["prompt"], look), ()
+        else:
+            text, files = show.examples(self, source, look, wanted["num"]), ()
+        if num:
+            found = examine(self, source, request.folder, num)
+            text, files = f"{show.table(found)}\n\n{text}", tuple(sorted(request.folder.glob("*.png")))
+        if request.write:
+            request.write(text + "\n")
+        return Sample(text=text, files=files)
+
+    def describe(self) -> dict[str, Any]:
+        return show.describe(self)
+
+    def flops_per_item(self) -> float:
+        """Three times the matrix products of a forward pass, at the top of the ranges."""
+        config, shape = self.config.model, self.source.shape
+        width, latents, steps = config.width, self.latents.high, self.steps.high
+        rows = 1 + shape.num_in + config.static_memory + self.model.num_memory * latents
+        step = latents * (14 * width**2 + 2 * width * (rows + latents)) * config.blocks
+        answer = (latents * 2 + shape.num_out * 10) * width**2 * config.output.layers + shape.num_out * width * shape.vocab
+        return 6.0 * (steps * step + rows * 2 * width**2 + len(self.answers(steps)) * answer)
+
+    def state(self) -> dict[str, Any]:
+        return {"plan": str(self.plan)}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        if state["plan"] != str(self.plan):
+            raise UserError(f"the plan has changed: this run was trained with {state['plan']}, now it is {self.plan}")
+
     # ---- many as one -------------------------------------------------------------------------------------------------
 
-    def packs(self) -> frozenset[str] | str:
+    def packs(self) -> frozenset[str]:
         return PACKABLE
 
+    def envelope(self, configs: Sequence[Config]) -> Config:
+        """Room for the most latents, steps and memory of all; what each run makes of it is in its dials."""
+        models = [config.model for config in configs]
+        is_progressive = any(model.loss.steps == "progressive" for model in models)
+        low = 1 if is_progressive else min(model.steps.low for model in models)
+        plans = [model.parsed_plan() for model in models]
+        reaches = [model.loss.backprop_steps for model in models]
+        latents = [n for model in models for n in (model.latents.low, model.latents.high)]
+        model = replace(
+            models[0],
+            n_latent=f"{min(latents)}:{max(latents)}",
+            n_step=f"{low}:{max(model.steps.high for model in models)}",
+            plan="everything" if any(plan is None or plan.uses(LOOKUP) for plan in plans) else "ro*",
+            n_memory=max(model.n_memory for model in models),
+            perturb=max(model.perturb for model in models),
+            loss=LossConfig(steps="progressive" if is_progressive else "all", backprop_steps=max(reaches)),
+        )
+        return replace(configs[0], model=model)
+
     def dials(self) -> Dials:
-        return dict(self._dials(self.stage.device))
+        lessons = self.config.data.curriculum
+        device = self.stage.device
+        numbers = {name: torch.tensor(getattr(lessons, name), device=device) for name in LESSONS}
+        return dict(self._dials(device)) | numbers
 
-
-PACKABLE = frozenset({"model.n_latent"})
+    def packed_loss(self, index_B: Tensor, dials: Dials) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss with this system's shapes, and everything that a smaller run does not have masked."""
+        model, top = self.config.model, self.steps.high
+        batch = self.source.make(index_B, dials["seed"], curriculum.limit(self.stage) if self.is_staged else None)
+        latents, steps = draw_shape(dials, index_B[0] // self.config.batch)
+        setting = settle(dials, index_B, top, None if self.latents.low == self.latents.high else latents, steps)
+        setting = setting._replace(
+            perturb=setting.perturb if model.perturb else None,
+            cut=setting.cut if model.loss.steps == "progressive" or model.loss.backprop_steps else None,
+        )
+        answers = tuple(range(self.steps.low - 1, top))
+        loss, right_BM = self.model(batch, setting, self.latents.high, top, answers)
+        lessons: Any = replace(
+            self.config.data.curriculum, **{name: dials[name] for name in ("threshold", "window", "min_steps")}
+        )
+        measures, stage = self._measure(batch, right_BM, self.stage, lessons)
+        return loss, measures, {"stage": stage}
 
 
 def build(config: Config, data: Data) -> ThinkerSystem:
