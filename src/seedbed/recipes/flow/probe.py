@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from seedbed.nn.patchify import depatchify, patchify
-from seedbed.recipes.flow.objective import quantiles, zero_level
 from seedbed.train.probe import Batch, Probe
 
 if TYPE_CHECKING:

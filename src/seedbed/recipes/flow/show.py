@@ -6,9 +6,12 @@ N images, C channels, H W pixels.
 from __future__ import annotations
 
 import difflib
+import itertools
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,15 +42,13 @@ OPTIONS: dict[str, Any] = {
     "sampler": "heun",
     "seed": 1,
     "ema": "short",
-    "examine": False,
+    "examine": None,
 }
 
 
 def show(system: Flow, request: Request, engine: Engine) -> Sample:
     """Images of the asked classes as one PNG, beside real ones of the same classes."""
     options = request.read(**OPTIONS)
-    if request.options and request.write:
-        request.write(f"sampling on {engine.device}\n")
     if not request.options:
         options |= {"steps": STEPS_WHILE_TRAINING}
     sampling = _sampling(system, options)
@@ -115,9 +116,7 @@ def _classes(asked: str, num: int, data: ImageData) -> Tensor:
     raise UserError(f"there is no class {asked!r}; nearest: {', '.join(near)}; or `all`, or a number below {data.num_classes}")
 
 
-def _draw(
-    system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]
-) -> Any:
+def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]) -> Any:
     """One picture: real images of the same classes on the left, generated ones on the right."""
     shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
     real_NCHW = _real(system.data, classes_N[shown])
@@ -126,20 +125,20 @@ def _draw(
     name = "grid.png"
     if request.options:
         asked = str(options["class"]).replace(" ", "-").replace("/", "-")
-        name = f"{asked}-{options['sampler']}{options['steps']}-w{_sampling(system, options).guidance:g}-seed{options['seed']}.png"
+        name = (
+            f"{asked}-{options['sampler']}{options['steps']}-w{_sampling(system, options).guidance:g}-seed{options['seed']}.png"
+        )
     return grids.save(grids.beside(panels), request.folder / name)
 
 
 def _real(data: ImageData, classes_N: Tensor) -> Tensor:
-    """Held-out images of these classes, no two alike while there are enough; any others where a class has none."""
-    class_M = torch.from_numpy(data.valid.arrays["class"][:].astype("int64"))
-    rows, used = [], {}
-    for c in classes_N.tolist():
-        found = (class_M == c).nonzero()[:, 0].tolist() or [c % len(class_M)]
-        rows.append(found[used.get(c, 0) % len(found)])
-        used[c] = used.get(c, 0) + 1
-    import numpy as np
-
+    """Held-out images of these classes, no two alike while there are enough; any other where a class has none."""
+    class_M = np.asarray(data.valid.arrays["class"])
+    turns: dict[int, Iterator[int]] = {}
+    for c in set(classes_N.tolist()):
+        found = np.flatnonzero(class_M == c).tolist()
+        turns[c] = itertools.cycle(found or [c % len(class_M)])
+    rows = [next(turns[c]) for c in classes_N.tolist()]
     return data.valid.pick(np.array(rows))[0]
 
 

@@ -17,9 +17,9 @@ from seedbed.config import Config
 from seedbed.nn.attention import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
 from seedbed.recipes.flow.data import ImageData, ImageSource, TimeLaw, draw_noise, drop_class, flow_batch
-from seedbed.recipes.flow.show import show
 from seedbed.recipes.flow.model import Setting, build_model
 from seedbed.recipes.flow.probe import open_up
+from seedbed.recipes.flow.show import show
 from seedbed.train.engine import DTYPES
 from seedbed.train.system import Batch, Request, Sample, System
 
