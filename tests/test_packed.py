@@ -406,13 +406,15 @@ def test_a_recipe_without_a_packed_loss_is_refused(tmp_path: Path) -> None:
 # ---- compiled -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_compiled_equals_eager(tmp_path: Path) -> None:
-    eager = train_pack(tmp_path, "e", GRID)
-    compiled = train_pack(tmp_path, "c", [[*settings, "compile=whole"] for settings in GRID])
-    assert "compiled (whole)" in next(e["step_runs"] for e in compiled[0].run.events() if e["kind"] == "pack")
-    for one, other in zip(eager, compiled, strict=True):
+def test_traced_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything but the last stage of the compiler, which takes minutes of C++ and is the GPU tests' to judge."""
+    grid, real = [[*settings, "steps=8"] for settings in GRID], torch.nn.Module.compile
+    eager = train_pack(tmp_path, "e", grid)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: real(self, backend="aot_eager", **options))
+    traced = train_pack(tmp_path, "t", [[*settings, "compile=whole"] for settings in grid])
+    assert "compiled (whole)" in next(e["step_runs"] for e in traced[0].run.events() if e["kind"] == "pack")
+    for one, other in zip(eager, traced, strict=True):
         assert distance(one, other) < 1e-9
 
 

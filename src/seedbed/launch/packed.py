@@ -7,10 +7,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from seedbed.launch.local import close_job, open_job, saved_config
-from seedbed.recipes import Recipe
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train.engine import pick_device
 from seedbed.train.loop import Job
 from seedbed.train.pack import Pack, fit_pack
 
@@ -32,9 +30,8 @@ def train_packed(runs: Sequence[Run], *, patience: int = 0, tell: Callable[[Job]
     with ExitStack() as stack:
         try:
             for run in runs:
-                jobs.append(_open(run, stack))
-            recipe, _ = saved_config(runs[0])
-            return fit_pack(_pack(recipe, jobs), patience, told)
+                jobs.append(open_quietly(run, stack))
+            return fit_pack(as_pack(jobs), patience, told)
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             ended = {job.run.name for job in jobs if job.status != "running"}
@@ -54,7 +51,8 @@ class _Nowhere(io.StringIO):
         return len(text)
 
 
-def _open(run: Run, stack: ExitStack) -> Job:
+def open_quietly(run: Run, stack: ExitStack) -> Job:
+    """A run folder as a job that tells nothing to the screen; `stack` closes what is open."""
     console = stack.enter_context(closing(Console(run.path / "console.log", stream=_Nowhere())))
     recipe, config = saved_config(run)
     begun = bool(run.status())
@@ -62,7 +60,9 @@ def _open(run: Run, stack: ExitStack) -> Job:
     return open_job(run, recipe, config, recipe.open_data(config), console, resumed=begun)
 
 
-def _pack(recipe: Recipe, jobs: list[Job]) -> Pack:
+def as_pack(jobs: list[Job]) -> Pack:
+    """Jobs of one recipe, and the system whose shapes hold all of them."""
+    recipe, _ = saved_config(jobs[0].run)
     envelope = jobs[0].system.envelope([job.config for job in jobs])
     template = recipe.build(envelope, recipe.open_data(envelope))
-    return Pack(jobs, template.to(pick_device(envelope.device)))
+    return Pack(jobs, template.to(jobs[0].engine.device))

@@ -208,6 +208,7 @@ class Pack:
         job = replica.job
         with self.standing_still():
             try:
+                job.engine.begin(job.step - 1, job.items / job.total_items)  # recipes may ask it how far the run is
                 tool(job)
             except Exception as error:
                 job.status = "failed"
