@@ -1,4 +1,4 @@
-"""Jobs for benchmarks: any preset, ready to step, in a run folder that goes away; and a clock for its steps."""
+"""Jobs for benchmarks: any preset, alone or as a pack, ready to step, in run folders that go away; and clocks for steps."""
 
 import contextlib
 import io
@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from seedbed import config as configs
-from seedbed.launch import local
+from seedbed.launch import local, packed
 from seedbed.recipes import find
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 from seedbed.train import loop
+from seedbed.train.pack import Pack
 
 
 @contextlib.contextmanager
@@ -59,3 +60,39 @@ def _wait(job: loop.Job) -> None:
     loop._settled(job)
     if job.engine.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def open_pack(name: str, num: int, *assignments: str) -> Iterator[Pack]:
+    """`num` runs of one preset that differ in seed and rate, as one pack, compiled and captured as a sweep's would be."""
+    recipe, preset = find(name)
+    base = configs.override(recipe.preset(preset), list(assignments))
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        runs = []
+        for k in range(num):
+            config = configs.override(base, [f"seed={k + 1}", f"optim.lr={base.optim.lr * (1 - k / (2 * num))}"])
+            runs.append(Run.create(Path(folder), recipe.name, preset, config, name=f"bench{k}", code={}, base=base))
+        pack = packed.as_pack([packed.open_quietly(run, stack) for run in runs])
+        try:
+            pack.prepare()
+            for job in pack.jobs:
+                job.clock.start("train")
+            yield pack
+        finally:
+            for job in pack.jobs:
+                job.feed.close()
+                job.run.close()
+
+
+def time_pack(pack: Pack, num_steps: int) -> float:
+    """Seconds per step of all replicas together, the reading and judging of every replica's measurements included."""
+    for count in (2, num_steps):
+        start = time.perf_counter()
+        for _ in range(count):
+            pack.take_step()
+            pack.look(leave=1)
+        pack.look(leave=0)
+        if pack.stack.device.type == "cuda":
+            torch.cuda.synchronize()
+    assert len(pack.training) == len(pack.replicas), "a replica ended while it was timed"
+    return (time.perf_counter() - start) / num_steps
