@@ -63,19 +63,23 @@ def _settings(config: ImageConfig) -> dict[str, Any]:
     return {"stored_size": config.stored_size, "valid": config.valid, "encode": config.encode}
 
 
-def partition(classes_N: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and for validation, each in ascending order: `share` of every class held out, the same ones always.
+def partition(classes_N: np.ndarray, share: float) -> np.ndarray:
+    """True for the rows that are held out: `share` of every class, the same ones always.
 
     At least one image of a class is held out and one kept; a class with a single image keeps it for training.
     """
-    held = np.zeros(len(classes_N), bool)
-    words_N = draw(0, np.arange(len(classes_N)))
-    order_N = np.lexsort((words_N, classes_N))
+    held_N = np.zeros(len(classes_N), bool)
+    order_N = np.lexsort((draw(0, np.arange(len(classes_N))), classes_N))
     starts = np.flatnonzero(np.diff(classes_N[order_N], prepend=-1))
     for rows in np.split(order_N, starts[1:]):
-        num = min(max(1, math.floor(len(rows) * share)), len(rows) - 1)
-        held[rows[:num]] = True
-    return np.flatnonzero(~held), np.flatnonzero(held)
+        held_N[rows[: min(max(1, math.floor(len(rows) * share)), len(rows) - 1)]] = True
+    return held_N
+
+
+def in_order(held_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and for validation, each stirred once and for all: the first of them show every class."""
+    stirred_N = np.argsort(draw(1, np.arange(len(held_N))), kind="stable")
+    return stirred_N[~held_N[stirred_N]], stirred_N[held_N[stirred_N]]
 
 
 class Picture(NamedTuple):
@@ -230,16 +234,16 @@ class _Job:
 
 def _rows(gallery: Gallery, share: float, say: Say) -> tuple[np.ndarray, int]:
     """All images, those for training first, and how many these are."""
-    counts = np.bincount(gallery.classes_N, minlength=len(gallery.class_names))
-    if gallery.held_N is not None:
-        train_N, valid_N = np.flatnonzero(~gallery.held_N), np.flatnonzero(gallery.held_N)
-    else:
+    held_N = gallery.held_N
+    if held_N is None:
+        counts = np.bincount(gallery.classes_N, minlength=len(gallery.class_names))
         alone = [gallery.class_names[n] for n in np.flatnonzero(counts == 1)]
         if len(alone) == len(gallery.class_names):
             raise UserError(f"{gallery.name}: every class has only one image, such as {alone[0]}; a split needs two of a class")
         if alone:
             say(f"{len(alone):,} classes have only one image, such as {alone[0]}: it is trained on, and none is held out")
-        train_N, valid_N = partition(gallery.classes_N, share)
+        held_N = partition(gallery.classes_N, share)
+    train_N, valid_N = in_order(held_N)
     return np.concatenate((train_N, valid_N)), len(train_N)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.data.image_store import partition, prepare_images
+from seedbed.data.image_store import in_order, partition, prepare_images
 from seedbed.data.images import ImageConfig, random_images
 from seedbed.data.prepare import Say
 from seedbed.data.store import digest
@@ -75,10 +75,6 @@ class ImageSource(Source):
         if self.train:
             return dice.integers(dice.keys(self.seed, index_B, _CROP), 2, self.margin + 1)
         return torch.full((len(index_B), 2), self.margin // 2, device=index_B.device)
-
-    def real(self, first: int, last: int) -> tuple[Tensor, Tensor]:
-        """Images first..last-1 as evaluation sees them, in [-1, 1] or as latents, with their classes; on the host."""
-        return self.pick(np.arange(first, last))
 
     def spread(self, num: int) -> np.ndarray:
         """The numbers of `num` images, or of all, at even distances: a store may hold one class after another."""
@@ -197,8 +193,7 @@ def open_images(config: ImageConfig, seed: int, say: Say = lambda line: None) ->
 def _open_shapes(config: ImageConfig, seed: int) -> ImageData:
     """Every legal image, with a share of each class held out; the same ones for any seed."""
     images_NHWC, classes_N = shapes.render_shapes(config.size)
-    train_N, valid_N = partition(classes_N, config.valid)
-    parts = [(images_NHWC[rows], classes_N[rows]) for rows in (train_N, valid_N)]
+    parts = [(images_NHWC[rows_N], classes_N[rows_N]) for rows_N in in_order(partition(classes_N, config.valid))]
     return _data(config, seed, parts, shapes.CLASS_NAMES, {})
 
 
@@ -226,5 +221,5 @@ def _data(
         "num_classes": len(names),
         "size": config.size,
     }
-    channels, height, width = train.real(0, 1)[0].shape[1:]
+    channels, height, width = train.pick(np.zeros(1, np.int64))[0].shape[1:]
     return ImageData(train, valid, given | facts, tuple(names), (channels, height, width))
