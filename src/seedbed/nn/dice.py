@@ -29,7 +29,8 @@ def keys(seed: Tensor | int, index_B: Tensor, stream: int) -> Tensor:
 
 def bits(key_B: Tensor, num: int) -> Tensor:
     """int64 in [0, 2**32), `num` per key. Number j does not depend on `num`: a longer draw begins with the shorter one."""
-    start_J = _mix(torch.arange(num, device=key_B.device) * _GOLDEN & WORD)
+    # Not a product: compiled code would take it for arithmetic on an index, in 32 bits.
+    start_J = _mix(_mix(torch.arange(num, device=key_B.device) ^ _GOLDEN))
     high_B1, low_B1 = (key_B >> 32 & WORD).unsqueeze(-1), (key_B & WORD).unsqueeze(-1)
     return _mix(_mix(low_B1 ^ start_J) ^ high_B1)
 
