@@ -54,6 +54,21 @@ def test_the_statistics_equal_those_of_the_window() -> None:
     assert watch.limit() == pytest.approx(mean + 1e6 * deviation, rel=1e-6)
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("sigmas", [1.0, 6.0])
+def test_the_quick_answer_is_that_of_the_limit(sigmas: float, scale: float) -> None:
+    """Every loss, heavy tails and kicks included, is a spike exactly when the window is full and it lies above the limit."""
+    dice, watch = random.Random(1), SpikeWatch(Guard(window=32, sigmas=sigmas))
+    num_spikes = 0
+    for n in range(3000):
+        tail = dice.gauss(0, 1) * (1 + 30 * (dice.random() < 0.02))
+        loss = scale * (3.0 * 0.999**n - 1.0 + 0.05 * tail)
+        wanted = len(watch.losses) == 32 and loss > watch.limit()
+        assert watch.spikes(loss) is wanted
+        num_spikes += wanted
+    assert 10 < num_spikes < 300
+
+
 def test_state_survives_json_exactly() -> None:
     one, other = Incidents(Guard()), Incidents(Guard())
     for loss in noisy(333):

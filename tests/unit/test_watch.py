@@ -77,6 +77,15 @@ def series(bytes_at) -> deque:
     return deque((20 * i, float(bytes_at(20 * i))) for i in range(60))
 
 
+@pytest.mark.skipif(watch._resident() is None, reason="the system does not tell a process's memory")
+def test_memory_is_read_anew_each_time() -> None:
+    before = watch._resident()
+    block = bytearray(b"x") * 64_000_000
+    grown = watch._resident()
+    del block
+    assert before and grown and 60e6 < grown - before < 80e6
+
+
 def test_a_leak_has_its_slope() -> None:
     dice = random.Random(0)
     slope, grown = steady_growth(series(lambda step: 1e9 + 6e4 * step + 1e6 * dice.random()))

@@ -6,6 +6,7 @@ It owns accumulation, precision, clipping, the finite guard, the optimizers, the
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING
@@ -175,7 +176,7 @@ class Engine:
         """1 when this update must not happen. A bad step also halts all later ones until the host has looked."""
         loss = self._totals[name]
         if not self.scale:
-            self._halt_unless_finite(loss + norm)
+            self._halt_unless_finite(loss, norm)
             return self.halted
         # With fp16 an overflow of the gradient is expected now and then: skip, lower the scale, go on.
         self.halted.logical_or_(_not_finite(loss))
@@ -188,12 +189,16 @@ class Engine:
         self.calm[name].copy_(torch.where(frozen, self.calm[name], torch.where(grow, 0.0, calm)))
         return torch.logical_or(frozen, overflow).float()
 
-    def _halt_unless_finite(self, x: Tensor) -> None:
-        if self.device.type == "mps":
-            self.halted.logical_or_(_not_finite(x))
+    def _halt_unless_finite(self, loss: Tensor, norm: Tensor) -> None:
+        if self.device.type == "cpu":  # nothing runs behind: to look costs less than any operation would
+            if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+                self.halted.fill_(1.0)
             return
-        # One kernel where arithmetic takes four: it writes 1 for what is not finite, never 0, and scales x by 1.
-        torch._amp_foreach_non_finite_check_and_unscale_([x], self.halted, self._one)
+        if self.device.type == "mps":
+            self.halted.logical_or_(_not_finite(loss + norm))
+            return
+        # One kernel where arithmetic takes four: it writes 1 for what is not finite, never 0, and scales the sum by 1.
+        torch._amp_foreach_non_finite_check_and_unscale_([loss + norm], self.halted, self._one)
 
     # ---- around steps ------------------------------------------------------------------------------------------------
 

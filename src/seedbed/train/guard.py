@@ -1,7 +1,7 @@
 """Guards on the host side: what to do when a step was not finite, or the loss left its band."""
 
-import math
 from collections import deque
+from math import isfinite, sqrt
 
 from seedbed.config import Guard
 
@@ -20,16 +20,30 @@ class SpikeWatch:
         self.guard = guard
         self.losses: deque[float] = deque(maxlen=guard.window)
         self._sum = self._squares = self._shift = 0.0
+        self._near = 0.5 * guard.sigmas**2
 
     def spikes(self, loss: float) -> bool:
         """Look at the next loss. Spikes and non-finite values never enter the statistics."""
-        if not math.isfinite(loss):
+        if not isfinite(loss):
             return False
-        # Half of all losses lie below the mean, and for them one division settles it.
-        full = len(self.losses) == self.guard.window
-        if full and loss > self._sum / self.guard.window + self._shift and loss > self._band() and loss > self.limit():
-            return True
-        self._add(loss)
+        losses, shift = self.losses, self._shift
+        num = len(losses)
+        if num == losses.maxlen:
+            # Nearly every loss is known by a few products to lie well inside the band. Distance and variance are `num` times
+            # and `num` squared times what they are called.
+            above = (loss - shift) * num - self._sum
+            variance = num * self._squares - self._sum * self._sum
+            if above > 0.0 and above * above > self._near * variance and loss > self._band() and loss > self.limit():
+                return True
+            gone = losses[0] - shift
+            self._sum -= gone
+            self._squares -= gone * gone
+        elif not losses:
+            self._shift = shift = loss  # sums of differences keep their digits
+        losses.append(loss)
+        far = loss - shift
+        self._sum += far
+        self._squares += far * far
         return False
 
     def limit(self) -> float:
@@ -39,7 +53,7 @@ class SpikeWatch:
     def _band(self) -> float:
         mean = self._sum / len(self.losses)
         variance = max(self._squares / len(self.losses) - mean * mean, 0.0)
-        return mean + self._shift + self.guard.sigmas * max(math.sqrt(variance), 1e-3 * abs(mean + self._shift), 1e-9)
+        return mean + self._shift + self.guard.sigmas * max(sqrt(variance), 1e-3 * abs(mean + self._shift), 1e-9)
 
     def restart(self) -> None:
         """Forget everything: after a roll-back or a change of stage the old band means nothing."""
@@ -52,17 +66,6 @@ class SpikeWatch:
     def load_state(self, state: dict) -> None:
         self.losses = deque(state["losses"], maxlen=self.guard.window)
         self._sum, self._squares, self._shift = state["sums"]  # the sums as they were, not summed anew: rounding counts
-
-    def _add(self, loss: float) -> None:
-        if not self.losses:
-            self._shift = loss  # sums of differences keep their digits
-        if len(self.losses) == self.losses.maxlen:
-            gone = self.losses[0] - self._shift
-            self._sum -= gone
-            self._squares -= gone * gone
-        self.losses.append(loss)
-        self._sum += loss - self._shift
-        self._squares += (loss - self._shift) ** 2
 
 
 class Incidents:

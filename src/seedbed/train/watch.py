@@ -5,6 +5,7 @@ Looks happen at log points, between steps, so a captured step stays as it is. Ev
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import os
@@ -13,7 +14,7 @@ import sys
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,8 +55,7 @@ class Alarm:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A log point as the watchers see it."""
 
     step: int
@@ -81,7 +81,9 @@ class Watch:
         """New alarms at a log point."""
         self.floor.losses.append(point.loss)
         found = [self.loader.look(point), self.rates.look(point), *self.layers.look(point.step)]
-        return self._new([*found, *(memory.look(point) for memory in self.memories)])
+        for memory in self.memories:
+            found.append(memory.look(point))
+        return self._new(found)
 
     def evaluated(self, step: int, numbers: dict[str, float], engine: Engine, feed: Feed, progress: float) -> list[Alarm]:
         """New alarms after an evaluation."""
@@ -93,6 +95,8 @@ class Watch:
         return self._new(self.layers.read())
 
     def _new(self, found: Sequence[Alarm | None]) -> list[Alarm]:
+        if not any(found):  # nearly always
+            return []
         fresh = {alarm.kind: alarm for alarm in found if alarm and alarm.kind not in self.raised}
         self.raised |= fresh.keys()
         return list(fresh.values())
@@ -218,15 +222,20 @@ def steady_growth(samples: deque[tuple[int, float]]) -> tuple[float, float]:
 
 def _resident() -> float | None:
     """Bytes of this process's own memory; None where the system does not tell."""
+    file = _open_statm(os.getpid())
+    if file is None:
+        return None
+    _, resident, shared, *_ = os.pread(file, 200, 0).split()
+    return float(int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+@functools.cache
+def _open_statm(pid: int) -> int | None:
+    """Kept open, since to open it costs more than the rest of a look; by process, since it tells of the one that opened it."""
     try:
-        file = os.open("/proc/self/statm", os.O_RDONLY)
+        return os.open(f"/proc/{pid}/statm", os.O_RDONLY)
     except OSError:
         return None
-    try:
-        _, resident, shared, *_ = os.read(file, 200).split()
-    finally:
-        os.close(file)
-    return float(int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _available() -> float:
