@@ -139,6 +139,13 @@ def test_every_bit_of_an_argument_moves_every_bit_of_a_word(argument):
         assert (share - 0.5).abs().max() < 0.025, f"bit {bit}"
 
 
+def test_every_bit_of_an_index_moves_every_bit_of_its_key():
+    index = INDEX + 123_456_789_012
+    for bit in range(63):
+        moved = (dice.keys(5, index, 0) ^ dice.keys(5, flip_bit(index, bit), 0)).unsqueeze(-1) >> torch.arange(64) & 1
+        assert (moved.double().mean(0) - 0.5).abs().max() < 0.025, f"bit {bit}"
+
+
 def test_normal_numbers_are_normal():
     z = dice.normal(dice.keys(0, INDEX, 5), 50).double().flatten()
     num = len(z)
