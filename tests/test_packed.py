@@ -12,6 +12,7 @@ import torch
 from helpers import TOY, kinds, newest, resume, rows, start
 
 from seedbed import config as configs
+from seedbed.checks.replay import investigate
 from seedbed.errors import UserError
 from seedbed.launch import local, packed
 from seedbed.recipes import find
@@ -125,6 +126,7 @@ def test_packed_equals_alone(tmp_path: Path, lone: tuple[Path, list[Job]]) -> No
         evals = [
             [(e["step"], e["error"], e["best"]) for e in job.run.events() if e["kind"] == "eval"] for job in (alone, together[k])
         ]
+        assert [k for k in kinds(tmp_path, f"p{k}") if k != "pack"] == kinds(lone[0], f"a{k}")
         assert evals[1] == [pytest.approx(e, rel=1e-9) for e in evals[0]]
     assert any(r["grad_norm"] > 0.05 for r in rows(tmp_path, "p0")), "the clip never bit"
     assert together[0].engine.tensors()["model"]["level"].abs().min() > 0, "the buffer never moved"
@@ -220,6 +222,13 @@ def test_a_replica_that_is_not_finite_ends_as_it_would_alone(tmp_path: Path, wil
     assert [r["step"] for r in rows(tmp_path, "p4")] == [r["step"] for r in rows(tmp_path, "a")]
 
 
+def test_a_bad_step_of_a_replica_is_replayed(tmp_path: Path) -> None:
+    wild = ["seed=9", "data.poison=70", "guard.policy=stop"]
+    assert packed.train_packed(folders(tmp_path, "p", [GRID[0], wild]))["p1"] == "nan"
+    found = investigate(tmp_path, "p1", None)
+    assert found.reproduced and found.step == 9
+
+
 def test_a_replica_rolls_back_as_it_would_alone(tmp_path: Path) -> None:
     """A poisoned item that no skip gets over: back to the best checkpoint, and on behind it."""
     settings = ["seed=9", "data.poison=70", "guard.max_skips=0", "every.eval=4", "every.save=4"]
@@ -269,6 +278,18 @@ def test_tensors_of_ended_runs_are_their_own(tmp_path: Path) -> None:
     jobs = train_pack(tmp_path, "p", [["steps=3"], ["steps=6"]])
     places = [p.untyped_storage().data_ptr() for job in jobs for p in job.system.parameters()]
     assert len(set(places)) == len(places)
+    for job in jobs:
+        assert {p.data_ptr() for p in job.watch.layers.params} <= {p.data_ptr() for p in job.system.parameters()}
+
+
+def test_packing_again_must_pay(tmp_path: Path) -> None:
+    pack = make_pack([make_job(tmp_path, f"p{k}") for k in range(2)])
+    for replica in pack.replicas:
+        replica.job.step, replica.joined = 4, (0, -1.0)  # four steps took a second
+    pack._prepare_seconds = 2.4
+    assert pack._pays(pack.training[:1])  # half of 20 steps at 0.25 s
+    pack._prepare_seconds = 2.6
+    assert not pack._pays(pack.training[:1])
 
 
 def test_patience_ends_a_replica_early(tmp_path: Path) -> None:
@@ -303,7 +324,7 @@ def test_clocks_count_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def stop(pack: Pack) -> None:
-    pack.stop_signal = signal.SIGTERM
+    signal.raise_signal(signal.SIGTERM)
 
 
 def test_interrupted_replica_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: tuple[Path, list[Job]]) -> None:
@@ -406,6 +427,7 @@ def test_a_recipe_without_a_packed_loss_is_refused(tmp_path: Path) -> None:
 # ---- compiled -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_traced_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the last stage of the compiler, which takes minutes of C++ and is the GPU tests' to judge."""

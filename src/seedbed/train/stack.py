@@ -124,8 +124,6 @@ class Update(nn.Module):
     @torch.no_grad()
     def forward(self, grad_RP: Tensor, loss_R: Tensor) -> Tensor:
         (stack,) = self.stack
-        if stack.own_RP is not None:
-            grad_RP = torch.where(stack.own_RP, grad_RP, 0.0)
         norm_R = torch.linalg.vector_norm(grad_RP, dim=1)
         stack.halted.copy_(torch.where(torch.isfinite(loss_R + norm_R), stack.halted, 1.0))
         divisor_R = (norm_R / self.clip_R.to(norm_R.dtype)).clamp_min(1.0)
@@ -179,7 +177,6 @@ class Stack:
         shape, dtype = (len(jobs), self.layout.width), next(template.parameters()).dtype
         self.weights, self.mean, self.square = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(3))
         self.ema = torch.zeros_like(self.weights) if self.config.ema else None
-        self.own_RP: Tensor | None = None
         self.halted = torch.zeros(len(jobs), device=self.device)
         # A run's steps, once for every group of its optimizer: a checkpoint's tensors may not share memory.
         self.counts = torch.zeros(len(jobs), max(len(_parts(job)) for job in jobs), device=self.device)
@@ -190,7 +187,6 @@ class Stack:
         kept = {n: t.detach() for n, t in _beside_weights(template, self.layout).items()}
         self.buffers = {n: t.expand(len(jobs), *t.shape).clone() for n, t in kept.items()}
         self._held = [self._adopt(row, job) for row, job in enumerate(jobs)]
-        self._mark_own()
         self.losses, self.update = Forward(template, self.layout), Update(self)
         self.system: System = Units(self.losses, self.update)
 
@@ -230,18 +226,6 @@ class Stack:
     def holds(self, row: int) -> bool:
         """Whether a run's tensors are still views of its row."""
         return bool(self._held[row])
-
-    def _mark_own(self) -> None:
-        """Which entries of each row belong to its run; gradients elsewhere are not its own. None when all do."""
-        own_RP = torch.zeros(self.weights.shape, dtype=torch.bool, device=self.device)
-        padded = False
-        for row, job in enumerate(self.jobs):
-            for part in _parts(job):
-                for name, param in zip(part.names, part.params, strict=True):
-                    slot = self.layout.slots[name]
-                    slot.of(own_RP[row], param.shape).fill_(True)
-                    padded |= slot.shape != param.shape
-        self.own_RP = own_RP if padded else None
 
     # ---- a step -------------------------------------------------------------------------------------------------------------
 
