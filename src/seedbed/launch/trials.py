@@ -45,6 +45,15 @@ def check(office: Room, trial: Trial) -> list[str]:
 
 def groups(office: Room, trials: Sequence[Trial], most: int | None) -> list[Group]:
     """Trials by the packs they may form; says why where they must train one by one."""
+    try:
+        return _groups(office, trials, most)
+    except Exception as error:
+        # One of them may be broken, and will say so when its turn comes; the others shall train.
+        office.say(f"one by one: packs cannot be planned ({_reason(error)})")
+        return [Group((trial,)) for trial in trials]
+
+
+def _groups(office: Room, trials: Sequence[Trial], most: int | None) -> list[Group]:
     configs = {trial.number: office.config(trial) for trial in trials}
     data = office.recipe.open_data(configs[trials[0].number])
     system = office.recipe.build(configs[trials[0].number], data)
