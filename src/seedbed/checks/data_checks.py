@@ -68,7 +68,7 @@ def coverage(case: Case) -> Result:
     if case.probe.batch[case.probe.inputs].is_floating_point():
         return skipped("the inputs are not ids")
     ids = case.batch(size=512)
-    flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.ndim > 1])
+    flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.dtype != torch.bool and v.ndim > 1])
     values, counts = flat.unique(return_counts=True)
     share, top = counts.max().item() / len(flat), int(values[counts.argmax()])
     shown = f" ({case.probe.decode(torch.tensor([top]))!r})" if case.probe.decode else ""
@@ -107,7 +107,8 @@ def ranges(case: Case) -> Result:
     batch = case.batch(size=min(case.data.train.num_items or 512, 512))
     declared = dict(case.probe.ranges or {}) if case.probe is not None else {}
     for name, value in batch.items():
-        if name == "index":
+        # A mask may let everything pass; counters say where an item stands, not what it is.
+        if name == "index" or (value.dtype == torch.bool and value.any()):
             continue
         wrong = _wrong_values(name, value.double(), declared.get(name), value.is_floating_point())
         if wrong:
@@ -123,7 +124,7 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
         bad = int((~torch.isfinite(value)).sum())
         return f"`{name}` holds {bad} numbers that are not finite", "one of them spoils every weight", "clean the source", "err"
     low, high, std = float(value.min()), float(value.max()), float(value.std())
-    if value.numel() > 1 and low == high:
+    if value.numel() > 1 and low == high and declared != (low, high):
         return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
     if declared is not None:
         span = declared[1] - declared[0]

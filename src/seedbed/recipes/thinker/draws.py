@@ -86,12 +86,12 @@ def draw_shape(dials: Dials, step: Tensor) -> tuple[Tensor, Tensor]:
     return latents, steps
 
 
-def settle(dials: Dials, index_B: Tensor, num_steps: int, latents: Tensor | None, steps: Tensor) -> Setting:
-    """Everything else that a batch of counters `index_B` needs, for an unroll of `num_steps` of which `steps` count."""
-    count_T = torch.arange(1, num_steps + 1, device=index_B.device)
+def settle(dials: Dials, turn: Tensor, num_steps: int, latents: Tensor | None, steps: Tensor) -> Setting:
+    """Everything else that the batch of step `turn` needs, for an unroll of `num_steps` of which `steps` count."""
+    count_T = torch.arange(1, num_steps + 1, device=turn.device)
     end_T = count_T == steps
-    plan_T5 = _plan(dials, index_B, num_steps, end_T)
-    progressive = torch.where(dials["mode"] == PROGRESSIVE, _cut(dials, index_B, num_steps, steps), 0)
+    plan_T5 = _plan(dials, turn, num_steps, end_T)
+    progressive = torch.where(dials["mode"] == PROGRESSIVE, _cut(dials, turn, num_steps, steps), 0)
     cut = torch.maximum(progressive, steps - dials["reach"])
     raw_T = torch.where(dials["mode"] == FIXED, dials["raw"][:num_steps], end_T.to(dials["raw"].dtype))
     weight_T = raw_T * plan_T5[:, OUTPUT] * (count_T > cut)
@@ -99,10 +99,10 @@ def settle(dials: Dials, index_B: Tensor, num_steps: int, latents: Tensor | None
     return Setting(dials["seed"], plan_T5, weight_T, dials["sigma"], dials["perturb"], dials["memory"], latents, cut)
 
 
-def _plan(dials: Dials, index_B: Tensor, num_steps: int, end_T: Tensor) -> Tensor:
+def _plan(dials: Dials, turn: Tensor, num_steps: int, end_T: Tensor) -> Tensor:
     """The run's own table, or one drawn for this batch: independent columns, repaired until they make sense."""
-    coins_T5 = dice.bits(dice.keys(dials["seed"], index_B[0], PLAN), num_steps * 5).view(num_steps, 5) >> 31
-    first_T = torch.arange(num_steps, device=index_B.device) == 0
+    coins_T5 = dice.bits(dice.keys(dials["seed"], turn, PLAN), num_steps * 5).view(num_steps, 5) >> 31
+    first_T = torch.arange(num_steps, device=turn.device) == 0
     write_T = coins_T5[:, WRITE]
     columns = {
         READ: coins_T5[:, READ] | first_T,
@@ -115,12 +115,12 @@ def _plan(dials: Dials, index_B: Tensor, num_steps: int, end_T: Tensor) -> Tenso
     return torch.where(dials["random_plan"] > 0, drawn_T5, dials["plan"][:num_steps])
 
 
-def _cut(dials: Dials, index_B: Tensor, num_steps: int, steps: Tensor) -> Tensor:
+def _cut(dials: Dials, turn: Tensor, num_steps: int, steps: Tensor) -> Tensor:
     """After how many steps the progressive loss lets go of the past, given how many are taken.
 
     With n uniform in 0..T-1 and k uniform in 1..T-n, n given n+k has odds 1 / (T - n).
     """
-    n_T = torch.arange(num_steps, device=index_B.device)
+    n_T = torch.arange(num_steps, device=turn.device)
     odds_T = torch.where(n_T < steps, 1.0 / (dials["step_top"] - n_T).clamp_min(1), 0.0)
-    mark = dice.uniform(dice.keys(dials["seed"], index_B[0], CUT), 1)[0] * odds_T.sum()
+    mark = dice.uniform(dice.keys(dials["seed"], turn, CUT), 1)[0] * odds_T.sum()
     return (odds_T.cumsum(0) <= mark).sum().clamp_max(steps - 1)

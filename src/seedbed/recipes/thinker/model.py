@@ -102,7 +102,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, vocab: int) -> None:
         super().__init__()
         shape = config.output
-        self.layers = nn.ModuleList(Block(config.width, config.heads, shape.self_attn) for _ in range(shape.layers))
+        num_layers = shape.layers if config.flow != "only" else 0
+        self.layers = nn.ModuleList(Block(config.width, config.heads, shape.self_attn) for _ in range(num_layers))
         self.norm = LayerNorm(config.width)
         self.head = None if shape.tied else nn.Linear(config.width, vocab, bias=False)
         if self.head is not None:
@@ -118,6 +119,22 @@ class Decoder(nn.Module):
     def name(self, x_BMD: Tensor, embed_VD: Tensor) -> Tensor:
         """Logits of every token."""
         return F.linear(self.norm(x_BMD), embed_VD if self.head is None else self.head.weight)
+
+
+class Start(nn.Module):
+    """The first state: learned vectors and strong noise. More latents never change the noise of the first ones."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.latent = declare(nn.Parameter(torch.empty(rows, width)), "embed")
+
+    def forward(self, index_B: Tensor, setting: Setting, num_latents: int) -> Tensor:
+        rows, width = self.latent.shape
+        key_B = dice.keys(setting.seed, index_B, NOISE + setting.stream)
+        noise_BKD = dice.normal(key_B, num_latents * width).unflatten(-1, (num_latents, width)).to(self.latent.dtype)
+        # Beyond the learned vectors they begin again: no latent starts from a row that was never trained.
+        rows_K = torch.arange(num_latents, device=index_B.device) % rows
+        return self.latent[rows_K] + setting.sigma.to(self.latent.dtype) * noise_BKD
 
 
 class Thoughts(NamedTuple):
@@ -139,10 +156,10 @@ class Thinker(nn.Module):
         self.num_memory = config.n_memory if plan is None or plan.uses(LOOKUP) else 0
         self.embed = nn.Embedding(sizes.vocab, width)
         self.places = Places(config, max(sizes.num_in, sizes.num_out))
-        rows = 1 if config.latent_init == "shared" else config.latents.high
-        self.latent = declare(nn.Parameter(torch.empty(rows, width)), "embed")
+        self.start = Start(1 if config.latent_init == "shared" else config.latents.high, width)
         self.null = declare(nn.Parameter(torch.empty(1, width)), "scalar")
-        self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar")
+        # What every query begins with; where the stream answers, nobody asks.
+        self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar") if config.flow != "only" else None
         static = config.static_memory
         self.static = declare(nn.Parameter(torch.empty(static, width)), "embed") if static else None
         self.cell = nn.ModuleList(Block(width, config.heads) for _ in range(config.blocks))
@@ -155,7 +172,9 @@ class Thinker(nn.Module):
                 normal_(module.weight, module.in_features**-0.5, generator)
             elif isinstance(module, nn.Embedding):
                 normal_(module.weight, 1.0, generator)
-        for param in (self.latent, self.null, self.ask, self.static):
+        if self.decoder.head is not None:
+            normal_(self.decoder.head.weight, 0.1 * self.config.width**-0.5, generator)
+        for param in (self.start.latent, self.null, self.ask, self.static):
             if param is not None:
                 normal_(param, 0.5, generator)
         self.places.init_weights(generator)
@@ -170,20 +189,35 @@ class Thinker(nn.Module):
         self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, answers: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         """The loss, weighted over the steps in `answers`, and 1 or 0 per target: right at the last step that counts."""
-        thoughts = self.think(batch, setting, num_latents, num_steps, answers)
-        weight_S = _picked(setting.weight_T, answers)
-        losses, logits_SBMV = [], torch.empty(0)
-        if thoughts.stream_SBMD is not None:
-            logits_SBMV = self.decoder.name(thoughts.stream_SBMD, self.embed.weight)
-            losses.append(_loss(logits_SBMV, batch, weight_S))
-        if self.config.flow != "only":
-            logits_SBMV = self.answer(thoughts, setting, answers, batch)
-            losses.append(_loss(logits_SBMV, batch, weight_S))
+        streams = self.logits(batch, setting, num_latents, num_steps, answers)
+        weight_S, logits_SBMV = picked(setting.weight_T, answers), streams[-1]
+        loss = torch.stack([self.score(one_SBMV, batch, weight_S) for one_SBMV in streams]).sum()
         # The last step that counts, chosen by arithmetic: which one it is may differ within a pack.
         at_S = torch.arange(1, len(answers) + 1, device=weight_S.device) * (weight_S > 0)
         last_S = (at_S == at_S.max()).to(weight_S.dtype)
         right_SBM = (logits_SBMV.detach().argmax(-1) == batch["y"]).to(weight_S.dtype)
-        return torch.stack(losses).sum(), torch.einsum("s,sbm->bm", last_S, right_SBM)
+        return loss, torch.einsum("s,sbm->bm", last_S, right_SBM)
+
+    def logits(
+        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, answers: tuple[int, ...]
+    ) -> list[Tensor]:
+        """(S, B, M, V) of the stream of targets, where there is one, and of the queries, where they are asked."""
+        thoughts = self.think(batch, setting, num_latents, num_steps, answers)
+        found = []
+        if thoughts.stream_SBMD is not None:
+            found.append(self.decoder.name(thoughts.stream_SBMD, self.embed.weight))
+        if self.config.flow != "only":
+            found.append(self.answer(thoughts, setting, answers, batch))
+        return found
+
+    @staticmethod
+    def score(logits_SBMV: Tensor, batch: dict[str, Tensor], weight_S: Tensor) -> Tensor:
+        """Cross-entropy averaged over the targets that are learned, then over the steps by their weights."""
+        y_SBM1 = batch["y"].expand(logits_SBMV.shape[:-1])[..., None]
+        nats_SBM = logits_SBMV.logsumexp(-1) - logits_SBMV.gather(-1, y_SBM1)[..., 0]
+        learn_BM = batch["learn"].to(nats_SBM.dtype)
+        nats_S = (nats_SBM * learn_BM).sum((-2, -1)) / learn_BM.sum().clamp_min(1.0)
+        return (nats_S * weight_S.to(nats_S.dtype)).sum()
 
     # ---- the parts ---------------------------------------------------------------------------------------------------
 
@@ -218,25 +252,17 @@ class Thinker(nn.Module):
         states, memories, streams = kept
         return Thoughts(torch.stack(states), *(torch.stack(one) if one else None for one in (memories, streams)))
 
-    def start(self, index_B: Tensor, setting: Setting, num_latents: int) -> Tensor:
-        """The first state: learned vectors and strong noise. More latents never change the noise of the first ones."""
-        width = self.latent.shape[-1]
-        key_B = dice.keys(setting.seed, index_B, NOISE + setting.stream)
-        noise_BKD = dice.normal(key_B, num_latents * width).unflatten(-1, (num_latents, width)).to(self.latent.dtype)
-        # Beyond the learned vectors they begin again: no latent starts from a row that was never trained.
-        rows_K = torch.arange(num_latents, device=index_B.device) % len(self.latent)
-        return self.latent[rows_K] + setting.sigma.to(self.latent.dtype) * noise_BKD
-
     def answer(self, thoughts: Thoughts, setting: Setting, answers: tuple[int, ...], batch: dict[str, Tensor]) -> Tensor:
         """Logits of every output position at the steps in `answers`, all in one go."""
         rows_SBCD, num_latents = thoughts.state_SBKD, thoughts.state_SBKD.shape[-2]
         bias = self._live_bias(setting, num_latents)
         if thoughts.memory_SBWKD is not None:
             shown_TC = self._memory_bias(setting, num_latents, after_write=True)
-            shown_S111C = _picked(shown_TC, answers)[:, None, None, None, :]
+            shown_S111C = picked(shown_TC, answers)[:, None, None, None, :]
             latent_K = rows_SBCD.new_zeros(num_latents) if bias is None else bias
             bias = torch.cat((latent_K.expand(*shown_S111C.shape[:-1], -1), shown_S111C), -1)
             rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2)), -2)
+        assert self.ask is not None, "nothing is asked of a thinker that answers by its stream"
         query_MD = self.ask + self.places(batch["y"].shape[-1], batch["index"], setting).to(self.ask.dtype)
         return self.decoder(query_MD, rows_SBCD, bias, self.embed.weight)
 
@@ -347,15 +373,6 @@ def _let_go(x: Tensor, here: Tensor) -> Tensor:
     return torch.where(here, x.detach(), x)
 
 
-def _picked(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
+def picked(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
     """Some rows. Not by a list as index: that would travel from the host and forbid capture."""
     return x_T if len(steps) == len(x_T) else torch.stack([x_T[t] for t in steps])
-
-
-def _loss(logits_SBMV: Tensor, batch: dict[str, Tensor], weight_S: Tensor) -> Tensor:
-    """Cross-entropy averaged over the targets that count, then over the steps by their weights."""
-    y_SBM1 = batch["y"].expand(logits_SBMV.shape[:-1])[..., None]
-    nats_SBM = logits_SBMV.logsumexp(-1) - logits_SBMV.gather(-1, y_SBM1)[..., 0]
-    keep_BM = batch["learn"].to(nats_SBM.dtype)
-    nats_S = (nats_SBM * keep_BM).sum((-2, -1)) / keep_BM.sum().clamp_min(1.0)
-    return (nats_S * weight_S.to(nats_S.dtype)).sum()

@@ -74,6 +74,7 @@ def _figure() -> tuple[Any, Any]:
 
 def _finish(figure: Any, axis: Any, title: str, path: Path) -> None:
     axis.set_xlabel("steps")
+    axis.xaxis.set_major_formatter("{x:.0f}")
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(frameon=False, fontsize=8)

@@ -1,6 +1,6 @@
-"""Where tokens stand: learned or sinusoidal vectors, at 0, 1, 2... or at places drawn anew for every batch.
+"""Where tokens stand: learned or sinusoidal vectors, at 0, 1, 2... or at places drawn anew for every sample.
 
-Shape suffixes: L positions, P places to draw from, F frequencies, D width.
+Shape suffixes: B batch, L positions, F frequencies, D width.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_SCALE = 2.0
 
 
 def sinusoids(places_L: Tensor, width: int) -> Tensor:
-    """Sines and cosines of `places_L` at width / 2 wavelengths, from 2 pi up to `LONGEST_WAVE` times as long."""
+    """Sines and cosines of places at width / 2 wavelengths, from 2 pi up to `LONGEST_WAVE` times as long."""
     rate_F = torch.exp(torch.arange(width // 2, device=places_L.device) * (-2.0 * math.log(LONGEST_WAVE) / width))
-    angle_LF = places_L[:, None].to(torch.float32) * rate_F
+    angle_LF = places_L[..., None].to(torch.float32) * rate_F
     return torch.cat((angle_LF.sin(), angle_LF.cos()), -1)
 
 
@@ -46,25 +46,23 @@ class Places(nn.Module):
             normal_(self.table, 1.0, generator)
 
     def forward(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
-        """Vectors for positions 0 to num - 1; random places are one draw for the whole batch, at test as in training."""
+        """Vectors for positions 0 to num - 1: the same for all samples (L, D), or drawn for each (B, L, D)."""
         if self.table is not None:
             if num > len(self.table):
-                raise UserError(
-                    f"position {num - 1} lies beyond the {len(self.table)} learned ones; use model.positions.kind=sin"
-                )
+                raise UserError(f"{num} positions asked, {len(self.table)} learned; longer inputs need model.positions.kind=sin")
             return self.table[:num]
         return sinusoids(self.drawn(num, index_B, setting), self.width)
 
     def drawn(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
-        """Where the positions are: rising numbers."""
+        """Where the positions are, rising. Random ones follow from the sample's counter, so that no batch matters to it."""
         count_L = torch.arange(num, device=index_B.device)
         if self.kind == "sin":
             return count_L
-        key = dice.keys(setting.seed, index_B[0], PLACES + setting.stream)
+        key_B = dice.keys(setting.seed, index_B, PLACES + setting.stream)
         if self.kind == "random_affine":
-            u_2 = dice.uniform(key, 2)
-            return count_L * MAX_SCALE ** (2.0 * u_2[0] - 1.0) + u_2[1] * self.max
+            u_B2 = dice.uniform(key_B, 2)
+            return count_L * MAX_SCALE ** (2.0 * u_B2[..., :1] - 1.0) + u_B2[..., 1:] * self.max
         if num > self.max:
             raise UserError(f"{num} positions cannot be drawn from model.positions.max={self.max}; raise it")
         # The places with the smallest random numbers: a draw without replacement.
-        return dice.bits(key, self.max).argsort()[:num].sort().values
+        return dice.bits(key_B, self.max).argsort(-1)[..., :num].sort(-1).values

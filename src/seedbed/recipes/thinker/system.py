@@ -23,11 +23,13 @@ from seedbed.recipes.thinker.examine import examine
 from seedbed.recipes.thinker.model import Sizes, Thinker
 from seedbed.recipes.thinker.plan import LOOKUP, OUTPUT
 from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
+from seedbed.recipes.thinker.probe import open_up
 from seedbed.train.engine import mix
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
 
 LESSONS = ("threshold", "window", "min_steps")
 # Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
@@ -90,7 +92,7 @@ class ThinkerSystem(System):
         if shape in self._settled and self._settled[shape].plan_T5.device == index_B.device:
             return self._settled[shape]
         steps = torch.full((), num_steps, device=index_B.device)
-        setting = settle(self._dials(index_B.device), index_B, num_steps, None, steps)
+        setting = settle(self._dials(index_B.device), index_B[0] // self.config.batch, num_steps, None, steps)
         reach = model.loss.backprop_steps
         setting = setting._replace(
             perturb=setting.perturb if model.perturb else None,
@@ -131,7 +133,11 @@ class ThinkerSystem(System):
         stage = curriculum.advance(stage, hits, longest_B.sum(), lessons, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
 
+    def probe(self, batch: Batch) -> Probe:
+        return open_up(self, batch)
+
     def compile_units(self) -> Iterator[nn.Module]:
+        yield self.model.start
         yield from self.model.cell
         yield self.model.decoder
 
@@ -216,8 +222,9 @@ class ThinkerSystem(System):
         """The loss with this system's shapes, and everything that a smaller run does not have masked."""
         model, top = self.config.model, self.steps.high
         batch = self.source.make(index_B, dials["seed"], curriculum.limit(self.stage) if self.is_staged else None)
-        latents, steps = draw_shape(dials, index_B[0] // self.config.batch)
-        setting = settle(dials, index_B, top, None if self.latents.low == self.latents.high else latents, steps)
+        turn = index_B[0] // self.config.batch
+        latents, steps = draw_shape(dials, turn)
+        setting = settle(dials, turn, top, None if self.latents.low == self.latents.high else latents, steps)
         setting = setting._replace(
             perturb=setting.perturb if model.perturb else None,
             cut=setting.cut if model.loss.steps == "progressive" or model.loss.backprop_steps else None,
