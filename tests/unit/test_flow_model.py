@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
+from seedbed.nn.attention import Attention
 from seedbed.nn.modulate import TimeEmbedding, modulated_norm, time_features
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, patchify
@@ -133,8 +134,9 @@ def test_no_mask_the_last_patch_reaches_the_first(model: FlowTransformer) -> Non
 
 def test_the_same_probe_would_see_a_mask() -> None:
     model = model_of(SMALL)
-    for block in model.blocks:
-        block.attention.causal = True
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.causal = True
     x, time, label = inputs()
     other = x.clone()
     other[:, :, -1, -1] += 1.0
@@ -154,6 +156,7 @@ def test_time_survives_half_precision() -> None:
     """Just below 1 bfloat16 counts in steps of 1/256; the network must still tell these two times apart."""
     model = model_of(SMALL).float()
     x, _, label = (t.float() if t.is_floating_point() else t for t in inputs(1))
+    assert model.time is not None
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         near = [model.time(torch.tensor([t])) for t in (0.9980, 0.9985)]
         out = model(x, torch.tensor([0.5]), label)

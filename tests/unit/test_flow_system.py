@@ -20,7 +20,7 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.recipes.flow import objective
-from seedbed.recipes.flow.data import ImageSource, TimeLaw
+from seedbed.recipes.flow.data import ImageData, ImageSource, TimeLaw
 from seedbed.recipes.flow.show import OPTIONS, _classes, _layout
 from seedbed.recipes.flow.system import NUM_BINS, Flow, build
 from seedbed.train.engine import Engine
@@ -39,6 +39,7 @@ def made(*assignments: str) -> tuple[Flow, Engine, Feed]:
     recipe, preset = find("flow/demo")
     config = configs.override(recipe.preset(preset), [*TINY, *assignments])
     data = recipe.open_data(config)
+    assert isinstance(data, ImageData)
     system = build(config, data)
     feed = Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=torch.device("cpu"))
     feed.load(0)
@@ -185,7 +186,7 @@ def test_evaluation_is_exact_whatever_the_batch(monkeypatch: pytest.MonkeyPatch)
     torch.rand(5)
     monkeypatch.setattr("seedbed.recipes.flow.system.EVAL_BATCH", {"cpu": 40})
     assert system.evaluate(system.data.valid, engine) == pytest.approx(first, rel=1e-5)
-    assert next(iter(first)) == "loss" and system.training
+    assert next(iter(first)) == "grid_loss" and system.training
 
 
 def test_evaluation_compares_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +199,7 @@ def test_evaluation_compares_targets(monkeypatch: pytest.MonkeyPatch) -> None:
             return torch.zeros_like(x) if p == "v" else x
 
         monkeypatch.setattr(system.model, "forward", zero_direction)
-        found[predict] = system.evaluate(system.data.valid, engine)["loss"]
+        found[predict] = system.evaluate(system.data.valid, engine)["grid_loss"]
     assert found["v"] == pytest.approx(found["x"], rel=1e-4)
 
 

@@ -49,7 +49,8 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, time_B: Tensor) -> Tensor:
         with full_precision(time_B.device):
-            return self.down(F.silu(self.up(time_features(time_B, self.num_features, self.scale))))
+            features_BF = time_features(time_B.to(self.up.weight.dtype), self.num_features, self.scale)
+            return self.down(F.silu(self.up(features_BF)))
 
 
 class Modulation(nn.Module):

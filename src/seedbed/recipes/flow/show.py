@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 from seedbed.errors import UserError
 from seedbed.recipes.flow import grids
 from seedbed.recipes.flow.data import ImageData, to_bytes
+from seedbed.recipes.flow.examine import examine, words, write
 from seedbed.recipes.flow.sampling import Sampling, generate
 from seedbed.recipes.flow.shapes import score_shapes
 from seedbed.train.system import Request, Sample
@@ -51,22 +52,30 @@ def show(system: Flow, request: Request, engine: Engine) -> Sample:
     options = request.read(**OPTIONS)
     if not request.options:
         options |= {"steps": STEPS_WHILE_TRAINING}
-    sampling = _sampling(system, options)
+    sampling, seed = _sampling(system, options), int(options["seed"])
     num, columns = _layout(options, bool(request.options))
     classes_N = _classes(str(options["class"]), num, system.data)
-    start = time.perf_counter()
     with _weights(system, engine, str(options["ema"])):
+        images_NCHW = generate(system.model, classes_N, sampling, seed)
+        path = _draw(system, images_NCHW, classes_N, columns, request, options)
         if options["examine"]:
-            return _examine(system, request, sampling, int(options["seed"]))
-        images_NCHW = generate(system.model, classes_N, sampling, int(options["seed"]))
-    seconds = time.perf_counter() - start
-    path = _draw(system, images_NCHW, classes_N, columns, request, options)
-    facts = {"sampling": str(sampling), "seed": options["seed"], "num": num, "seconds": round(seconds, 2)}
+            return _examined(system, request, sampling, options, path)
+    facts = {"sampling": str(sampling), "seed": seed, "num": num}
     facts |= _score(system.data, images_NCHW, classes_N)
     text = _words(facts)
     if request.write:
         request.write(text + "\n")
     return Sample(text=text, files=(path,), facts=facts)
+
+
+def _examined(system: Flow, request: Request, sampling: Sampling, options: dict[str, Any], grid: Path) -> Sample:
+    """The full table on as many samples as `--examine` says, in the run's folder as text and JSON."""
+    say = request.write or (lambda text: None)
+    classes_N = _classes("all", int(options["examine"]), system.data)
+    table = examine(system, sampling, int(options["seed"]), classes_N, say=lambda line: say(f"{line}\n"))
+    text = words(table, str(options["ema"]))
+    say(text)
+    return Sample(text=text, files=(grid, *write(table, text, request.folder)), facts={"sampling": str(sampling)})
 
 
 def _weights(system: Flow, engine: Engine, horizon: str) -> Any:
@@ -116,7 +125,7 @@ def _classes(asked: str, num: int, data: ImageData) -> Tensor:
     raise UserError(f"there is no class {asked!r}; nearest: {', '.join(near)}; or `all`, or a number below {data.num_classes}")
 
 
-def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]) -> Any:
+def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]) -> Path:
     """One picture: real images of the same classes on the left, generated ones on the right."""
     shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
     real_NCHW = _real(system.data, classes_N[shown])
@@ -150,14 +159,10 @@ def _score(data: ImageData, images_NCHW: Tensor, classes_N: Tensor) -> dict[str,
 
 
 def _words(facts: dict[str, Any]) -> str:
-    text = f"{facts['num']} images, {facts['sampling']}, seed {facts['seed']}, {facts['seconds']:.1f} s"
+    text = f"{facts['num']} images, {facts['sampling']}, seed {facts['seed']}"
     if "right" in facts:
         text += (
             f"\nasked shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
             f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
         )
     return text
-
-
-def _examine(system: Flow, request: Request, sampling: Sampling, seed: int) -> Sample:
-    raise UserError("not yet")

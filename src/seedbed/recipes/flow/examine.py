@@ -1,0 +1,88 @@
+"""The complete examination of a trained flow model: its samples judged beside the model as trained and the oracle rows.
+
+N images, C channels, H W pixels.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from seedbed.data.prepare import cache_folder
+from seedbed.recipes.flow.evaluate import COLUMNS, evaluate_samples, markdown
+from seedbed.recipes.flow.judge import open_judge
+from seedbed.recipes.flow.sampling import Sampling, generate
+
+if TYPE_CHECKING:
+    from seedbed.recipes.flow.system import Flow
+
+NUM_SEEDS = 3
+# Columns whose spread over seeds is worth a line.
+SPREAD = ("fd", "kid", "precision", "recall", "accuracy", "right")
+
+
+def examine(
+    system: Flow, sampling: Sampling, seed: int, classes_N: Tensor, say: Callable[[str], None] = lambda line: None
+) -> dict[str, Any]:
+    """Tables of plain values: the stated sampling with oracle rows, the same without guidance, and the spread over seeds."""
+    data, device = system.data, system.model.enter.weight.device
+    with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        judge = open_judge(data, cache_folder(system.config.data.cache) / "judges", device, say=say)
+
+    def judged(how: Sampling, number: int, oracles: bool) -> dict[str, Any]:
+        say(f"sampling {len(classes_N):,} images: {how}, seed {number}")
+        images_NCHW = generate(system.model, classes_N, how, number)
+        with torch.autocast(device.type, enabled=False):
+            return evaluate_samples(
+                images_NCHW, classes_N, data, judge, oracles=oracles, patch=system.config.model.patch if oracles else 0
+            )
+
+    start = time.perf_counter()
+    generate(system.model, classes_N[:1000], sampling, seed)[0, 0, 0, 0].item()
+    seconds = 1000 * (time.perf_counter() - start) / len(classes_N[:1000])
+    seeds = list(range(seed, seed + NUM_SEEDS))
+    table = judged(sampling, seeds[0], oracles=True)
+    others = [judged(sampling, number, oracles=False)["rows"]["samples"] for number in seeds[1:]]
+    plain = judged(replace(sampling, guidance=1.0), seed, oracles=False)["rows"]["samples"]
+    first, rest = table["rows"]["samples"], {k: v for k, v in table["rows"].items() if k != "samples"}
+    table["rows"] = {"samples": first, "samples, guidance 1": plain, **rest}
+    table["seeds"] = {"seeds": seeds, **{name: _spread([first, *others], name) for name in SPREAD if name in first}}
+    table["sampling"], table["seconds_per_1000"] = str(sampling), seconds
+    return table
+
+
+def _spread(rows: list[dict[str, float]], name: str) -> tuple[float, float]:
+    """Mean and standard deviation over seeds."""
+    values = [row[name] for row in rows]
+    return statistics.fmean(values), statistics.stdev(values)
+
+
+def words(table: dict[str, Any], horizon: str) -> str:
+    """The examination for a person: how samples were made, the table, and what chance in the seeds amounts to."""
+    seeds = table["seeds"]["seeds"]
+    spread = ", ".join(
+        f"{COLUMNS[name][0]} {mean:.{COLUMNS[name][1]}f} ± {std:.{COLUMNS[name][1]}f}"
+        for name, (mean, std) in table["seeds"].items()
+        if name != "seeds"
+    )
+    return (
+        f"Samples: {table['sampling']}, {horizon} average of the weights, {table['seconds_per_1000']:.1f} s per 1,000 images; "
+        f"the table shows seed {seeds[0]}.\n\n{markdown(table)}\nOver seeds {seeds[0]} to {seeds[-1]}: {spread}.\n"
+    )
+
+
+def write(table: dict[str, Any], text: str, folder: Path) -> tuple[Path, Path]:
+    """Both forms of the examination, side by side."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = folder / "examination.md", folder / "examination.json"
+    paths[0].write_text(text)
+    paths[1].write_text(json.dumps(table, indent=1) + "\n")
+    return paths
