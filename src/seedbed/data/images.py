@@ -39,6 +39,8 @@ class ImageConfig:
             raise UserError(
                 "latents can be neither flipped nor cropped; set data.flip=false data.crop=center, or drop data.encode"
             )
+        if self.images == "shapes" and self.crop == "random":
+            raise UserError("a shape that is cut off has no right answer; set data.crop=center")
         if self.encode and self.encode.count(":") != 1:
             raise UserError(f"data.encode={self.encode} is not package.module:function")
 
