@@ -15,7 +15,7 @@ MIN_GAP = 0.05
 NUM_QUADRATURE = 4096
 # Beyond this many numbers an image's covariance is too large to take apart before every run.
 MAX_NUMBERS = 3072
-MAX_IMAGES = 20_000
+MAX_IMAGES, MAX_TOTAL = 20_000, 1 << 27
 
 
 def _over_images(value_B: Tensor) -> Tensor:
@@ -80,6 +80,22 @@ def curve(variances_D: Tensor, time_Q: Tensor) -> Tensor:
     # Chunked by hand: thousands of numbers at thousands of times would be a gigabyte.
     parts = [(part[None] / (gap2[:, None] + time2[:, None] * part[None])).sum(1) for part in variances_D.double().split(256)]
     return torch.stack(parts).sum(0) / len(variances_D)
+
+
+def num_images(shape: tuple[int, int, int]) -> int:
+    """How many images the levels are computed from: as many as a gigabyte holds, up to a limit."""
+    return min(MAX_IMAGES, MAX_TOTAL // math.prod(shape))
+
+
+def levels(images_ND: Tensor, law: TimeLaw, predict: str) -> dict[str, float]:
+    """Losses of simple predictors under this law, easiest first."""
+    moment, variances_D, eigenvalues_D = moments(images_ND.float())
+    time_Q = quantiles(law)
+    found = {
+        "all zeros": zero_level(moment, time_Q, predict),
+        "pixel by pixel": gaussian_level(variances_D, time_Q, predict),
+    }
+    return found if eigenvalues_D is None else found | {"linear": gaussian_level(eigenvalues_D, time_Q, predict)}
 
 
 def moments(images_ND: Tensor) -> tuple[float, Tensor, Tensor | None]:

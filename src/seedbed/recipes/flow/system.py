@@ -36,20 +36,33 @@ EVAL_BATCH = {"cuda": 1024, "mps": 256, "cpu": 256}
 FIRST_EVALUATED = 1 << 41
 
 
+class Noiser(nn.Module):
+    """Noise, time and hidden classes for a batch; a module of its own, since compiled it is one pass over the images."""
+
+    def __init__(self, seed: int, law: TimeLaw, drop: float, null_class: int) -> None:
+        super().__init__()
+        self.seed, self.law, self.drop, self.null_class = seed, law, drop, null_class
+
+    def forward(self, image_BCHW: Tensor, class_B: Tensor, index_B: Tensor) -> Batch:
+        seen = flow_batch(image_BCHW, class_B, index_B, self.seed, self.law)
+        if self.training and self.drop:
+            seen["class"] = drop_class(class_B, index_B, self.seed, self.drop, self.null_class)
+        return seen
+
+
 class Flow(System):
     """A transformer that learns the way from noise to images."""
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__()
         self.config, self.data = config, data
-        self.model = build_model(config.model, data.shape, data.num_classes, config.seed)
+        shape = config.model
+        self.law = TimeLaw(shape.t_law, shape.t_mean, shape.t_std, config.batch if shape.stratified else 0)
+        self.noiser = Noiser(config.seed, self.law, shape.drop, data.num_classes)
+        self.model = build_model(shape, data.shape, data.num_classes, config.seed)
         self.register_buffer("bins", torch.zeros(2, NUM_BINS))  # decayed sums of losses and of counts, by time
         self.bins: Tensor
-
-    @property
-    def law(self) -> TimeLaw:
-        shape = self.config.model
-        return TimeLaw(shape.t_law, shape.t_mean, shape.t_std, self.config.batch if shape.stratified else 0)
+        self._levels: dict[str, float] = {}
 
     # ---- training --------------------------------------------------------------------------------------------------
 
@@ -61,11 +74,7 @@ class Flow(System):
 
     def noised(self, batch: Batch) -> Batch:
         """What the model sees of a batch, and the direction it should find; classes are hidden only while training."""
-        seed, drop = self.config.seed, self.config.model.drop
-        seen = flow_batch(batch["image"], batch["class"], batch["index"], seed, self.law)
-        if self.training and drop:
-            seen["class"] = drop_class(seen["class"], batch["index"], seed, drop, self.model.null_class)
-        return seen
+        return self.noiser(batch["image"], batch["class"], batch["index"])
 
     def run(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
         with attention_scope(self.kernels()):
@@ -78,7 +87,7 @@ class Flow(System):
     def _measure(self, error_B: Tensor, time_B: Tensor) -> dict[str, Tensor]:
         """The loss by time, as an average over the last steps: one step has too few samples for ten bins."""
         bin_B = (time_B * NUM_BINS).long().clamp(0, NUM_BINS - 1)
-        member_BT = torch.nn.functional.one_hot(bin_B, NUM_BINS).float()
+        member_BT = (bin_B[:, None] == torch.arange(NUM_BINS, device=bin_B.device)).float()
         both_2B = torch.stack((error_B.float(), torch.ones_like(error_B, dtype=torch.float32)))
         self.bins.mul_(BIN_MEMORY).add_(both_2B @ member_BT)
         means = self.bins[0] / self.bins[1].clamp_min(1e-6)
@@ -163,17 +172,12 @@ class Flow(System):
 
     def levels(self) -> dict[str, float]:
         """Losses in closed form, hardest last: all zeros, the best guess pixel by pixel, the best linear guess."""
-        predict, source = self.config.model.predict, self.data.train
-        images, _ = source.pick(source.spread(objective.MAX_IMAGES))
-        moment, variances_D, eigenvalues_D = objective.moments(images.flatten(1).to(self.model.enter.weight.device))
-        time_Q = objective.quantiles(self.law)
-        found = {
-            "all zeros": objective.zero_level(moment, time_Q, predict),
-            "pixel by pixel": objective.gaussian_level(variances_D, time_Q, predict),
-        }
-        if eigenvalues_D is not None:
-            found["linear"] = objective.gaussian_level(eigenvalues_D, time_Q, predict)
-        return found
+        if not self._levels:
+            source = self.data.train
+            images, _ = source.pick(source.spread(objective.num_images(self.data.shape)))
+            images_ND = images.flatten(1).to(self.model.enter.weight.device)
+            self._levels = objective.levels(images_ND, self.law, self.config.model.predict)
+        return self._levels
 
 
 def build(config: Config, data: ImageData) -> Flow:
