@@ -6,9 +6,9 @@ It owns accumulation, precision, clipping, the finite guard, the optimizers, the
 from __future__ import annotations
 
 import contextlib
-import math
 import random
 from collections.abc import Callable, Hashable, Iterator
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +57,7 @@ class Engine:
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         self.system, self.config, self.device = system, config, device
         self.dtype = DTYPES[config.precision]
+        self._kind = device.type  # kept: to ask a device for it in every step takes microseconds
         modules = system.players()
         self.optimizers = {
             name: Optimizer(param_groups(module, config.optim, _prefix_of(module, system)), config.optim)
@@ -86,7 +87,7 @@ class Engine:
 
     def begin(self, step: int, progress: float, rate: float | None = None) -> None:
         """Set what changes from step to step: rates (by the schedule unless `rate` is given), progress, dice."""
-        dials = self._host_dials if self.device.type == "cpu" else torch.zeros(4, pin_memory=self.device.type == "cuda")
+        dials = self._host_dials if self._kind == "cpu" else torch.zeros(4, pin_memory=self._kind == "cuda")
         view = dials.numpy()
         view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate
         view[_PROGRESS] = progress
@@ -99,9 +100,9 @@ class Engine:
         """All noise of a step follows from (seed, step): nothing to save, and evaluation cannot disturb training."""
         seed = mix(self.config.seed, step)
         torch.default_generator.manual_seed(seed)
-        if self.device.type == "cuda":
+        if self._kind == "cuda":
             torch.cuda.default_generators[self.device.index].manual_seed(seed)
-        elif self.device.type == "mps":
+        elif self._kind == "mps":
             torch.mps.manual_seed(seed)
 
     # ---- one step, on the device -----------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Engine:
         """The run's precision, for training and evaluation alike."""
         if self.dtype == torch.float32:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return torch.autocast(self._kind, dtype=self.dtype)
 
     def descend(self, loss: Tensor, name: str = "main") -> None:
         """Backward through `loss` for one player; on the step's last micro-batch also clip, guard and step."""
@@ -151,7 +152,7 @@ class Engine:
         total = self._totals.get(name)
         self._totals[name] = loss.detach() if total is None else total + loss.detach()
         scaled = loss * self.scale[name] if self.scale else loss
-        with torch.autocast(self.device.type, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():
+        with torch.autocast(self._kind, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():
             scaled.backward(inputs=optimizer.params if len(self.optimizers) > 1 else None)
             if self._part == self._num_parts - 1:
                 self._finish(name, optimizer)
@@ -190,11 +191,11 @@ class Engine:
         return torch.logical_or(frozen, overflow).float()
 
     def _halt_unless_finite(self, loss: Tensor, norm: Tensor) -> None:
-        if self.device.type == "cpu":  # nothing runs behind: to look costs less than any operation would
-            if not (math.isfinite(loss.item()) and math.isfinite(norm.item())):
+        if self._kind == "cpu":  # nothing runs behind: to look costs less than any operation would
+            if not isfinite(loss.item() + norm.item()):
                 self.halted.fill_(1.0)
             return
-        if self.device.type == "mps":
+        if self._kind == "mps":
             self.halted.logical_or_(_not_finite(loss + norm))
             return
         # One kernel where arithmetic takes four: it writes 1 for what is not finite, never 0, and scales the sum by 1.
