@@ -65,7 +65,7 @@ GPT_DATA = [
 _fault = partial(fault, GPT, "model")
 _BLOCK = "x_BTC = block(x_BTC, setting.rope, x0_BTC, skip, caches[i] if caches else None)"
 _SWAPPED = "x_BTC = block(x_BTC.transpose(0, 1), setting.rope, x0_BTC, skip).transpose(0, 1)"
-_MASKED = "attn_mask=mask,\n            dropout_p=self.dropout if self.training else 0.0,\n            is_causal=mask is None,"
+_MASKED = "attn_mask=mask,\n            dropout_p=self.dropout if self.training else 0.0,\n            is_causal=self.causal and mask is None,"
 _WIDE = "attn_mask=torch.ones(q_BHTD.shape[2], k_BKTD.shape[2], dtype=torch.bool).tril(1),"
 _DRAWN = "param.copy_(torch.empty(param.shape).normal_(0.0, std, generator=generator))"
 _TRUNK = "x_BTC = x_BTC + self._thin(self.attention("
@@ -76,7 +76,7 @@ _MEAN = "wide.square().mean(-1, keepdim=True)"
 _OUT = "return x_BTC + self._thin(self.mlp(self.norm2(x_BTC)))"
 
 GPT_MODEL = [
-    _fault("no causal mask", "C1", ATTENTION, "is_causal=mask is None", "is_causal=False"),
+    _fault("no causal mask", "C1", ATTENTION, "is_causal=self.causal and mask is None", "is_causal=False"),
     _fault("mask one too wide", "C1", ATTENTION, _MASKED, _WIDE),
     _fault("batch and time swapped", "M4", MODEL, _BLOCK, _SWAPPED, "model.positions=learned"),
     _fault("norm over the batch", "M4", NORMS, _MEAN, _MEAN.replace("-1", "0")),

@@ -156,7 +156,7 @@ def test_kernels_are_ranked_by_time_and_those_that_fail_are_left_out(monkeypatch
     cuda = torch.device("cuda", 0)
     found = choose_attention((2, 8, 16, 64), torch.bfloat16, cuda)
     assert found == (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
-    assert seen[0] == ((2, 8, 16, 64), torch.bfloat16, cuda, 8, 0.0)
+    assert seen[0] == ((2, 8, 16, 64), torch.bfloat16, cuda, 8, 0.0, True)
     num_timings = len(seen)
     assert choose_attention((2, 8, 16, 64), torch.bfloat16, cuda) == found and len(seen) == num_timings
     choose_attention((4, 8, 16, 64), torch.bfloat16, cuda)
