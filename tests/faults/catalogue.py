@@ -65,7 +65,10 @@ GPT_DATA = [
 _fault = partial(fault, GPT, "model")
 _BLOCK = "x_BTC = block(x_BTC, setting.rope, x0_BTC, skip, caches[i] if caches else None)"
 _SWAPPED = "x_BTC = block(x_BTC.transpose(0, 1), setting.rope, x0_BTC, skip).transpose(0, 1)"
-_MASKED = "attn_mask=mask,\n            dropout_p=self.dropout if self.training else 0.0,\n            is_causal=self.causal and mask is None,"
+_MASKED = (
+    "attn_mask=mask,\n            dropout_p=self.dropout if self.training else 0.0,\n"
+    "            is_causal=self.causal and mask is None,"
+)
 _WIDE = "attn_mask=torch.ones(q_BHTD.shape[2], k_BKTD.shape[2], dtype=torch.bool).tril(1),"
 _DRAWN = "param.copy_(torch.empty(param.shape).normal_(0.0, std, generator=generator))"
 _TRUNK = "x_BTC = x_BTC + self._thin(self.attention("
