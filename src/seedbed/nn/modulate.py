@@ -74,4 +74,4 @@ class Modulation(nn.Module):
 def modulated_norm(x_BNC: Tensor, shift_B1C: Tensor, scale_B1C: Tensor) -> Tensor:
     """The root-mean-square norm of every token, times 1 + scale, plus shift: one pass when compiled."""
     wide = rms_norm(widen(x_BNC))
-    return (wide * (1.0 + widen(scale_B1C)) + widen(shift_B1C)).to(x_BNC.dtype)
+    return torch.addcmul(widen(shift_B1C), wide, 1.0 + widen(scale_B1C)).to(x_BNC.dtype)

@@ -50,8 +50,8 @@ class Block(nn.Module):
             x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rope)
             return x_BTD + self.mlp(rms_norm(x_BTD))
         shift1, scale1, gate1, shift2, scale2, gate2 = vectors
-        x_BTD = x_BTD + gate1 * self.attention(modulated_norm(x_BTD, shift1, scale1), rope)
-        return x_BTD + gate2 * self.mlp(modulated_norm(x_BTD, shift2, scale2))
+        x_BTD = torch.addcmul(x_BTD, gate1, self.attention(modulated_norm(x_BTD, shift1, scale1), rope))
+        return torch.addcmul(x_BTD, gate2, self.mlp(modulated_norm(x_BTD, shift2, scale2)))
 
 
 class FlowTransformer(nn.Module):
