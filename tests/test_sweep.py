@@ -294,6 +294,12 @@ def test_a_pack_is_bounded_and_leaves_claimed_trials_out(sweep, root: Path):
     assert sorted(packs(root).values()) == [0, 2, 2, 2, 2]
 
 
+def test_a_pack_is_no_larger_than_the_memory(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trials, "room", lambda device: 0)
+    status, out, _ = sweep("optim.lr=1e-3,1e-2", "steps=4", recipe=PACKABLE)
+    assert status == 0 and "memory for 1 of 2 runs at a time" in out and set(packs(root).values()) == {0}
+
+
 def test_trials_that_another_worker_holds_are_left_out_of_the_pack(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     words = ("optim.lr=1e-3..1e-2x4", "steps=4")
     real, groups = trials.train, trials.groups

@@ -1,5 +1,6 @@
 """The report of a sweep: ranks over seeds, what is noise, tables, JSON, and a map from the fourth cell on."""
 
+import io
 import json
 import random
 import statistics
@@ -8,9 +9,10 @@ from pathlib import Path
 import pytest
 from sweep_samples import end, make
 
-from seedbed.track import heatmap, journal
+from seedbed.track import heatmap, journal, locks
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep
+from seedbed.tune.sweep.screen import Screen
 
 PNG = b"\x89PNG"
 
@@ -204,3 +206,39 @@ def test_colours_follow_the_order_of_low_and_high():
     assert [heatmap._share(v, 0, 10) for v in (-1, 0, 5, 10, 11)] == [0, 0, 0.5, 1, 1]
     assert [heatmap._share(v, 10, 0) for v in (-1, 0, 5, 10, 11)] == [1, 1, 0.5, 0, 0]
     assert heatmap._share(3, 3, 3) == 1
+
+
+# ---- the screen ------------------------------------------------------------------------------------------------------
+
+
+def test_the_live_table_shows_who_works_and_who_is_best(root: Path):
+    from rich.console import Console
+
+    sweep = make(root, "optim.lr=0.1,0.2,0.3,0.4,0.5")
+    first, second, third, *_ = sweep.trials()
+    for trial, best in ((first, 0.5), (second, 0.25)):
+        end(sweep, trial, best)
+    fd = sweep.claim(third)
+    assert fd is not None
+    out = Console(record=True, width=100, file=io.StringIO())
+    out.print(Screen(sweep, quiet=False)._table(room=2))
+    lines = out.export_text().splitlines()
+    assert "2 done, 1 running, 2 waiting" in lines[0]
+    assert [line.split()[0] for line in lines[2:]] == ["0003", "0002", "0001"] and "running" in lines[2]
+    locks.release(fd)
+
+
+def test_without_a_terminal_every_event_is_a_line_and_quiet_means_none(root: Path, capsys):
+    sweep = make(root, "optim.lr=0.1,0.2")
+    first, second = sweep.trials()
+    end(sweep, first, None, "failed", "no such file")
+    for quiet in (False, True):
+        screen = Screen(sweep, quiet)
+        with screen.showing():
+            screen.began([second])
+            screen.began([first, second])
+            screen.ended(sweep.standing(first))
+        lines = capsys.readouterr().out.splitlines()
+        said = ["trial 0002 begins: optim.lr=0.2", "trials 0001, 0002 begin as one pack"]
+        assert lines == ([] if quiet else [*said, "trial 0001 failed: optim.lr=0.1 at step 8 (no such file)"])
+    assert (sweep.path / "report.json").is_file()
