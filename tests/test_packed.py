@@ -118,6 +118,7 @@ def test_packed_equals_alone(tmp_path: Path, lone: tuple[Path, list[Job]]) -> No
     for k, alone in enumerate(lone[1]):
         assert together[k].status == alone.status == "done"
         assert together[k].step == alone.step >= 24
+        assert float(together[k].engine.progress) == float(alone.engine.progress) == 1.0
         assert distance(together[k], alone) < 1e-9
         mine, theirs = rows(tmp_path, f"p{k}"), rows(lone[0], f"a{k}")
         assert [r.keys() for r in mine] == [r.keys() for r in theirs]
@@ -207,7 +208,7 @@ def test_a_wild_replica_changes_no_other(tmp_path: Path, wild: list[str], calm: 
     assert bits_of(others[4]) != bits_of(shaken[4])
 
 
-@pytest.mark.parametrize("wild", WILD[:2], ids=" ".join)
+@pytest.mark.parametrize("wild", [*WILD[:2], ["data.poison=70", "every.eval=3"]], ids=" ".join)
 def test_a_replica_that_is_not_finite_ends_as_it_would_alone(tmp_path: Path, wild: list[str]) -> None:
     """Frozen before the bad step, with the event; or skipping one batch, as its guard says."""
     settings = ["seed=9", "every.save=0", "every.eval=0", *wild]
@@ -217,7 +218,7 @@ def test_a_replica_that_is_not_finite_ends_as_it_would_alone(tmp_path: Path, wil
     assert job.step == alone.step
     assert distance(job, alone) < 1e-9
     assert torch.isfinite(torch.cat([t.flatten() for t in job.engine.tensors()["model"].values()])).all()
-    mine, theirs = ([e for e in j.run.events() if e["kind"] in ("nonfinite", "end")] for j in (job, alone))
+    mine, theirs = ([e for e in j.run.events() if e["kind"] in ("nonfinite", "eval", "end")] for j in (job, alone))
     assert [(e["kind"], e["step"]) for e in mine] == [(e["kind"], e["step"]) for e in theirs] != []
     assert [r["step"] for r in rows(tmp_path, "p4")] == [r["step"] for r in rows(tmp_path, "a")]
 
