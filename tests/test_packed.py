@@ -232,11 +232,12 @@ def test_a_bad_step_of_a_replica_is_replayed(tmp_path: Path) -> None:
 
 def test_a_replica_rolls_back_as_it_would_alone(tmp_path: Path) -> None:
     """A poisoned item that no skip gets over: back to the best checkpoint, and on behind it."""
-    settings = ["seed=9", "data.poison=70", "guard.max_skips=0", "every.eval=4", "every.save=4"]
+    settings = ["seed=9", "data.poison=78", "guard.max_skips=0", "every.eval=4", "every.save=4"]
     job = train_pack(tmp_path, "p", [GRID[0], settings])[1]
     alone = train_alone(tmp_path, "a", *settings)
     assert job.status == alone.status == "done"
     assert "rollback" in kinds(tmp_path, "p1")
+    assert [k for k in kinds(tmp_path, "p1") if k != "pack"] == kinds(tmp_path, "a")
     assert distance(job, alone) < 1e-9
 
 
