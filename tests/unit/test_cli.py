@@ -66,7 +66,7 @@ class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
 
 LOCAL = ("train", "resume", "demo", "sample", "export")
 TUNE = ("find_lr", "find_batch", "profile", "plan")
-DATA = ("prepare", "inspect", "verify", "bench")
+DATA = ("prepare", "prepare_pictures", "inspect", "verify", "bench")
 
 
 @pytest.fixture
@@ -111,6 +111,7 @@ WORDS = [
     ("find-batch gpt/demo --limit 2.5 --max 64", "find_batch", ("gpt/demo", []), {**TUNING, "limit": 2.5, "most": 64}),
     ("profile gpt/demo --steps 5", "profile", ("gpt/demo", []), {**TUNING, "steps": 5}),
     ("data prepare a.txt", "prepare", ("a.txt",), {"tokenizer": "char", "vocab": 4096, "out": None, "json": False}),
+    ("data prepare zoo --size 32", "prepare_pictures", ("zoo",), {"size": 32, "out": None, "json": False}),
     ("data prepare --tokenizer bpe a.txt --vocab 512 --out there --json", "prepare", ("a.txt",),
      {"tokenizer": "bpe", "vocab": 512, "out": Path("there"), "json": True}),
     ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": looking._open_data}),

@@ -1,5 +1,6 @@
 """Folders, arrays and datasets of images on their way into a store, and every way in which they can be wrong."""
 
+import json
 import sys
 import types
 from pathlib import Path
@@ -10,12 +11,12 @@ import torch
 from PIL import Image
 from safetensors.numpy import save_file
 
-from seedbed.data import image_store
+from seedbed.data import image_store, verbs
 from seedbed.data.image_store import in_order, partition, prepare_images
 from seedbed.data.images import ImageConfig
 from seedbed.data.store import Store
 from seedbed.errors import UserError
-from seedbed.recipes.flow.data import open_images
+from seedbed.recipes.flow.data import open_data, open_images
 from seedbed.track import files
 
 SIZE = 8
@@ -376,6 +377,44 @@ def test_every_class_is_split_alike(share: float):
     train, valid = in_order(held)
     assert sorted([*train, *valid]) == list(range(len(classes))) and held[valid].all() and not held[train].any()
     assert train.tolist() != sorted(train)
+
+
+# ---- verbs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_verbs_know_images(tmp_path, capsys):
+    root = folder(tmp_path / "zoo", cat=6, dog=4)
+    spoil(root, "half")
+    assert verbs.prepare_pictures(str(root), size=SIZE, out=tmp_path / "store", json=True) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert sum(made["images"].values()) == 10
+    assert (
+        made["classes"] == {"cat": 6, "dog": 4} and made["bad"] == 2 and set(made["listed"]) == {"cat/half.jpg", "cat/text.png"}
+    )
+    assert made["train on it"].endswith(f"data.images={tmp_path / 'store'} data.size={SIZE}")
+    assert verbs.inspect(str(tmp_path / "store")) == 0
+    shown = capsys.readouterr().out
+    assert "cat 6, dog 4" in shown and made["fingerprint"] in shown
+    assert verbs.verify(str(tmp_path / "store")) == 0
+    with pytest.raises(UserError, match="holds class, image, no tokens"):
+        verbs.bench(str(tmp_path / "store"))
+
+
+def test_a_damaged_store_of_images_is_found_and_made_again(tmp_path, capsys):
+    root, store = folder(tmp_path / "zoo", cat=6), tmp_path / "store"
+    verbs.prepare_pictures(str(root), size=SIZE, out=store)
+    content = bytearray((store / "image.bin").read_bytes())
+    content[7] ^= 1
+    (store / "image.bin").write_bytes(content)
+    assert verbs.verify(str(store)) == 1 and "image.bin: chunk 0" in capsys.readouterr().out
+    assert verbs.prepare_pictures(str(root), size=SIZE, out=store) == 0 and verbs.verify(str(store)) == 0
+
+
+def test_generated_data_is_inspected_too(capsys):
+    from seedbed import recipes
+
+    assert verbs.inspect("flow/demo", open_recipe=lambda name: open_data(recipes.find(name)[0].preset("demo"))) == 0
+    assert "num_classes       24" in capsys.readouterr().out
 
 
 # ---- arrays, datasets, latents -------------------------------------------------------------------------------------------

@@ -13,16 +13,19 @@ verb = registrar(VERBS)
 
 
 def _prepare_arguments(parser: Parser) -> None:
-    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME")
+    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME; images with --size")
     parser.add_argument("--tokenizer", default="char", metavar="KIND", help="char, char75, bpe or the path of a tokenizer.json")
     parser.add_argument("--vocab", type=number(int, 257), default=4096, metavar="N", help="how many ids bpe learns")
+    parser.add_argument("--size", type=number(int, 4), metavar="N", help="decode images, to squares of N pixels")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the store goes; otherwise the cache")
 
 
-@verb("data prepare", "TEXT [options]", "turn a text into tokens on disk", _prepare_arguments)
+@verb("data prepare", "TEXT|IMAGES [options]", "turn a text into tokens on disk, or images into pixels", _prepare_arguments)
 def _data_prepare(given: argparse.Namespace) -> int:
     from seedbed.data import verbs
 
+    if given.size:
+        return verbs.prepare_pictures(given.path, size=given.size, out=given.out, json=given.json)
     return verbs.prepare(given.path, tokenizer=given.tokenizer, vocab=given.vocab, out=given.out, json=given.json)
 
 

@@ -216,7 +216,8 @@ def _from_path(path: Path) -> Corpus:
             raise UserError(f"{path} is neither a file nor a folder; {HELP}")
         found = _walk(path, SUFFIXES, set())
         if not found:
-            raise UserError(f"{path} holds no text files (looked for {_list(SUFFIXES)} and so on, in all its folders)")
+            looked = f"looked for {_list(SUFFIXES)} and so on, in all its folders"
+            raise UserError(f"{path} holds no text files ({looked}); images need --size")
         return FileCorpus(path.resolve().name, path, found)
     except FileNotFoundError:
         raise UserError(f"there is no text at {path}{_nearest(path)}; {HELP}") from None

@@ -35,7 +35,7 @@ MAX_LISTED = 100
 WHITE = (255, 255, 255)
 
 
-def prepare_images(config: ImageConfig, *, rebuild: bool = False, say: Say = lambda line: None) -> Store:
+def prepare_images(config: ImageConfig, *, out: Path | None = None, rebuild: bool = False, say: Say = lambda line: None) -> Store:
     """The store of these images at this size: the one that exists, or a new one. `rebuild` replaces a damaged one.
 
     An interrupted preparation goes on where it stopped, and gives the same store as one that ran through.
@@ -43,8 +43,26 @@ def prepare_images(config: ImageConfig, *, rebuild: bool = False, say: Say = lam
     if is_store(Path(config.images).expanduser()):
         return _open_named(config)
     job = _Job(config, say)
-    path = cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
+    path = out.absolute() if out else cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
     return prepared(path, job.key, job.build, rebuild=rebuild, say=say)
+
+
+def image_facts(store: Store) -> dict[str, Any]:
+    """What a store of images holds, for a person to read."""
+    manifest = store.manifest
+    classes_N = store.arrays["class"]
+    counts = np.bincount(classes_N, minlength=len(manifest["class_names"])).tolist()
+    return {
+        "store": str(store.path),
+        "source": manifest["source"]["name"],
+        "fingerprint": store.fingerprint,
+        "shape": "x".join(map(str, store.arrays["image"].shape[1:])),
+        "images": {name: end - start for name, (start, end) in manifest["splits"].items()},
+        "classes": dict(zip(manifest["class_names"], counts, strict=True)),
+        "bad": manifest["counts"]["num_bad"],
+        "changed": manifest["counts"]["changed"],
+        "listed": {entry["image"]: entry["why"] for entry in manifest["bad"]},
+    }
 
 
 def _open_named(config: ImageConfig) -> Store:

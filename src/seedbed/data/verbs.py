@@ -14,10 +14,13 @@ from rich.text import Text
 
 from seedbed.config import validate
 from seedbed.data.corpus import TextConfig
+from seedbed.data.image_store import image_facts, prepare_images
+from seedbed.data.images import ImageConfig
 from seedbed.data.inspect import facts
 from seedbed.data.meter import Meter
 from seedbed.data.prepare import load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store, is_store
+from seedbed.errors import UserError
 
 EXIT_OK, EXIT_DAMAGED, EXIT_INTERRUPTED = 0, 1, 130
 BENCH_BLOCK, BENCH_BATCH = 1024, 64
@@ -64,15 +67,53 @@ def prepare(
     return EXIT_OK
 
 
+def prepare_pictures(path: str, *, size: int, out: str | Path | None = None, json: bool = False) -> int:
+    """Make the store of a folder, file or dataset of images, or find it; one that is damaged is made again."""
+    config = ImageConfig(images=str(path), size=size)
+    validate(config)
+    config.check()
+    start = time.monotonic()
+    try:
+        store = prepare_images(config, out=Path(out) if out else None, rebuild=True, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on where it stopped")
+        return EXIT_INTERRUPTED
+    words = ["seedbed", "train", "flow/cifar10", f"data.images={store.path if out else path}", f"data.size={size}"]
+    result = {**image_facts(store), "seconds": round(time.monotonic() - start, 2), "train on it": shlex.join(words)}
+    if json:
+        print(dumps(result))
+    else:
+        _print_pairs({name: _shown(value) for name, value in result.items()})
+    return EXIT_OK
+
+
 def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] | None = None) -> int:
     """Show what is in a store, in a text, or (through `open_recipe`) in the data of RECIPE/PRESET."""
-    store, block = _find(path, open_recipe)
-    found = facts(store, block)
+    data = open_recipe(path) if open_recipe and _is_preset(path) else None
+    plain = _without_tokens(path, data)
+    found = plain or facts(*((data.store, data.train.block) if data else _find(path)))
     if json:
         print(dumps(found))
+    elif plain:
+        _print_pairs({name: _shown(value) for name, value in plain.items()})
     else:
         _print_facts(found)
     return EXIT_OK
+
+
+def _without_tokens(path: str, data: Any) -> dict[str, Any] | None:
+    """The facts of images or generated data; None for tokens."""
+    if data:
+        return None if hasattr(data, "store") else data.facts
+    place = Path(path).expanduser()
+    store = Store.open(place) if is_store(place) else None
+    return image_facts(store) if store and "image" in store.arrays else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def verify(path: str, *, json: bool = False) -> int:
@@ -84,7 +125,8 @@ def verify(path: str, *, json: bool = False) -> int:
         store = Store.open(Path(path))
         size = sum(array.nbytes for array in store.arrays.values())
         problems = store.verify(meter)
-        load_tokenizer(store)
+        if "tokenizer" in store.manifest:
+            load_tokenizer(store)
     except DamagedStore as error:
         problems.append(str(error))
     finally:
@@ -103,7 +145,7 @@ def bench(path: str, *, json: bool = False) -> int:
     from seedbed.data.bench import compare
     from seedbed.data.text import TextSource
 
-    store, _ = _find(path, None)
+    store, _ = _find(path)
     tokens = store.split("train", "tokens")
     block = max(1, min(BENCH_BLOCK, len(tokens) // 2))
     source = TextSource(tokens, block, "phase", 1)
@@ -123,15 +165,21 @@ def bench(path: str, *, json: bool = False) -> int:
     return EXIT_OK
 
 
-def _find(path: str, open_recipe: Callable[[str], Any] | None) -> tuple[Store, int]:
+def _find(path: str) -> tuple[Store, int]:
     """A store and a block length, from whatever a person may name."""
     place = Path(path).expanduser()
     if is_store(place) or (place.is_dir() and (place / "tokens.bin").exists()):
-        return Store.open(place), TextConfig.block
-    if open_recipe and not place.exists() and "/" in path and not path.startswith("hf:"):
-        data = open_recipe(path)
-        return data.store, data.train.block
+        store = Store.open(place)
+        if "tokens" not in store.arrays:
+            raise UserError(
+                f"store {path} holds {', '.join(store.arrays)}, no tokens; look at it with: seedbed data inspect {path}"
+            )
+        return store, TextConfig.block
     return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
+
+
+def _is_preset(path: str) -> bool:
+    return "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
 
 
 def _train_command(config: TextConfig, store: Path | None) -> str:
