@@ -107,7 +107,7 @@ def think(system: ThinkerSystem, batch: Batch, look: Look) -> tuple[Tensor, Tens
     thoughts = model.think(batch, setting, look.latents, look.steps[-1], keep)
     if thoughts.stream_SBMD is not None and system.config.model.flow == "only":
         return model.decoder.name(thoughts.stream_SBMD, model.embed.weight), thoughts.state_SBKD
-    return model.answer(thoughts, setting, keep, batch), thoughts.state_SBKD
+    return model.answer(thoughts, setting, keep), thoughts.state_SBKD
 
 
 def batches(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Iterator[Batch]:

@@ -138,11 +138,12 @@ class Start(nn.Module):
 
 
 class Thoughts(NamedTuple):
-    """The states at the steps that answer, and with them the memory and the stream of targets where there are such."""
+    """The states at the steps that answer, with memory and stream of targets where there are such; where outputs stand."""
 
     state_SBKD: Tensor
     memory_SBWKD: Tensor | None
     stream_SBMD: Tensor | None
+    place_MD: Tensor
 
 
 class Thinker(nn.Module):
@@ -207,7 +208,7 @@ class Thinker(nn.Module):
         if thoughts.stream_SBMD is not None:
             found.append(self.decoder.name(thoughts.stream_SBMD, self.embed.weight))
         if self.config.flow != "only":
-            found.append(self.answer(thoughts, setting, answers, batch))
+            found.append(self.answer(thoughts, setting, answers))
         return found
 
     @staticmethod
@@ -226,11 +227,13 @@ class Thinker(nn.Module):
     ) -> Thoughts:
         """Take `num_steps` steps and keep the states after those in `keep`, counted from 0."""
         z_BKD = self.start(batch["index"], setting, num_latents)
-        fixed, pad_B11C = self._read(batch, setting, num_latents)
+        sizes = batch["x"].shape[-1], batch["y"].shape[-1]
+        place_ND, place_MD = (p.to(self.null.dtype) for p in self.places(*sizes, batch["index"], setting))
+        fixed, pad_B11C = self._read(batch["x"], place_ND, num_latents)
         source_TC = self._sources(setting, num_latents, pad_B11C.shape[-1])
         self_bias = self._live_bias(setting, num_latents)
         memory = z_BKD.new_zeros(len(z_BKD), self.num_memory, num_latents, z_BKD.shape[-1]) if self.num_memory else None
-        h_BMD = self._targets(batch, setting) if self.config.flow != "off" else None
+        h_BMD = self._targets(batch["y"]) + place_MD if self.config.flow != "off" else None
         kept: tuple[list[Tensor], ...] = ([], [], [])
         for t in range(num_steps):
             with torch.set_grad_enabled(torch.is_grad_enabled() and t >= setting.first):
@@ -249,10 +252,11 @@ class Thinker(nn.Module):
             if t in keep:
                 for history, x in zip(kept, (z_BKD, memory, h_BMD), strict=True):
                     history.extend([] if x is None else [x])
-        states, memories, streams = kept
-        return Thoughts(torch.stack(states), *(torch.stack(one) if one else None for one in (memories, streams)))
+        states, memories, streams = (torch.stack(history) if history else None for history in kept)
+        assert states is not None, "no step is kept"
+        return Thoughts(states, memories, streams, place_MD)
 
-    def answer(self, thoughts: Thoughts, setting: Setting, answers: tuple[int, ...], batch: dict[str, Tensor]) -> Tensor:
+    def answer(self, thoughts: Thoughts, setting: Setting, answers: tuple[int, ...]) -> Tensor:
         """Logits of every output position at the steps in `answers`, all in one go."""
         rows_SBCD, num_latents = thoughts.state_SBKD, thoughts.state_SBKD.shape[-2]
         bias = self._live_bias(setting, num_latents)
@@ -263,25 +267,21 @@ class Thinker(nn.Module):
             bias = torch.cat((latent_K.expand(*shown_S111C.shape[:-1], -1), shown_S111C), -1)
             rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2)), -2)
         assert self.ask is not None, "nothing is asked of a thinker that answers by its stream"
-        query_MD = self.ask + self.places(batch["y"].shape[-1], batch["index"], setting).to(self.ask.dtype)
-        return self.decoder(query_MD, rows_SBCD, bias, self.embed.weight)
+        return self.decoder(self.ask + thoughts.place_MD, rows_SBCD, bias, self.embed.weight)
 
     def _tokens(self, token_BN: Tensor) -> Tensor:
         """Embeddings by a product: at these sizes as fast as a lookup, and its gradient adds up in one order everywhere."""
         hot_BNV = token_BN[..., None] == torch.arange(self.sizes.vocab, device=token_BN.device)
         return hot_BNV.to(self.embed.weight.dtype) @ self.embed.weight
 
-    def _read(self, batch: dict[str, Tensor], setting: Setting, num_latents: int) -> tuple[list[KeysValues], Tensor]:
+    def _read(self, x_BN: Tensor, place_ND: Tensor, num_latents: int) -> tuple[list[KeysValues], Tensor]:
         """Keys and values of null token, input and static memory for every block, and what hides the padding."""
-        x_BN = batch["x"]
-        place_ND = self.places(x_BN.shape[-1], batch["index"], setting).to(self.null.dtype)
         parts = [self.null.expand(len(x_BN), -1, -1), self._tokens(x_BN) + place_ND]
-        pads = [HIDDEN * (x_BN == self.sizes.pad)]
         if self.static is not None:
             parts.append(self.static.expand(len(x_BN), -1, -1))
         rows_BCD = torch.cat(parts, -2)
         after = rows_BCD.shape[-2] - 1 - x_BN.shape[-1] + self.num_memory * num_latents
-        pad_BC = F.pad(pads[0].to(rows_BCD.dtype), (1, after))
+        pad_BC = F.pad((HIDDEN * (x_BN == self.sizes.pad)).to(rows_BCD.dtype), (1, after))
         return [block.context(rows_BCD) for block in self.blocks], pad_BC[:, None, None, :]
 
     def _sources(self, setting: Setting, num_latents: int, num_rows: int) -> Tensor:
@@ -348,11 +348,9 @@ class Thinker(nn.Module):
 
     # ---- the stream of targets ---------------------------------------------------------------------------------------
 
-    def _targets(self, batch: dict[str, Tensor], setting: Setting) -> Tensor:
+    def _targets(self, y_BM: Tensor) -> Tensor:
         """Targets as inputs of the stream: shifted by one behind a BOS, so that no position sees its own answer."""
-        y_BM = batch["y"]
-        before_BM = torch.cat((torch.full_like(y_BM[:, :1], self.sizes.bos), y_BM[:, :-1]), 1)
-        return self._tokens(before_BM) + self.places(y_BM.shape[-1], batch["index"], setting).to(self.null.dtype)
+        return self._tokens(torch.cat((torch.full_like(y_BM[:, :1], self.sizes.bos), y_BM[:, :-1]), 1))
 
     def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
         """One step of the stream through the same blocks: causal among itself, open to context and latents."""

@@ -45,13 +45,16 @@ class Places(nn.Module):
         if self.table is not None:
             normal_(self.table, 1.0, generator)
 
-    def forward(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
-        """Vectors for positions 0 to num - 1: the same for all samples (L, D), or drawn for each (B, L, D)."""
-        if self.table is not None:
-            if num > len(self.table):
-                raise UserError(f"{num} positions asked, {len(self.table)} learned; longer inputs need model.positions.kind=sin")
-            return self.table[:num]
-        return sinusoids(self.drawn(num, index_B, setting), self.width)
+    def forward(self, num_in: int, num_out: int, index_B: Tensor, setting: Setting) -> tuple[Tensor, Tensor]:
+        """Vectors of both tapes: the same for all samples (L, D), or drawn for each (B, L, D)."""
+        num = max(num_in, num_out)
+        if self.table is None:
+            both_LD = sinusoids(self.drawn(num, index_B, setting), self.width)
+        elif num > len(self.table):
+            raise UserError(f"{num} positions asked, {len(self.table)} learned; longer inputs need model.positions.kind=sin")
+        else:
+            both_LD = self.table
+        return both_LD[..., :num_in, :], both_LD[..., :num_out, :]
 
     def drawn(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
         """Where the positions are, rising. Random ones follow from the sample's counter, so that no batch matters to it."""
