@@ -14,6 +14,7 @@ from _report import write_result
 # Speed at the 124M shape; "ours" is the preset as it is, the last row nanoGPT's own architecture on this loop.
 BIG = {
     "ours": ("gpt/gpt2-124m", []),
+    "ours with rotary positions and query-key norm": ("gpt/gpt2-124m", ["model.positions=rope", "model.qk_norm=true"]),
     "ours, compiled by blocks": ("gpt/gpt2-124m", ["compile=blocks"]),
     "ours with Muon": ("gpt/gpt2-124m", ["optim.kind=muon"]),
     "nanoGPT's architecture": ("gpt/nanogpt-124m", []),

@@ -193,9 +193,10 @@ def gpt2_124m() -> Config:
     """GPT-2's 124 M shape for speed: 64 blocks of 1024 tokens a step, on random tokens unless data.text names a file.
 
     `seedbed train gpt/gpt2-124m` on one H200: 854.7 MFLOP per token; nanoGPT runs this shape at 525,000 tokens/s there.
+    Positions as GPT-2 has them; `model.positions=rope model.qk_norm=true` is what the other presets do.
     """
     return Config(
-        model=ModelConfig(depth=12, heads=12, width=768, mlp="relu2"),
+        model=ModelConfig(depth=12, heads=12, width=768, mlp="relu2", positions="learned", qk_norm=False),
         data=TextConfig(text="random:20_000_000:50304", block=1024, valid=0.01),
         optim=Optim(lr=6e-4, beta2=0.95, weight_decay=0.1, clip=1.0),
         schedule=Schedule(kind="gpt3", warmup=0.02, floor=0.1),
