@@ -10,6 +10,7 @@ import torch
 from seedbed import config as configs
 from seedbed.launch import local
 from seedbed.recipes import find
+from seedbed.recipes.thinker import evaluate
 from seedbed.track import files
 from seedbed.track.console import Console
 from seedbed.track.run import Run
@@ -50,6 +51,7 @@ GRID = [
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
     monkeypatch.setattr(files, "fsync", lambda fd: None)
+    monkeypatch.setitem(evaluate.QUICK, "cpu", 16)
 
 
 def make_config(*settings: str) -> Any:

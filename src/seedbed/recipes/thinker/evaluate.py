@@ -100,6 +100,7 @@ def setting_of(system: ThinkerSystem, look: Look, device: torch.device) -> Setti
     return Setting(seed, table_T5, weight_T, sigma, stream=EVALUATION + look.draw)
 
 
+@torch.no_grad()
 def think(system: ThinkerSystem, batch: Batch, look: Look) -> tuple[Tensor, Tensor]:
     """Logits (S, B, M, V) and states (S, B, K, D) at the steps of `look`."""
     model, keep = system.model, tuple(step - 1 for step in look.steps)
@@ -165,6 +166,7 @@ def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
     return Leak(accuracy, luck + SIGMAS * error, _moved(system, batch, look) if flow != "off" else 0.0)
 
 
+@torch.no_grad()
 def _moved(system: ThinkerSystem, batch: Batch, look: Look) -> float:
     """How far answers move when the targets from their own place on are those of another sample; 0 but for rounding."""
     num_out = batch["y"].shape[-1]
