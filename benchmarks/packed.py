@@ -88,8 +88,6 @@ def main() -> None:
     )
     options = parser.parse_args()
     on_gpu = options.device == "cuda"
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")  # as packs have it; here for everybody
     with contextlib.ExitStack() as stack:
         turns, num_rounds = on_cuda(stack, options.rounds, options.budget) if on_gpu else on_cpu(stack, options.rounds)
         millis = measure(turns, num_rounds)

@@ -97,7 +97,7 @@ class Config:
     seed: int = number(1, low=0, high=2**31)
     ema: float = number(0.0, low=0.0, high=0.99999)
     ema2: float = number(0.0, low=0.0, high=0.999999)
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: Literal["off", "blocks", "whole"] = "off"
     capture: Literal["auto", "off"] = "auto"

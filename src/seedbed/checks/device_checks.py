@@ -108,7 +108,7 @@ def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, str]:
 def precision(case: Case) -> Result:
     wanted = case.config.precision
     # A preset in float32 has no half precision to fear; what bf16 would do is worth a note.
-    severity = None if wanted != "fp32" else "note"
+    severity = "note" if wanted in ("fp32", "tf32") else None
     loss, grads, _ = _one_step(case, CPU, noise=FAR)
     half, halved, _ = _one_step(case, CPU, "precision=bf16", noise=FAR)
     apart = abs(half - loss) / max(abs(loss), 1e-12)

@@ -24,7 +24,7 @@ from seedbed.train.schedule import multiplier
 if TYPE_CHECKING:
     from seedbed.train.system import Batch, System
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE, SCALE_PATIENCE = 2.0**15, 1000
 _RATE, _PROGRESS, _EMA, _EMA2 = range(4)
 
@@ -57,6 +57,8 @@ class Engine:
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         self.system, self.config, self.device = system, config, device
         self.dtype = DTYPES[config.precision]
+        # A setting of the process: every engine says what it wants. Without such units, on a CPU, it changes nothing.
+        torch.set_float32_matmul_precision("high" if config.precision == "tf32" and device.type == "cuda" else "highest")
         self._kind = device.type  # kept: to ask a device for it in every step takes microseconds
         modules = system.players()
         self.optimizers = {

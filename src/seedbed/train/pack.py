@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import torch
-
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
@@ -54,8 +52,8 @@ def why_not_packed(system: System, configs_: Sequence[Config]) -> str:
 def _why_not_alone(config: Config) -> str:
     """What keeps a run out of any pack."""
     values = {"optim.kind": config.optim.kind, "precision": config.precision, "accum": config.accum, "ema2": config.ema2}
-    packed = {"optim.kind": "adamw", "precision": "fp32", "accum": 1, "ema2": 0.0}
-    found = [f"{key}={value}" for key, value in values.items() if value != packed[key]]
+    packed = {"optim.kind": ("adamw",), "precision": ("fp32", "tf32"), "accum": (1,), "ema2": (0.0,)}
+    found = [f"{key}={value}" for key, value in values.items() if value not in packed[key]]
     found += [f"budget={config.budget:g}"] if config.budget else []
     found += [f"limit.train={config.limit.train}"] if config.limit.train else []
     found += ["device=mps"] if config.device == "mps" else []
@@ -256,11 +254,10 @@ def fit_pack(pack: Pack, patience: int = 0, tell: Tell | None = None) -> dict[st
         job.patience = patience
     handlers = loop._catch_signals(pack)
     try:
-        with _fast_matrices(pack.stack.device):
-            _start(pack)
-            while pack.training and not pack.stop_signal:
-                _round(pack)
-            _stop(pack)
+        _start(pack)
+        while pack.training and not pack.stop_signal:
+            _round(pack)
+        _stop(pack)
     finally:
         gc.enable()
         gc.unfreeze()
@@ -319,15 +316,3 @@ def _stop(pack: Pack) -> None:
         if pack.stack.holds(replica.row):
             replica.job.stop_signal = pack.stop_signal
             pack.end(replica)
-
-
-@contextlib.contextmanager
-def _fast_matrices(device: torch.device) -> Iterator[None]:
-    """On CUDA, products of float32 matrices may use TensorFloat-32."""
-    before = torch.get_float32_matmul_precision()
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)

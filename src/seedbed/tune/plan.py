@@ -177,8 +177,9 @@ def _notes(plan: Plan, config: Config, flops: float) -> list[str]:
         notes.append(f"formula and count differ by {difference:+.1%}, more than {TOLERANCE:.0%}: flops_per_item() is wrong")
     if not flops:
         notes.append("the system states no flops_per_item() and none could be counted: no times")
-    if config.precision == "fp32":
-        notes.append("the table's peaks are for bf16 and this config trains in fp32: expect several times the hours")
+    if config.precision in ("fp32", "tf32"):
+        words = f"the table's peaks are for bf16 and this config trains in {config.precision}"
+        notes.append(f"{words}: expect several times the hours")
     slowest = min(gpu.bf16 for gpu in GPUS) * TERA * plan.rate.mfu
     if flops and flops * config.batch / slowest < SHORT_STEP:
         notes.append("a step is so small that launches bound it and not arithmetic: the hours are a lower limit")

@@ -77,14 +77,14 @@ def _for_launches(setup: Setup) -> list[str]:
 
 def _for_memory(setup: Setup) -> list[str]:
     out = [] if setup.compiled else ["compile=blocks fuses elementwise operations, so that tensors are read once"]
-    if setup.device != "cpu" and setup.precision == "fp32":
+    if setup.device != "cpu" and setup.precision in ("fp32", "tf32"):
         out.append("precision=bf16 halves the bytes of every activation")
     return [*out, "a larger batch spreads the optimizer's traffic over more items"]
 
 
 def _for_attention(setup: Setup) -> list[str]:
     out = []
-    if setup.device == "cuda" and setup.precision == "fp32":
+    if setup.device == "cuda" and setup.precision in ("fp32", "tf32"):
         out.append("precision=bf16 lets the fast attention kernels run at all")
     return [*out, "heads of width 64 or 128 suit the hardware; its cost grows with the square of the context"]
 

@@ -179,6 +179,7 @@ def copy() -> Config:
         steps=20_000,
         batch=512,
         ema=0.999,
+        precision="tf32",
         compile="blocks",
     )
 
