@@ -144,11 +144,11 @@ def test_verbs_on_the_pages_exist(page: Path):
 
 
 def known_keys() -> set[str]:
-    """Keys of every config, those of the gpt recipe, and those of the example."""
-    from seedbed.recipes import find
+    """Keys of every config, those of the recipes, and those of the example."""
+    from seedbed.recipes import find, names
 
     example, name = find(str(ROOT / "examples" / "my_recipe.py"))
-    configs = [make() for make in find("gpt")[0].presets.values()]
+    configs = [make() for recipe in names() for make in find(recipe)[0].presets.values()]
     return {key for config in [*configs, example.preset(name)] for key in flatten(config)}
 
 
@@ -165,7 +165,7 @@ def test_config_keys_on_the_pages_exist(page: Path):
     text, known = our_words(page), known_keys()
     groups = "|".join(sorted({key.partition(".")[0] for key in known if "." in key}))
     set_in_code = re.findall(r"(?:`|seedbed (?:train|resume) [^`\n]*?)([a-z_]+(?:\.[a-z_0-9]+)*)=", text)
-    named = re.findall(rf"`((?:{groups})\.[a-z_0-9]+)", text)
+    named = re.findall(rf"`((?:{groups})(?:\.[a-z_0-9]+)+)", text)
     files = {word for word in named if word.endswith((".py", ".safetensors", ".md"))}
     assert {*set_in_code, *named} - files - {"key", "shell"} <= known
 
@@ -191,3 +191,17 @@ def test_the_table_of_gpt_presets_is_true():
         assert (int(block), int(batch), int(accum)) == (config.data.block, config.batch, config.accum), name
         if "random" not in text:
             assert f"`{config.data.tokenizer}`" in text, name
+
+
+def test_the_table_of_thinker_presets_is_true():
+    from seedbed.recipes import find
+
+    page = (ROOT / "docs" / "thinker.md").read_text()
+    told = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| (\d+) \| `([\d:]+)` \| `([\d:]+)` \| (\d+) x (\d+) \|", page, re.MULTILINE)
+    presets = {name: make() for name, make in find("thinker")[0].presets.items()}
+    assert [row[0] for row in told] == list(presets)
+    for name, task, length, latents, steps, batch, num_steps in told:
+        config = presets[name]
+        assert (task, int(length)) == (config.data.task, config.data.length), name
+        assert (latents, steps) == (config.model.n_latent, config.model.n_step), name
+        assert (int(batch), int(num_steps)) == (config.batch, config.steps), name
