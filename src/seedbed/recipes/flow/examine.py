@@ -54,7 +54,7 @@ def examine(
     plain = judged(replace(sampling, guidance=1.0), seed, oracles=False)["rows"]["samples"]
     first, rest = table["rows"]["samples"], {k: v for k, v in table["rows"].items() if k != "samples"}
     table["rows"] = {"samples": first, "samples, guidance 1": plain, **rest}
-    table["seeds"] = {"seeds": seeds, **{name: _spread([first, *others], name) for name in SPREAD if name in first}}
+    table["seeds"], table["spread"] = seeds, {name: _spread([first, *others], name) for name in SPREAD if name in first}
     table["sampling"], table["seconds_per_1000"] = str(sampling), seconds
     return table
 
@@ -67,11 +67,10 @@ def _spread(rows: list[dict[str, float]], name: str) -> tuple[float, float]:
 
 def words(table: dict[str, Any], horizon: str) -> str:
     """The examination for a person: how samples were made, the table, and what chance in the seeds amounts to."""
-    seeds = table["seeds"]["seeds"]
+    seeds = table["seeds"]
     spread = ", ".join(
         f"{COLUMNS[name][0]} {mean:.{COLUMNS[name][1]}f} ± {std:.{COLUMNS[name][1]}f}"
-        for name, (mean, std) in table["seeds"].items()
-        if name != "seeds"
+        for name, (mean, std) in table["spread"].items()
     )
     return (
         f"Samples: {table['sampling']}, {horizon} average of the weights, {table['seconds_per_1000']:.1f} s per 1,000 images; "

@@ -62,10 +62,10 @@ def demo() -> Config:
     return Config(
         model=ModelConfig(depth=4, width=96, heads=4, patch=4, predict="x", t_mean=-0.8, t_std=0.8),
         data=ImageConfig(images="shapes", size=16),
-        optim=Optim(lr=4e-3, weight_decay=0.0),
+        optim=Optim(lr=6e-3, weight_decay=0.0),
         schedule=_flat_then_down(),
         every=Every(log=20, eval=400, sample=400, save=400),
-        steps=1400,
+        steps=1600,
         batch=64,
         ema=0.995,
         device="cpu",
