@@ -1,5 +1,6 @@
 """The flow system: its loss and levels, class dropout, evaluation, two averages, samples, and runs that resume exactly."""
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -326,3 +327,27 @@ def test_presets_differ_only_where_they_say() -> None:
     presets = find("flow")[0].presets
     one, two = presets["seed-256"](), presets["seed-256-h4"]()
     assert replace(two.model, heads=16) == one.model
+
+
+def test_the_examination_has_seeds_guidance_1_and_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a judge that knows nothing and a table of one column, since the judge has tests of its own."""
+    calls = []
+
+    def fake_table(images: Tensor, classes: Tensor, *_: Any, oracles: bool, patch: int) -> dict[str, Any]:
+        calls.append((len(images), oracles, patch))
+        rows = {"samples": {"num": 24.0, "fd": float(images.square().mean())}} | (
+            {"train images": {"num": 24.0, "fd": 0.1}} if oracles else {}
+        )
+        facts = {"hash": "abc", "accuracy": 0.5, "num_features": 4}
+        return {"judge": facts, "num_reference": 9, "rows": rows, "confusion": [[1, 0], [0, 1]], "class_names": ["a", "b"]}
+
+    monkeypatch.setattr("seedbed.recipes.flow.examine.open_judge", lambda *args, **kwargs: None)
+    monkeypatch.setattr("seedbed.recipes.flow.examine.evaluate_samples", fake_table)
+    system, engine, _ = made("model.predict=v")
+    shown = asked(system, engine, tmp_path, examine=24, steps=1, grid="1x1")
+    assert [path.name for path in shown.files] == ["all-heun1-w2-seed1.png", "examination.md", "examination.json"]
+    assert calls == [(24, True, 4), (24, False, 0), (24, False, 0), (24, False, 0)]
+    table = json.loads((tmp_path / "examination.json").read_text())
+    assert list(table["rows"]) == ["samples", "samples, guidance 1", "train images"]
+    assert table["seeds"] == [1, 2, 3] and table["spread"]["fd"][1] > 0
+    assert "guidance 2, short average" in shown.text and "Over seeds 1 to 3: FD-judge" in shown.text
