@@ -348,6 +348,7 @@ def test_the_whole_forward_is_one_graph():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("mode", ["whole", "blocks"])
 def test_compiled_training_equals_eager_training(mode: str, tmp_path: Path):
     losses = {}

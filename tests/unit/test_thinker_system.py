@@ -55,11 +55,11 @@ def unshifted(self: Thinker, y_BM: Tensor) -> Tensor:
 def knows(system: ThinkerSystem, monkeypatch: pytest.MonkeyPatch, right: float) -> None:
     """Let the answers be the targets of the sample itself, whatever its input, in a share of all samples."""
 
-    def cheat(cheating: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> tuple[Tensor, Tensor]:
-        logits, states = think(cheating, batch, look)
+    def cheat(cheating: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
+        logits = think(cheating, batch, look)
         told = torch.nn.functional.one_hot(batch["y"], logits.shape[-1]) * 100.0
         mask = torch.arange(len(told)) < right * len(told)
-        return logits + told * mask[:, None, None], states
+        return logits + told * mask[:, None, None]
 
     think = evaluate.think
     monkeypatch.setattr(evaluate, "think", cheat)
@@ -134,19 +134,19 @@ def test_scores_do_not_depend_on_how_the_samples_are_cut(monkeypatch: pytest.Mon
 def test_a_perfect_answer_scores_one_and_padding_never_counts(monkeypatch: pytest.MonkeyPatch):
     system = make("data.curriculum.kind=uniform")
 
-    def perfect(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> tuple[Tensor, Tensor]:
+    def perfect(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
         # Right where it counts, a wrong symbol wherever there is padding.
         logits = torch.nn.functional.one_hot(torch.where(batch["keep"], batch["y"], 0), 8).double()
-        return logits.expand(len(look.steps), *logits.shape), torch.zeros(1)
+        return logits.expand(len(look.steps), *logits.shape)
 
     monkeypatch.setattr(evaluate, "think", perfect)
     found = score(system, valid(system), usual(system), 200)
     assert found.exact == found.token == 1.0 and found.num_wrong == 0
 
-    def padding(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> tuple[Tensor, Tensor]:
+    def padding(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
         # Right only where nothing counts.
         logits = torch.nn.functional.one_hot(torch.where(batch["keep"], (batch["y"] + 1) % 6, batch["y"]), 8).double()
-        return logits.expand(len(look.steps), *logits.shape), torch.zeros(1)
+        return logits.expand(len(look.steps), *logits.shape)
 
     monkeypatch.setattr(evaluate, "think", padding)
     found = score(system, valid(system), usual(system), 200)

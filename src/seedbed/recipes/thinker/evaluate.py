@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seedbed.recipes.thinker.data import TaskSource
 from seedbed.recipes.thinker.draws import EVALUATION, Setting
+from seedbed.recipes.thinker.model import Thoughts
 from seedbed.recipes.thinker.plan import NAMED, Plan, parse_plan
 from seedbed.recipes.thinker.tasks import trivial_baselines
 
@@ -101,14 +102,20 @@ def setting_of(system: ThinkerSystem, look: Look, device: torch.device) -> Setti
 
 
 @torch.no_grad()
-def think(system: ThinkerSystem, batch: Batch, look: Look) -> tuple[Tensor, Tensor]:
-    """Logits (S, B, M, V) and states (S, B, K, D) at the steps of `look`."""
+def think(system: ThinkerSystem, batch: Batch, look: Look) -> Tensor:
+    """Logits (S, B, M, V) at the steps of `look`."""
     model, keep = system.model, tuple(step - 1 for step in look.steps)
-    setting = setting_of(system, look, batch["x"].device)
-    thoughts = model.think(batch, setting, look.latents, look.steps[-1], keep)
+    thoughts = thoughts_of(system, batch, look)
     if thoughts.stream_SBMD is not None and system.config.model.flow == "only":
-        return model.decoder.name(thoughts.stream_SBMD, model.embed.weight), thoughts.state_SBKD
-    return model.answer(thoughts, setting, keep), thoughts.state_SBKD
+        return model.decoder.name(thoughts.stream_SBMD, model.embed.weight)
+    return model.answer(thoughts, setting_of(system, look, batch["x"].device), keep)
+
+
+@torch.no_grad()
+def thoughts_of(system: ThinkerSystem, batch: Batch, look: Look) -> Thoughts:
+    """The states at the steps of `look`."""
+    setting, keep = setting_of(system, look, batch["x"].device), tuple(step - 1 for step in look.steps)
+    return system.model.think(batch, setting, look.latents, look.steps[-1], keep)
 
 
 def batches(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Iterator[Batch]:
@@ -116,8 +123,9 @@ def batches(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> 
     device, model = next(system.parameters()).device, system.config.model
     shape = source.shape
     rows = (look.latents + shape.num_in) * model.heads * look.latents + 4 * model.width * look.latents
-    answers = len(look.steps) * (look.latents * model.width + shape.num_out * (2 * shape.vocab + 4 * model.width))
-    size = max(1, min(num, ROOM[device.type] // (rows + answers)))
+    seen = look.latents + (shape.num_out if model.output.self_attn else 0)
+    answer = shape.num_out * (2 * shape.vocab + 4 * model.width + model.heads * seen)
+    size = max(1, min(num, ROOM[device.type] // (rows + len(look.steps) * (look.latents * model.width + answer))))
     for start in range(0, num, size):
         yield source.batch({"index": torch.arange(start, min(num, start + size), device=device)})
 
@@ -131,7 +139,7 @@ def score(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Sc
     """Exact match and token accuracy over the first `num` samples."""
     totals: list[Tensor] = []
     for batch in batches(system, source, look, num):
-        right_SBM, keep_BM = right_answers(think(system, batch, look)[0], batch), batch["keep"]
+        right_SBM, keep_BM = right_answers(think(system, batch, look), batch), batch["keep"]
         exact_S, token_S = right_SBM.all(-1).sum(-1), (right_SBM & keep_BM).sum((-2, -1))
         position_M, count_M = (right_SBM[-1] & keep_BM).sum(0), keep_BM.sum(0)
         parts = torch.cat((exact_S, token_S, position_M, count_M)).double().cpu()
@@ -154,7 +162,7 @@ def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
     batch = next(batches(system, source, look, num))
     flow = system.config.model.flow
     wrong = {**batch, "x": batch["x"].roll(1, 0)}
-    logits_BMV = think(system, wrong, look)[0][-1]
+    logits_BMV = think(system, wrong, look)[-1]
     keep_BM = batch["keep"]
     if flow == "only":
         keep_BM = batch["learn"] & (torch.arange(keep_BM.shape[-1], device=keep_BM.device) == 0)
@@ -166,16 +174,14 @@ def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
     return Leak(accuracy, luck + SIGMAS * error, _moved(system, batch, look) if flow != "off" else 0.0)
 
 
-@torch.no_grad()
 def _moved(system: ThinkerSystem, batch: Batch, look: Look) -> float:
     """How far answers move when the targets from their own place on are those of another sample; 0 but for rounding."""
     num_out = batch["y"].shape[-1]
     place = num_out // 2
     other = torch.cat((batch["y"][:, :place], batch["y"].roll(1, 0)[:, place:]), 1)
-    setting, worst = setting_of(system, look, batch["y"].device), 0.0
-    streams = []
+    streams, worst = [], 0.0
     for y_BM in (batch["y"], other):
-        thoughts = system.model.think({**batch, "y": y_BM}, setting, look.latents, look.steps[-1], (look.steps[-1] - 1,))
+        thoughts = thoughts_of(system, {**batch, "y": y_BM}, look)
         assert thoughts.stream_SBMD is not None
         streams.append((thoughts.stream_SBMD[-1][:, : place + 1], thoughts.state_SBKD[-1]))
     for one, two in zip(*streams, strict=True):

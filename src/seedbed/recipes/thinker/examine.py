@@ -22,6 +22,7 @@ from seedbed.recipes.thinker.evaluate import (
     right_answers,
     score,
     think,
+    thoughts_of,
     usual,
 )
 from seedbed.recipes.thinker.plan import NAMED, parse_plan
@@ -90,8 +91,8 @@ def together(system: ThinkerSystem, source: TaskSource, num: int) -> dict[str, f
     first = Look(system.latents.high, steps)
     totals = torch.zeros(3, dtype=torch.float64)
     for batch in batches(system, source, first, num):
-        logits_SBMV = think(system, batch, first)[0]
-        others = [think(system, batch, usual(system, draw=draw))[0][-1] for draw in range(1, NUM_DRAWS)]
+        logits_SBMV = think(system, batch, first)
+        others = [think(system, batch, usual(system, draw=draw))[-1] for draw in range(1, NUM_DRAWS)]
         answers = [logits_BMV.argmax(-1) for logits_BMV in (logits_SBMV[-1], others[0])]
         same_B = ((answers[0] == answers[1]) | ~batch["keep"]).all(-1)
         votes_BMV = torch.stack([logits_SBMV[-1], *others]).softmax(-1).sum(0)
@@ -166,7 +167,7 @@ def residuals(system: ThinkerSystem, source: TaskSource, last: int, num: int) ->
     look = Look(system.latents.high, tuple(range(1, last + 1)))
     total, seen = torch.zeros(max(0, last - 1), dtype=torch.float64), 0
     for batch in batches(system, source, look, num):
-        state_SB = think(system, batch, look)[1].flatten(2)
+        state_SB = thoughts_of(system, batch, look).state_SBKD.flatten(2)
         moved_SB = (state_SB[1:] - state_SB[:-1]).norm(dim=-1) / state_SB[:-1].norm(dim=-1).clamp_min(1e-12)
         total, seen = total + moved_SB.double().sum(1).cpu(), seen + state_SB.shape[1]
     return [round(v, 6) for v in (total / seen).tolist()]
@@ -218,7 +219,7 @@ def all_pairs(system: ThinkerSystem, source: TaskSource) -> dict[str, Any]:
     for start in range(0, source.num_pairs, PAIRS):
         batch = source.all_pairs(start, min(PAIRS, source.num_pairs - start), device)
         held_B = batch["held"]
-        right_B = right_answers(think(system, batch, usual(system))[0][-1], batch).all(-1)
+        right_B = right_answers(think(system, batch, usual(system))[-1], batch).all(-1)
         counts += torch.stack([right_B.sum(), torch.ones_like(held_B).sum(), (right_B & held_B).sum(), held_B.sum()]).cpu()
     right, num, held_right, num_held = counts.tolist()
     found: dict[str, Any] = {"num": num, "num_wrong": num - right, "exact": right / num}

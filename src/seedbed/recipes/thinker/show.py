@@ -57,7 +57,7 @@ def examples(system: ThinkerSystem, source: TaskSource, look: Look, num: int = N
     """A few fresh samples with the thinker's answers."""
     device = next(system.parameters()).device
     batch = source.at(source.task.length).batch({"index": torch.arange(num, device=device)})
-    answer_BM, task = think(system, batch, look)[0][-1].argmax(-1), source.task
+    answer_BM, task = think(system, batch, look)[-1].argmax(-1), source.task
     lines = []
     for x, y, keep, answer in zip(*(t.tolist() for t in (batch["x"], batch["y"], batch["keep"], answer_BM)), strict=True):
         given = [token if counts else task.pad for token, counts in zip(answer, keep, strict=True)]
@@ -88,7 +88,7 @@ def answer(system: ThinkerSystem, source: TaskSource, prompt: str, look: Look) -
     x_1N = torch.tensor([padded], device=device)
     y_1M = torch.full((1, max(shape.num_out, len(wanted))), task.pad, device=device)
     batch = {"x": x_1N, "y": y_1M, "index": torch.zeros(1, dtype=torch.int64, device=device)}
-    said = think(system, batch, look)[0][-1, 0].argmax(-1).tolist()[: len(wanted)]
+    said = think(system, batch, look)[-1, 0].argmax(-1).tolist()[: len(wanted)]
     verdict = "right" if said == wanted else f"wrong, it is {task.words(wanted)}"
     return f"{task.words(x)} -> {task.words(said)}  {verdict}"
 
