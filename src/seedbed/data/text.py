@@ -36,7 +36,7 @@ class TextSource(Source):
         self.arrays, self.spans, self.wide = {"tokens": tokens}, {"tokens": block + 1}, {"tokens": np.dtype(np.int64)}
         self.num_targets = len(tokens) - 1
         self.num_items = (len(tokens) - block) // block if mode == "phase" else self.num_targets // block
-        self._token_bytes, self._target_bytes = token_bytes, None
+        self.token_bytes, self._target_bytes = token_bytes, None
         self._epoch, self._key = -1, 0
         if self.num_targets < block:
             raise UserError(
@@ -58,7 +58,7 @@ class TextSource(Source):
     def num_target_bytes(self) -> int:
         """How many bytes of text all the targets stand for; 0 for tokens that stand for none."""
         if self._target_bytes is None:
-            self._target_bytes = 0 if self._token_bytes is None else self._count_bytes(self._token_bytes)
+            self._target_bytes = 0 if self.token_bytes is None else self._count_bytes(self.token_bytes)
         return self._target_bytes
 
     def _count_bytes(self, token_bytes: np.ndarray) -> int:
@@ -90,7 +90,7 @@ class TextSource(Source):
         """The first `num` blocks, without the tokens after them."""
         num = min(num, self.num_items)
         size = (num + 1) * self.block if self.mode == "phase" else num * self.block + 1
-        return TextSource(self.tokens[:size], self.block, self.mode, self.seed, self._token_bytes)
+        return type(self)(self.tokens[:size], self.block, self.mode, self.seed, self.token_bytes)
 
 
 def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") -> Iterator[Tensor]:

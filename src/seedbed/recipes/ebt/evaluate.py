@@ -1,0 +1,61 @@
+"""Exact numbers on held-out text: every target of a split once, without noise, the mean over several starts.
+
+Shape suffixes: B batch, T time, V vocabulary, K numbers of steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seedbed.data.text import TextSource, windows
+from seedbed.recipes.ebt.walk import EVALUATION, first_candidates, walk
+
+if TYPE_CHECKING:
+    from seedbed.recipes.ebt.system import EnergySystem
+
+NUM_DRAWS = 3
+# Logits that one batch of evaluation may hold.
+EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}
+
+
+def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of a split, and where in it each of their targets stands: that decides the first candidates."""
+    batch, place = max(1, EVAL_LOGITS[device.type] // (source.block * vocab)), 0
+    for tokens_BT in windows(source, batch, device):
+        targets_BT = tokens_BT[:, 1:]
+        yield tokens_BT, place + torch.arange(targets_BT.numel(), device=device).view(targets_BT.shape)
+        place += targets_BT.numel()
+
+
+def nats_by_steps(system: EnergySystem, source: TextSource, steps: Sequence[int], draws: int = NUM_DRAWS) -> list[float]:
+    """Nats per token after each of these numbers of steps, over every target of the split and `draws` starts."""
+    model, config = system.model, system.config.model.walk
+    total_K = torch.zeros(len(steps), dtype=torch.float64)
+    for tokens_BT, place_BT in placed_windows(source, model.vocab, model.embed.weight.device):
+        memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
+        for draw in range(draws if config.start == "normal" else 1):
+            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, torch.float32)
+            for number, step in enumerate(walk(model, memories, z_BTV, max(steps), system.alpha(), config.space), 1):
+                if number in steps:
+                    total_K[list(steps).index(number)] += token_nats(step.z_BTV, targets_BT).sum(-1).cpu().double().sum()
+    num_draws = draws if config.start == "normal" else 1
+    return (total_K / (num_draws * source.num_targets)).tolist()
+
+
+def token_nats(z_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Nats of each target under logits."""
+    return F.cross_entropy(z_BTV.float().flatten(0, -2), targets_BT.flatten(), reduction="none").view(targets_BT.shape)
+
+
+def report(per_token: float, source: TextSource) -> dict[str, float]:
+    """Nats per token first: it decides which checkpoint is best. Bits per byte compare across tokenizers."""
+    numbers = {"loss": per_token, "perplexity": math.exp(min(per_token, 700.0))}
+    if source.num_target_bytes:
+        numbers["bits_per_byte"] = per_token * source.num_targets / (math.log(2) * source.num_target_bytes)
+    return numbers

@@ -1,0 +1,284 @@
+"""An energy over next tokens in two streams, and the plain transformer beside it.
+
+The real stream reads the tokens; the predicted one holds a candidate for the next token at every place, looks at the real
+stream and at itself, and ends in one number. Shape suffixes: B batch, T time, C width, H heads, D head width, S places of the
+real stream, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn.cache import Cache, Decode, Prefill
+from seedbed.nn.groups import declare
+from seedbed.nn.init import fill_, materialize, normal_
+from seedbed.nn.mlp import MLP
+from seedbed.nn.norms import rms_norm, widen
+from seedbed.nn.rope import Rope, apply_rope, rope_table
+from seedbed.recipes.ebt.presets import ModelConfig
+
+EPS = 1e-5
+
+
+class Norm(nn.Module):
+    """Root-mean-square norm with a gain."""
+
+    def __init__(self, width: int, decay: bool) -> None:
+        super().__init__()
+        self.weight = declare(nn.Parameter(torch.ones(width)), "scalar", decay=decay)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, EPS)
+
+
+class Memory(NamedTuple):
+    """What the real stream leaves to candidates: keys and values per layer, where candidates stand, what they may see."""
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    rope: Rope
+    mask_TS: Tensor
+
+
+def two_stream_attention(
+    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_TS: Tensor
+) -> Tensor:
+    """Each candidate attends to the real places that `mask_TS` (0 or -inf) leaves it, and to itself.
+
+    Written out, since fused kernels cannot be differentiated twice.
+    """
+    q_BHTD = q_BHTD * q_BHTD.shape[-1] ** -0.5
+    real_BHTS = widen(q_BHTD @ k_BHSD.mT) + mask_TS
+    self_BHT1 = widen((q_BHTD * k_BHTD).sum(-1, keepdim=True))
+    share_BHTU = torch.cat((real_BHTS, self_BHT1), -1).softmax(-1).to(v_BHTD.dtype)
+    return share_BHTU[..., :-1] @ v_BHSD + share_BHTU[..., -1:] * v_BHTD
+
+
+class Block(nn.Module):
+    """Attention and feed-forward. Called, it carries the real stream on; `predict` carries the candidates past it."""
+
+    def __init__(self, width: int, heads: int, decay_all: bool) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = Norm(width, decay_all), Norm(width, decay_all)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        declare(self.qkv.weight, "matrix", rows=(width,) * 3)
+        self.out = nn.Linear(width, width, bias=False)
+        self.mlp = MLP(width, "swiglu", hidden=width)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        width = self.out.in_features
+        for weight in (self.qkv.weight, self.out.weight, self.mlp.up.weight, self.mlp.down.weight):
+            normal_(weight, width**-0.5, generator)
+        fill_(self.norm1.weight, 1.0)
+        fill_(self.norm2.weight, 1.0)
+
+    def forward(self, x_BTC: Tensor, rope: Rope, cache: Prefill | Decode | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The real stream after this block, and the keys and values it was made with: a cache's, where there is one."""
+        q_BHTD, k_BHSD, v_BHSD = self._project(self.norm1(x_BTC), rope)
+        mask = None
+        if cache is not None:
+            k_BHSD, v_BHSD, mask = cache.update(k_BHSD, v_BHSD)
+        y_BHTD = F.scaled_dot_product_attention(q_BHTD, k_BHSD, v_BHSD, attn_mask=mask, is_causal=mask is None)
+        return self._finish(x_BTC, y_BHTD), k_BHSD, v_BHSD
+
+    def keys_values(self, x_BTC: Tensor, rope: Rope, cache: Prefill | Decode | None = None) -> tuple[Tensor, Tensor]:
+        """What candidates need of the last block: the real stream ends here."""
+        k, v = F.linear(self.norm1(x_BTC), self.qkv.weight[x_BTC.shape[-1] :]).unflatten(-1, (2, self.heads, -1)).unbind(-3)
+        k_BHSD, v_BHSD = apply_rope(k, rope).transpose(1, 2), v.transpose(1, 2)
+        return (k_BHSD, v_BHSD) if cache is None else cache.update(k_BHSD, v_BHSD)[:2]
+
+    def predict(self, x_BTC: Tensor, rope: Rope, k_BHSD: Tensor, v_BHSD: Tensor, mask_TS: Tensor) -> Tensor:
+        """The candidates after this block."""
+        q_BHTD, k_BHTD, v_BHTD = self._project(self.norm1(x_BTC), rope)
+        return self._finish(x_BTC, two_stream_attention(q_BHTD, k_BHTD, v_BHTD, k_BHSD, v_BHSD, mask_TS))
+
+    def _project(self, x_BTC: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x_BTC).unflatten(-1, (3, self.heads, -1)).unbind(-3)
+        return apply_rope(q, rope).transpose(1, 2), apply_rope(k, rope).transpose(1, 2), v.transpose(1, 2)
+
+    def _finish(self, x_BTC: Tensor, y_BHTD: Tensor) -> Tensor:
+        x_BTC = x_BTC + self.out(y_BHTD.transpose(1, 2).flatten(2))
+        return x_BTC + self.mlp(self.norm2(x_BTC))
+
+
+class Trunk(nn.Module):
+    """What both models share: tokens in, and a stack of blocks."""
+
+    def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
+        super().__init__()
+        depth, heads, width = config.shape
+        self.config, self.vocab, self.block = config, vocab, block
+        self.width, self.head_dim = width, width // heads
+        self.embed = nn.Embedding(vocab, width)
+        declare(self.embed.weight, "embed", decay=config.decay_all)
+        self.blocks = nn.ModuleList(Block(width, heads, config.decay_all) for _ in range(depth))
+        self.norm = Norm(width, config.decay_all)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Xavier's normal numbers, as the original has them."""
+        normal_(self.embed.weight, self._xavier(self.embed.weight), generator)
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            block.init_weights(generator)
+        fill_(self.norm.weight, 1.0)
+
+    @staticmethod
+    def _xavier(weight: Tensor) -> float:
+        return (2.0 / sum(weight.shape)) ** 0.5
+
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.parameters())
+
+    def stream_dtype(self) -> torch.dtype:
+        """The dtype of the residual streams: autocast's inside autocast, else the weights' own."""
+        kind = self.embed.weight.device.type
+        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
+
+    def rope(self, positions: Tensor) -> Rope:
+        return rope_table(positions, self.head_dim, self.config.rope_base)
+
+    def new_cache(self, batch: int) -> Cache:
+        """Room for the keys and values of `batch` rows of the full context, and a prefix."""
+        heads, device = self.width // self.head_dim, self.embed.weight.device
+        return Cache(len(self.blocks), batch, heads, self.block + 1, self.head_dim, dtype=self.stream_dtype(), device=device)
+
+    def forward_flops(self) -> float:
+        """Operations of one token's way forward through the blocks."""
+        weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
+        return 2.0 * weights + 4.0 * len(self.blocks) * self.width * self.block
+
+
+class PlainModel(Trunk):
+    """A causal transformer of the same blocks, with a head where the other has candidates."""
+
+    def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
+        super().__init__(config, vocab, block)
+        self.head = nn.Linear(self.width, vocab, bias=False)
+        declare(self.head.weight, "head")
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        super().init_weights(generator)
+        normal_(self.head.weight, 0.1 * self.width**-0.5, generator)  # the first guess is nearly uniform
+
+    def forward(self, tokens_BT: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None) -> Tensor:
+        """Logits of the next token at every place."""
+        x_BTC = self.embed(tokens_BT).to(self.stream_dtype())
+        for i, block in enumerate(self.blocks):
+            x_BTC, _, _ = block(x_BTC, rope, caches[i] if caches else None)
+        return self.head(self.norm(x_BTC))
+
+
+class EnergyModel(Trunk):
+    """Called with logits of candidates, it says how well they fit and how that changes with their probabilities."""
+
+    def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
+        super().__init__(config, vocab, block)
+        self.enter = nn.Linear(vocab, self.width, bias=False)
+        declare(self.enter.weight, "head")
+        self.landscape = None if config.step_embed == "none" else nn.Embedding(config.walk.landscapes, self.width)
+        if self.landscape:
+            declare(self.landscape.weight, "embed", decay=config.decay_all)
+        # No bias: a constant has no slope.
+        self.head = nn.Linear(self.width, 1, bias=False)
+        declare(self.head.weight, "head")
+
+    @property
+    def num_prefix(self) -> int:
+        return int(self.config.step_embed == "prefix")
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        super().init_weights(generator)
+        normal_(self.enter.weight, self._xavier(self.enter.weight), generator)
+        if self.landscape:
+            normal_(self.landscape.weight, self._xavier(self.embed.weight), generator)
+        normal_(self.head.weight, self._xavier(self.head.weight), generator)
+
+    # ---- the real stream ---------------------------------------------------------------------------------------------
+
+    def read(self, tokens_BT: Tensor) -> list[Memory]:
+        """The memory for each landscape: one and the same, unless the landscape is the context's first token."""
+        memories = [self._read(tokens_BT, number) for number in range(self.num_readings())]
+        return memories * (self.config.walk.landscapes // len(memories))
+
+    def num_readings(self) -> int:
+        """How many passes of the real stream the landscapes need."""
+        return self.config.walk.landscapes if self.num_prefix else 1
+
+    def _read(self, tokens_BT: Tensor, landscape: int) -> Memory:
+        num_tokens, more = tokens_BT.shape[1], self.num_prefix
+        places_S = torch.arange(num_tokens + more, device=tokens_BT.device)
+        keys, values = self.carry(self.enter_tokens(tokens_BT, landscape), self.rope(places_S))
+        seen_T = torch.arange(more, num_tokens + more, device=tokens_BT.device)
+        mask_TS = torch.zeros(num_tokens, len(places_S), device=tokens_BT.device)
+        mask_TS = mask_TS.masked_fill(places_S > seen_T[:, None], float("-inf"))
+        return Memory(keys, values, self.rope(seen_T + 1), mask_TS)
+
+    def enter_tokens(self, tokens_BT: Tensor, landscape: int) -> Tensor:
+        """The real stream's first state, behind the landscape's token where there is one."""
+        x_BTC = self.embed(tokens_BT)
+        if self.num_prefix:
+            assert self.landscape is not None
+            x_BTC = torch.cat((self.landscape.weight[landscape].expand(len(x_BTC), 1, -1), x_BTC), 1)
+        return x_BTC.to(self.stream_dtype())
+
+    def carry(
+        self, x_BTC: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Keys and values of every layer, from the first state of the real stream."""
+        found, last = [], len(self.blocks) - 1
+        for i, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            cache = caches[i] if caches else None
+            if i == last:
+                found.append(block.keys_values(x_BTC, rope, cache))
+            else:
+                x_BTC, *kv = block(x_BTC, rope, cache)
+                found.append(tuple(kv))
+        return tuple(k for k, _ in found), tuple(v for _, v in found)
+
+    # ---- the predicted stream ----------------------------------------------------------------------------------------
+
+    def forward(self, z_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities of the candidates, the slope of the energy along them, and the energies.
+
+        `torch.func.grad` may be compiled and differentiated again. An energy depends on its own candidate alone, so the
+        gradient of their sum is the gradient of each.
+        """
+        p_BTV = z_BTV.softmax(-1)
+        slope_BTV, energy_BT = torch.func.grad(self._sum, has_aux=True)(p_BTV, memory, landscape)
+        return p_BTV, slope_BTV, energy_BT
+
+    def _sum(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
+        energy_BT = self.energy(p_BTV, memory, landscape)
+        return energy_BT.sum(), energy_BT
+
+    def energy(self, p_BTV: Tensor, memory: Memory, landscape: int) -> Tensor:
+        """One number per candidate, low where it fits what came before."""
+        kind, dtype = p_BTV.device.type, self.stream_dtype()
+        # A step multiplies the slope by alpha, rounding included: both ends of the stream stay in full precision.
+        with torch.autocast(kind, enabled=False):
+            x_BTC = self.enter(p_BTV)
+            if self.landscape and not self.num_prefix:
+                x_BTC = x_BTC + self.landscape.weight[landscape]
+        x_BTC = x_BTC.to(dtype)
+        for block, k_BHSD, v_BHSD in zip(self.blocks, memory.keys, memory.values, strict=True):
+            assert isinstance(block, Block)
+            x_BTC = block.predict(x_BTC, memory.rope, k_BHSD, v_BHSD, memory.mask_TS)
+        with torch.autocast(kind, enabled=False):
+            return self.head(self.norm(widen(x_BTC)))[..., 0]
+
+
+def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> EnergyModel | PlainModel:
+    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+    with torch.device("meta"):
+        model = (EnergyModel if config.kind == "energy" else PlainModel)(config, vocab, block)
+    materialize(model)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
