@@ -100,13 +100,25 @@ class Config:
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     compile: Literal["off", "blocks", "whole"] = "off"
+    compile_autograd: bool = False
+    compile_optimizer: bool = False
     capture: Literal["auto", "off"] = "auto"
+    recompute: Literal["none", "selective", "full"] = "none"
+    float8: bool = False
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
     keep: int = number(3, low=1)
 
     def __post_init__(self) -> None:
         validate(self)
         if self.batch % self.accum:
             raise UserError(f"batch={self.batch} does not divide into accum={self.accum} equal parts; choose a multiple")
+        if self.float8 and self.precision != "bf16":
+            raise UserError(f"float8=true stands beside bf16, not precision={self.precision}; set precision=bf16")
+
+
+# Assignments that make a step plain code: nothing compiled or captured; and then nothing forgotten, narrowed or forced either.
+UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
+PLAIN = (*UNCOMPILED, "recompute=none", "float8=false", "attention=auto")
 
 
 def validate(config: Any) -> None:

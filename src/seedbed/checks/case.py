@@ -51,7 +51,7 @@ class Case:
 
     def __init__(self, recipe: Recipe, preset: str | None, config: Config, root: Path, *, full: bool = False) -> None:
         self.recipe, self.preset, self.config, self.root, self.full = recipe, preset, config, root, full
-        plain = configs.override(config, ["device=cpu", "precision=fp32", "compile=off", "capture=off"])
+        plain = configs.override(config, [*configs.PLAIN, "device=cpu", "precision=fp32"])
         self.small: Config
         self.small, self.shrunk = (plain, {}) if full else shrink(plain)
         self._kept: dict[Any, Any] = {}

@@ -56,7 +56,7 @@ def overfit(name: str, assignments: list[str], *, num_batches: int = 1, steps: i
     if steps < num_batches:
         raise UserError(f"--steps {steps} does not reach each of {num_batches} batches once; use at least {num_batches}")
     recipe, preset = find(name)
-    config = configs.override(recipe.preset(preset), [*assignments, "compile=off", "capture=off"])
+    config = configs.override(recipe.preset(preset), [*assignments, *configs.PLAIN])
     data = recipe.open_data(config)
     engine, _ = build(recipe, replace(config, ema=0.0), data)
     feed = Feed(data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=engine.device)

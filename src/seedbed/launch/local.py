@@ -33,7 +33,8 @@ from seedbed.tune.verdict import closing_verdict
 
 EXIT_OK, EXIT_FAILED = 0, 1
 # What a resumed run may change without becoming another run.
-FREE_KEYS = {"batch", "accum", "device", "precision", "compile", "capture", "keep", "steps"}
+FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps"}
+FREE_KEYS |= {word.partition("=")[0] for word in configs.PLAIN}
 FREE_GROUPS = ("every.", "guard.")
 
 
@@ -64,7 +65,7 @@ def train(
     recipe, preset = find(name)
     base = recipe.preset(preset)
     assert preset is not None, "a recipe without a settled preset has been refused"
-    config = configs.override(base, [*assignments, *(("compile=off", "capture=off") if anomaly else ())])
+    config = configs.override(base, [*assignments, *(configs.UNCOMPILED if anomaly else ())])
     pick_device(config.device)
     state = code.state(Path.cwd(), root)
     code.require_clean(state, dirty)
@@ -116,7 +117,7 @@ def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "au
     """A run's system with its best weights, or those of a named checkpoint; averaged ones where the run has them."""
     run = Run.open(root, run_name)
     recipe, config = saved_config(run)
-    config = configs.override(config, [f"device={device}", "compile=off"])
+    config = configs.override(config, [*configs.PLAIN, f"device={device}"])
     folder = run.path / "checkpoints"
     path = folder / checkpoint_name if checkpoint_name else checkpoint.best(folder)
     if path and not path.is_dir():

@@ -3,13 +3,16 @@
 import contextlib
 import functools
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
+from seedbed.errors import UserError
 from seedbed.nn.cache import Decode, Prefill
 from seedbed.nn.fused import NormAndTurn, can_norm_and_turn
 from seedbed.nn.groups import declare
@@ -19,6 +22,7 @@ from seedbed.nn.rope import Rope, apply_rope
 
 QK_SCALE = 1.2
 KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+NAMED: dict[str, SDPBackend] = dict(zip(("cudnn", "flash", "efficient", "math"), KERNELS, strict=True))
 MAX_SCORES = 1 << 30
 
 
@@ -109,11 +113,18 @@ def choose_attention(
     kv_heads: int = 0,
     dropout: float = 0.0,
     causal: bool = True,
+    only: str = "auto",
 ) -> tuple[SDPBackend, ...]:
     """The attention kernels that run (B, H, T, D) forward and backward on `device`, fastest first, timed once.
 
-    Empty where there is no choice to make, that is anywhere but on CUDA.
+    Empty where there is no choice to make, that is anywhere but on CUDA. `only` names one of NAMED instead, or refuses.
     """
+    if only != "auto":
+        if not _runs(NAMED[only], shape, dtype, device, kv_heads or shape[1], dropout, causal):
+            what = f"{str(dtype).removeprefix('torch.')} heads of {shape[3]} over {shape[2]} tokens"
+            what += f" with dropout {dropout:g}" if dropout else ""
+            raise UserError(f"attention={only} does not run {what} on {device.type}; use attention=auto or another kernel")
+        return (NAMED[only],)
     if device.type != "cuda":
         return ()
     # The plain kernel writes every score down: past some gigabytes it can only lose, and would be the run's peak of memory.
@@ -128,6 +139,11 @@ def attention_scope(kernels: Sequence[SDPBackend]) -> contextlib.AbstractContext
     return sdpa_kernel(list(kernels), set_priority=True) if kernels else contextlib.nullcontext()
 
 
+def current_kernels() -> list[SDPBackend]:
+    """The kernels that attention may use at this moment, first choice first."""
+    return _cur_sdpa_kernel_backends(with_priority=True)
+
+
 def _time_kernel(
     kernel: SDPBackend,
     shape: tuple[int, ...],
@@ -138,24 +154,51 @@ def _time_kernel(
     causal: bool,
 ) -> float | None:
     """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel refuses this shape."""
+    try:
+        with _trying(kernel, shape, dtype, device, kv_heads, dropout, causal) as once:
+            return min(_seconds(once, device) for _ in range(3))
+    except RuntimeError:  # no such kernel for this shape, or not enough memory for it
+        return None
+
+
+def _runs(kernel: SDPBackend, shape: tuple[int, ...], *rest: Any) -> bool:
+    """Whether a kernel takes this shape, tried with one row of the batch."""
+    try:
+        with warnings.catch_warnings(), _trying(kernel, (1, *shape[1:]), *rest) as once:
+            warnings.simplefilter("ignore")  # torch tells for every kernel why not; the error is enough
+            once()
+    except RuntimeError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _trying(
+    kernel: SDPBackend,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_heads: int,
+    dropout: float,
+    causal: bool,
+) -> Iterator[Callable[[], None]]:
+    """A forward and backward pass through one kernel, to be called inside."""
     batch, heads, length, head_dim = shape
 
     def tensor(num_heads: int) -> Tensor:  # laid out as `Attention` makes them
         x = torch.randn(batch, length, num_heads, head_dim, dtype=dtype, device=device)
         return x.transpose(1, 2).requires_grad_()
 
-    try:
-        dice = torch.random.fork_rng([device], device_type=device.type)  # measuring must not change what is trained
-        with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), sdpa_kernel(kernel):
-            q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
+    # Measuring must not change what is trained.
+    dice = torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type)
+    with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), sdpa_kernel(kernel):
+        q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
 
-            def once() -> None:
-                y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
-                torch.autograd.grad(y, (q, k, v), y)
+        def once() -> None:
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
+            torch.autograd.grad(y, (q, k, v), y)
 
-            return min(_seconds(once, device) for _ in range(3))
-    except RuntimeError:  # no such kernel for this shape, or not enough memory for it
-        return None
+        yield once
 
 
 def _seconds(work, device: torch.device, num_calls: int = 5) -> float:

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from seedbed.train.low import num_float8
+from seedbed.train.optim import BACKEND
+
 if TYPE_CHECKING:
     from seedbed.config import Config
     from seedbed.train.system import Batch, System
@@ -35,6 +38,7 @@ class Steps(Protocol):
     variant: Hashable
     rate: Tensor
     halted: Tensor
+    compiled: set[str]
 
     def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]: ...
     def rehearsal(self) -> AbstractContextManager[None]: ...
@@ -46,7 +50,7 @@ def compile_system(system: System, mode: str) -> list[nn.Module]:
         torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations
     units = {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
     for unit in units:
-        unit.compile(dynamic=False)
+        unit.compile(backend=BACKEND, dynamic=False)
     return units
 
 
@@ -55,6 +59,8 @@ class StepRunner:
 
     def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
         self.engine, self.feed, self.say = engine, feed, say
+        if engine.compiled:
+            torch.compiler.reset()
         self.units = compile_system(engine.system, engine.config.compile)
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.names: list[str] = []
@@ -64,8 +70,21 @@ class StepRunner:
     @property
     def how(self) -> str:
         """In words, for the run's header: how a step runs."""
-        compiled = f"compiled ({self.engine.config.compile})" if self.units else "eager"
+        compiled = f"compiled ({', '.join(self._compiled())})" if self._compiled() else "eager"
+        compiled += self._further()
         return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
+
+    def _compiled(self) -> list[str]:
+        return [*([self.engine.config.compile] if self.units else []), *sorted(self.engine.compiled)]
+
+    def _further(self) -> str:
+        """What else is not plain about a step."""
+        config, found = self.engine.config, ""
+        if config.recompute != "none":
+            found += f", {config.recompute} recompute"
+        if config.float8:
+            found += f", float8: {num_float8(self.engine.system)} layers converted"
+        return found
 
     def __call__(self) -> Tensor:
         """Run the loaded step; returns its measurements as one tensor, in the order of `names`."""
@@ -81,12 +100,12 @@ class StepRunner:
         if variant in self.ready:
             return
         self.ready.add(variant)
-        if not self.units and self.why_not:
+        if not self._compiled() and self.why_not:
             return
         try:
             self._rehearse()
         except Exception as error:
-            if not self.units:
+            if not self._compiled():
                 raise
             self._give_up_compiling(error)
             self._rehearse()
@@ -139,6 +158,7 @@ class StepRunner:
         for unit in self.units:
             unit._compiled_call_impl = None
         self.units = []
+        self.engine.compiled.clear()
         torch.compiler.reset()
         self.say(f"compile failed and the run goes on eager: {_first_line(error)}")
 

@@ -18,7 +18,9 @@ from torch import Tensor
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.train.ema import Ema
-from seedbed.train.optim import Optimizer, gradients, param_groups
+from seedbed.train.low import to_float8
+from seedbed.train.optim import BACKEND, Optimizer, gradients, param_groups
+from seedbed.train.recompute import recompute_units
 from seedbed.train.schedule import multiplier
 
 if TYPE_CHECKING:
@@ -59,6 +61,10 @@ class Engine:
         self.dtype = DTYPES[config.precision]
         # A setting of the process: every engine says what it wants. Without such units, on a CPU, it changes nothing.
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" and device.type == "cuda" else "highest")
+        # Layers are exchanged and taught to forget before anything is compiled, and before the optimizers learn their names.
+        self.num_float8 = to_float8(system, device) if config.float8 else None
+        recompute_units(system, config.recompute, device)
+        self.compiled = {part for part, on in _compiled_parts(config).items() if on}
         self._kind = device.type  # kept: to ask a device for it in every step takes microseconds
         modules = system.players()
         self.optimizers = {
@@ -137,8 +143,16 @@ class Engine:
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
         self._part = part
-        with self.autocast():
+        with self.autocast(), self._autograd():
             return self.system.update(batch, self)
+
+    def _autograd(self) -> contextlib.AbstractContextManager:
+        """Backward passes as compiled code, where asked for. Compiled forward passes must know it too: they leave theirs open."""
+        if "autograd" not in self.compiled:
+            return contextlib.nullcontext()
+        from torch._dynamo import compiled_autograd
+
+        return compiled_autograd._enable(torch.compile(backend=BACKEND, dynamic=False), dynamic=False)
 
     def autocast(self) -> contextlib.AbstractContextManager:
         """The run's precision, for training and evaluation alike."""
@@ -170,7 +184,8 @@ class Engine:
         skip = self._guard(name, true_norm)
         clip = self.config.optim.clip
         divisor = (true_norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)
-        optimizer.step(self.rate, divisor if scale is None else divisor * scale, skip)
+        step = optimizer.compiled_step if "optimizer" in self.compiled else optimizer.step
+        step(self.rate, divisor if scale is None else divisor * scale, skip)
         for param in optimizer.params:
             param.grad = None
         self.norms[name] = true_norm
@@ -260,6 +275,10 @@ def saved_buffers(system: System) -> dict[str, Tensor]:
     """The buffers a checkpoint keeps: those the module did not mark as non-persistent."""
     keys = set(system.state_dict(keep_vars=True))
     return {n: b for n, b in system.named_buffers() if n in keys}
+
+
+def _compiled_parts(config: Config) -> dict[str, bool]:
+    return {"autograd": config.compile_autograd, "optimizer": config.compile_optimizer}
 
 
 def _not_finite(x: Tensor) -> Tensor:

@@ -3,9 +3,10 @@
 Both leave weights and moments exactly as they were when `skip` is 1, so a bad step is undone by not happening.
 """
 
+import functools
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from seedbed.config import Optim
 from seedbed.errors import UserError
 from seedbed.nn.groups import kind_of, rows_of, settings_of
 from seedbed.train.system import ParamGroup
+
+BACKEND = "inductor"
 
 
 def param_groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[ParamGroup]:
@@ -76,6 +79,21 @@ class AdamW:
             found_inf=skip,
         )
 
+    def plain_step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        """The same as arithmetic, for a compiler to merge. `where`, never a product with 0: 0 x NaN is NaN."""
+        optim, keep = self.optim, skip == 0
+        self.count += 1.0 - skip
+        count = self.count.clamp_min(1.0)
+        lr, fix1, fix2 = rate * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
+        for param, grad, mean, square in zip(self.params, gradients(self.params), self.means, self.squares, strict=True):
+            grad = grad / divisor
+            new_mean = torch.lerp(mean, grad, 1.0 - optim.beta1)
+            new_square = torch.lerp(square, grad * grad, 1.0 - optim.beta2)
+            shrunk = param * (1.0 - lr * self.group.weight_decay)
+            new_param = shrunk - lr / fix1 * new_mean / (new_square.sqrt() / fix2 + optim.eps)
+            for old, new in ((mean, new_mean), (square, new_square), (param, new_param)):
+                old.copy_(torch.where(keep, new, old))
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield f"count.{self.names[0]}", self.count
         for name, mean, square in zip(self.names, self.means, self.squares, strict=True):
@@ -129,6 +147,8 @@ class Muon:
             torch._foreach_mul_(weights, shrink)
             torch._foreach_add_(weights, list(change.unbind()))
 
+    plain_step = step
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for (_, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             for (name, _, _), momentum in zip(pieces, momentum_kmn.unbind(), strict=True):
@@ -147,6 +167,16 @@ class Optimizer:
     def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
         for part in self.parts:
             part.step(rate, divisor, skip)
+
+    @functools.cached_property
+    def compiled_step(self) -> Callable[[Tensor, Tensor, Tensor], None]:
+        """The same as compiled arithmetic, equal to `step` but for rounding."""
+        return torch.compile(self._plain_step, backend=BACKEND, dynamic=False)
+
+    @torch.no_grad()
+    def _plain_step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        for part in self.parts:
+            part.plain_step(rate, divisor, skip)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for part in self.parts for name, tensor in part.tensors()}

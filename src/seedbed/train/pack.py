@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
+from seedbed.track.text import spell
 from seedbed.train import loop
 from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.loop import Instrument, Job
@@ -51,9 +52,9 @@ def why_not_packed(system: System, configs_: Sequence[Config]) -> str:
 
 def _why_not_alone(config: Config) -> str:
     """What keeps a run out of any pack."""
-    values = {"optim.kind": config.optim.kind, "precision": config.precision, "accum": config.accum, "ema2": config.ema2}
-    packed = {"optim.kind": ("adamw",), "precision": ("fp32", "tf32"), "accum": (1,), "ema2": (0.0,)}
-    found = [f"{key}={value}" for key, value in values.items() if value not in packed[key]]
+    packed = {"optim.kind": ("adamw",), "precision": ("fp32", "tf32"), "accum": (1,), "ema2": (0.0,), "recompute": ("none",)}
+    packed |= {"compile_autograd": (False,), "compile_optimizer": (False,)}
+    found = [f"{key}={spell(value)}" for key, value in configs.flatten(config).items() if value not in packed.get(key, (value,))]
     found += [f"budget={config.budget:g}"] if config.budget else []
     found += [f"limit.train={config.limit.train}"] if config.limit.train else []
     found += ["device=mps"] if config.device == "mps" else []

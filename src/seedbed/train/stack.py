@@ -178,6 +178,7 @@ class Stack:
         self.weights, self.mean, self.square = (torch.zeros(shape, dtype=dtype, device=self.device) for _ in range(3))
         self.ema = torch.zeros_like(self.weights) if self.config.ema else None
         self.halted = torch.zeros(len(jobs), device=self.device)
+        self.compiled: set[str] = set()  # beside the modules: a run that asks for more is not packed
         # A run's steps, once for every group of its optimizer: a checkpoint's tensors may not share memory.
         self.counts = torch.zeros(len(jobs), max(len(_parts(job)) for job in jobs), device=self.device)
         self.turn = torch.zeros(3, len(jobs), dtype=torch.float64, device=self.device)

@@ -98,7 +98,8 @@ class Flow(System):
         config, shape, model = self.config, self.config.model, self.model
         tokens = model.num_patches + model.num_context
         size = (config.batch // config.accum, shape.heads, tokens, shape.width // shape.heads)
-        return choose_attention(size, DTYPES[config.precision], model.enter.weight.device, causal=False)
+        device = model.enter.weight.device
+        return choose_attention(size, DTYPES[config.precision], device, causal=False, only=config.attention)
 
     def probe(self, batch: Batch) -> Probe:
         return open_up(self, batch)

@@ -55,7 +55,7 @@ class GPT(System):
         config, shape = self.config, self.config.model
         size = (config.batch // config.accum, shape.heads, config.data.block, shape.width // shape.heads)
         device = self.model.embed.weight.device
-        return choose_attention(size, DTYPES[config.precision], device, shape.kv_heads, shape.dropout)
+        return choose_attention(size, DTYPES[config.precision], device, shape.kv_heads, shape.dropout, only=config.attention)
 
     def probe(self, batch: Batch) -> Probe:
         return open_up(self, batch)
