@@ -66,7 +66,7 @@ def prepared(path: Path, key: str, build: Callable[[Writer], Store], *, rebuild:
 
 def cache_folder(named: str) -> Path:
     """Where stores are kept: data.cache, $SEEDBED_CACHE, or the user's cache folder."""
-    named = named or os.environ.get("SEEDBED_CACHE")
+    named = named or os.environ.get("SEEDBED_CACHE", "")
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(named or f"{home}/seedbed").expanduser().absolute()
 
