@@ -6,18 +6,10 @@ import math
 import pytest
 import torch
 
-from seedbed.data.tokenizers import CharTokenizer, train_bpe
+from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt, train_bpe
 from seedbed.errors import UserError
-from seedbed.recipes.gpt.generate import (
-    CachedDecoder,
-    Sampling,
-    TextStream,
-    UncachedDecoder,
-    encode_prompt,
-    generate,
-    pick,
-    window_start,
-)
+from seedbed.nn.sampling import Sampling, pick, window_start
+from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder, generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.recipes.gpt.presets import ModelConfig
 

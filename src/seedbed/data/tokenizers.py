@@ -1,5 +1,6 @@
 """Text to token ids and back, exactly: characters, byte-level BPE, or a tokenizer.json from disk."""
 
+import codecs
 import itertools
 import json
 from collections.abc import Iterable, Sequence
@@ -204,6 +205,30 @@ def train_bpe(pieces: Iterable[str], vocab: int) -> ByteTokenizer:
     )
     library.train_from_iterator(iter(pieces), trainer=trainer)
     return ByteTokenizer(json.loads(library.to_str()))
+
+
+class TextStream:
+    """Token ids to text as they come; the bytes of a character may be spread over several tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.pieces: list[str] = []
+
+    def push(self, ids: list[int], last: bool = False) -> str:
+        """The characters that `ids` complete; what is left over waits, unless these are the last."""
+        piece = self.decoder.decode(self.tokenizer.bytes_of(ids), last)
+        self.pieces.append(piece)
+        return piece
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The prompt's ids. An empty prompt stands for the start of a document: the tokenizer's separator, else its first id."""
+    return tokenizer.encode(prompt).tolist() or tokenizer.separator.tolist() or [0]
 
 
 def load(path: Path) -> Tokenizer:
