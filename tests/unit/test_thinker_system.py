@@ -117,6 +117,16 @@ def test_an_honest_thinker_is_not_accused(task: str):
     assert not leak_check(system, valid(system).at(valid(system).task.length), 512).found
 
 
+def test_a_perfect_thinker_is_not_accused_either(monkeypatch: pytest.MonkeyPatch):
+    system = make()
+
+    def backwards(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
+        return torch.nn.functional.one_hot(batch["x"].flip(1), 8)[None].double()
+
+    monkeypatch.setattr(evaluate, "think", backwards)
+    assert system.evaluate(valid(system), engine_of(system))["exact"] == 1.0
+
+
 # ---- evaluation ---------------------------------------------------------------------------------------------------------
 
 
