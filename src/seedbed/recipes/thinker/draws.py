@@ -27,7 +27,8 @@ Dials = dict[str, Tensor]
 class Setting(NamedTuple):
     """One batch's draw. None stands for all latents, no cut, no perturbation: that part of the computation is left out.
 
-    Gradients reach back to step `first`; `stream` tells evaluation's noise from training's.
+    Gradients reach back to step `first`; `group` neighbouring samples share one draw of places; `stream` tells evaluation's
+    noise from training's.
     """
 
     seed: Tensor
@@ -39,6 +40,7 @@ class Setting(NamedTuple):
     latents: Tensor | None = None
     cut: Tensor | None = None
     first: int = 0
+    group: int = 1
     stream: int = 0
 
 

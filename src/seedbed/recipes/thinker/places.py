@@ -1,4 +1,4 @@
-"""Where tokens stand: learned or sinusoidal vectors, at 0, 1, 2... or at places drawn anew for every sample.
+"""Where tokens stand: learned or sinusoidal vectors, at 0, 1, 2... or at places drawn anew for every batch.
 
 Shape suffixes: B batch, L positions, F frequencies, D width.
 """
@@ -57,11 +57,11 @@ class Places(nn.Module):
         return both_LD[..., :num_in, :], both_LD[..., :num_out, :]
 
     def drawn(self, num: int, index_B: Tensor, setting: Setting) -> Tensor:
-        """Where the positions are, rising. Random ones follow from the sample's counter, so that no batch matters to it."""
+        """Where the positions are, rising. Random ones follow from the sample's counter, and a training batch shares them."""
         count_L = torch.arange(num, device=index_B.device)
         if self.kind == "sin":
             return count_L
-        key_B = dice.keys(setting.seed, index_B, PLACES + setting.stream)
+        key_B = dice.keys(setting.seed, index_B // setting.group, PLACES + setting.stream)
         if self.kind == "random_affine":
             u_B2 = dice.uniform(key_B, 2)
             return count_L * MAX_SCALE ** (2.0 * u_B2[..., :1] - 1.0) + u_B2[..., 1:] * self.max

@@ -54,7 +54,7 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class PositionConfig:
-    """Where tokens stand: a learned table, sinusoids, or sinusoids at places drawn anew for every sample from 0 to `max`."""
+    """Where tokens stand: a learned table, sinusoids, or sinusoids at places drawn anew for every batch from 0 to `max`."""
 
     kind: Literal["learned", "sin", "random_sorted", "random_affine"] = "learned"
     max: int = number(0, low=0, high=1 << 20)

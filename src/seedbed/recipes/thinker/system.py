@@ -95,6 +95,7 @@ class ThinkerSystem(System):
         setting = settle(self._dials(index_B.device), index_B[0] // self.config.batch, num_steps, None, steps)
         reach = model.loss.backprop_steps
         setting = setting._replace(
+            group=self.config.batch,
             perturb=setting.perturb if model.perturb else None,
             cut=setting.cut if model.loss.steps == "progressive" else None,
             first=max(0, num_steps - reach) if reach else 0,
@@ -226,6 +227,7 @@ class ThinkerSystem(System):
         latents, steps = draw_shape(dials, turn)
         setting = settle(dials, turn, top, None if self.latents.low == self.latents.high else latents, steps)
         setting = setting._replace(
+            group=self.config.batch,
             perturb=setting.perturb if model.perturb else None,
             cut=setting.cut if model.loss.steps == "progressive" or model.loss.backprop_steps else None,
         )
