@@ -187,7 +187,7 @@ def test_evaluation_is_exact_whatever_the_batch(monkeypatch: pytest.MonkeyPatch)
     torch.rand(5)
     monkeypatch.setattr("seedbed.recipes.flow.system.EVAL_BATCH", {"cpu": 40})
     assert system.evaluate(system.data.valid, engine) == pytest.approx(first, rel=1e-5)
-    assert next(iter(first)) == "grid_loss" and system.training
+    assert next(iter(first)) == "loss_early" and system.training
 
 
 def test_evaluation_compares_targets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_evaluation_compares_targets(monkeypatch: pytest.MonkeyPatch) -> None:
             return torch.zeros_like(x) if p == "v" else x
 
         monkeypatch.setattr(system.model, "forward", zero_direction)
-        found[predict] = system.evaluate(system.data.valid, engine)["grid_loss"]
+        found[predict] = system.evaluate(system.data.valid, engine)["loss_grid"]
     assert found["v"] == pytest.approx(found["x"], rel=1e-4)
 
 
@@ -283,6 +283,19 @@ def test_while_training_every_class_is_drawn(tmp_path: Path) -> None:
     assert shown.facts["num"] == 96 and shown.files[0].name == "grid.png"
 
 
+def test_costly_images_are_few_and_random_ones_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    system, engine, _ = made()
+    monkeypatch.setattr("seedbed.recipes.flow.show.MAX_FLOPS", {"cpu": 5 * 48 * system.model.forward_flops()})
+    assert asked(system, engine, tmp_path).facts["num"] == 5
+    monkeypatch.setattr("seedbed.recipes.flow.system.MAX_FLOPS", 8 * 3.5 * system.model.forward_flops())
+    seen = []
+    monkeypatch.setattr(system.model, "forward", lambda x, time, label: seen.append(len(x)) or torch.zeros_like(x))
+    system.evaluate(system.data.valid, engine)
+    assert sum(seen) == 8 * 3
+    noise, engine, _ = made("data.images=random:20:3")
+    assert asked(noise, engine, tmp_path).files == ()
+
+
 def test_the_long_average_is_used_when_asked_for(tmp_path: Path) -> None:
     system, engine, _ = made("ema=0.5", "ema2=0.9")
     assert engine.ema2 is not None
@@ -324,7 +337,7 @@ def test_all_classes_come_in_equal_shares() -> None:
     assert torch.bincount(_classes("all", 100, data)).tolist() == [10] * 10
     assert _classes("all", 3, data).tolist() == [0, 1, 2]
     assert _classes("c", 2, data).tolist() == [2, 2] == _classes("2", 2, data).tolist()
-    assert _layout({**OPTIONS, "grid": "3x5"}, True) == (15, 5)
+    assert _layout({**OPTIONS, "grid": "3x5"}) == (15, 5) and _layout(OPTIONS) == (64, 8)
 
 
 def test_presets_differ_only_where_they_say() -> None:

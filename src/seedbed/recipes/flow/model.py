@@ -144,6 +144,10 @@ class FlowTransformer(nn.Module):
         spared = 2 * self.num_patches * self.enter.weight.numel() + (2 * self.time.up.weight.numel() if self.time else 0)
         return float(blocks + around - spared)
 
+    def forward_flops(self) -> float:
+        """Forward alone, for one image: a third of training, near enough to plan with."""
+        return self.flops_per_image() / 3
+
     # ---- forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:

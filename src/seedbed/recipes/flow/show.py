@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 GUIDANCE = 2.0
 # While training: enough to see, and for shapes enough to score.
 NUM_WHILE_TRAINING, STEPS_WHILE_TRAINING = 96, 12
+# Seconds of a fast GPU, some more on a processor.
+MAX_FLOPS = {"cuda": 1e15, "cpu": 1e12}
+NUM_ASKED = 64
 MAX_SHOWN = 256
 # Options of the command line with their defaults; None is decided by what the model can do.
 OPTIONS: dict[str, Any] = {
@@ -51,9 +54,11 @@ def show(system: Flow, request: Request, engine: Engine) -> Sample:
     """Images of the asked classes as one PNG, beside real ones of the same classes."""
     options = request.read(**OPTIONS)
     if not request.options:
-        options |= {"steps": STEPS_WHILE_TRAINING}
+        if system.data.facts["name"].startswith("random:"):
+            return Sample()  # there is nothing to see
+        options |= {"steps": STEPS_WHILE_TRAINING, "num": _affordable(system)}
     sampling, seed = _sampling(system, options), int(options["seed"])
-    num, columns = _layout(options, bool(request.options))
+    num, columns = _layout(options)
     classes_N = _classes(str(options["class"]), num, system.data)
     with _weights(system, engine, str(options["ema"])):
         images_NCHW = generate(system.model, classes_N, sampling, seed)
@@ -99,10 +104,18 @@ def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
     return Sampling(str(options["sampler"]), int(options["steps"]), float(guidance), (low, high), float(options["shift"]))
 
 
-def _layout(options: dict[str, Any], asked: bool) -> tuple[int, int]:
+def _affordable(system: Flow) -> int:
+    """How many images to draw while training: fewer where one costs much."""
+    model = system.model
+    calls = 2 * STEPS_WHILE_TRAINING * (2 if system.config.model.drop else 1)
+    budget = MAX_FLOPS["cuda" if model.enter.weight.is_cuda else "cpu"]
+    return max(2, min(NUM_WHILE_TRAINING, int(budget / (calls * model.forward_flops()))))
+
+
+def _layout(options: dict[str, Any]) -> tuple[int, int]:
     """How many images, and how many in a row."""
     if options["grid"] is None:
-        return int(options["num"] or (64 if asked else NUM_WHILE_TRAINING)), 8
+        return int(options["num"] or NUM_ASKED), 8
     try:
         rows, columns = (int(part) for part in str(options["grid"]).lower().split("x"))
     except ValueError:
