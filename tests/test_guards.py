@@ -131,7 +131,7 @@ def test_a_kick_is_seen_as_a_spike_and_rolled_back(tmp_path: Path, monkeypatch: 
 
 def test_a_clean_run_raises_no_event(tmp_path: Path) -> None:
     start(tmp_path, "one", "steps=400", "data.num=960", "batch=64", "every.eval=100", "every.save=100")
-    assert set(kinds(tmp_path, "one")) == {"preflight", "start", "eval", "checkpoint", "sample", "end"}
+    assert set(kinds(tmp_path, "one")) == {"preflight", "start", "model", "eval", "checkpoint", "sample", "end"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -26,21 +26,23 @@ NAMES = {
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
     "replay", "overfit", "sweep",
-    "runs list", "runs show", "runs diff", "runs rm", "note", "journal",
+    "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip
 
 SYSTEM = {
     "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
     "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
+    "packs", "envelope", "dials", "packed_loss",
 }  # fmt: skip
 
 KEYS = {
-    "steps", "budget", "batch", "accum", "seed", "ema", "precision", "device", "compile", "capture", "keep",
+    "steps", "budget", "batch", "accum", "seed", "ema", "ema2", "precision", "device", "keep",
+    "compile", "compile_autograd", "compile_optimizer", "capture", "recompute", "float8", "attention",
     "optim.kind", "optim.lr", "optim.muon_lr", "optim.beta1", "optim.beta2", "optim.eps", "optim.weight_decay",
     "optim.muon_weight_decay", "optim.momentum", "optim.clip",
     "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor",
-    "limit.train", "limit.valid",
+    "limit.train", "limit.valid", "limit.test",
     "every.log", "every.eval", "every.sample", "every.save",
     "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas",
     "model", "data",

@@ -77,6 +77,7 @@ class Limit:
 
     train: int = number(0, low=0)
     valid: int = number(0, low=0)
+    test: int = number(0, low=0)
 
 
 @dataclass(frozen=True, kw_only=True)

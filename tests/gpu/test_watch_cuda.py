@@ -78,4 +78,4 @@ def test_a_leak_on_the_device_is_seen(tmp_path: Path, monkeypatch) -> None:
 
 def test_a_clean_captured_run_raises_nothing(tmp_path: Path) -> None:
     start(tmp_path, "one", "device=cuda", "steps=800", "data.num=960", "batch=64", "every.eval=200", "every.save=200", recipe=TOY)
-    assert set(kinds(tmp_path, "one")) == {"preflight", "start", "eval", "checkpoint", "sample", "end"}
+    assert set(kinds(tmp_path, "one")) == {"preflight", "start", "model", "eval", "checkpoint", "sample", "end"}

@@ -192,7 +192,7 @@ def test_no_limit_is_the_data_itself() -> None:
     data = Data(Plain(4), Plain(4), {"name": "x"})
     assert limited(data, Limit()) is data
     part = limited(data, Limit(valid=2))
-    assert part.train is data.train and part.valid.num_items == 2 and part.facts["limit"] == {"train": 0, "valid": 2}
+    assert part.train is data.train and part.valid.num_items == 2 and part.facts["limit"] == {"train": 0, "valid": 2, "test": 0}
     assert data.valid.num_items == 4 and "limit" not in data.facts, "the data itself is as it was"
 
 

@@ -86,16 +86,28 @@ def _runs_list(given: argparse.Namespace) -> int:
     return listing.list_runs(given.runs, given.json)
 
 
-@verb(
-    "runs show",
-    "RUN",
-    "config, status, last rows and events, how to repeat it",
-    lambda p: p.add_argument("name", metavar="RUN"),
-)
+def _show_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--model", action="store_true", help="the layers with shapes, parameters and FLOP")
+
+
+@verb("runs show", "RUN [--model]", "config, status, last rows and events, how to repeat it; its layers", _show_arguments)
 def _runs_show(given: argparse.Namespace) -> int:
     from seedbed.track import verbs
 
-    return verbs.show(given.runs, given.name, given.json)
+    return (verbs.show_model if given.model else verbs.show)(given.runs, given.name, given.json)
+
+
+@verb(
+    "runs checkpoints",
+    "RUN",
+    "its checkpoints: steps, losses, sizes, and the best",
+    lambda p: p.add_argument("name", metavar="RUN"),
+)
+def _runs_checkpoints(given: argparse.Namespace) -> int:
+    from seedbed.track import checkpoints
+
+    return checkpoints.list_checkpoints(given.runs, given.name, given.json)
 
 
 def _diff_arguments(parser: Parser) -> None:

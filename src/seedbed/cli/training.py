@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from seedbed.cli.words import Parser, Verb, number, registrar, settings
+from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -26,15 +27,27 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("--no-check", action="store_true", help="start without the quick checks; the journal will tell")
     parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
     parser.add_argument("--anomaly", action="store_true", help="stop at the first NaN of a backward pass and name its line; slow")
+    parser.add_argument("--dry", action="store_true", help="two steps of everything, resumed and compared; keeps nothing")
 
 
 @verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
 def _train(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
+    if given.dry:
+        return _dry_run(given)
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
     return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, **facts)
+
+
+def _dry_run(given: argparse.Namespace) -> int:
+    from seedbed.launch import dry
+
+    for option in ("run", "parent", "why"):
+        if getattr(given, option):
+            raise UserError(f"--dry keeps nothing, so --{option} has no use; drop one of them")
+    return dry.dry_run(given.name, given.settings)
 
 
 def _resume_arguments(parser: Parser) -> None:

@@ -8,7 +8,7 @@ import copy
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -74,21 +74,28 @@ class Source:
 
 @dataclass
 class Data:
-    """What a recipe trains on and what it is judged on; `facts` are plain JSON values that travel with the run."""
+    """What a recipe trains on and what it is judged on; `facts` are plain JSON values that travel with the run.
+
+    Where there is a `test` part, it is evaluated once, when a run is done: nothing is chosen by it.
+    """
 
     train: Source
     valid: Source
     facts: dict[str, Any]
+    test: Source | None = field(default=None, kw_only=True)
 
 
 def limited(data: Data, limit: Limit) -> Data:
     """The data cut down to what a config asks for."""
-    if not limit.train and not limit.valid:
+    if not limit.train and not limit.valid and not limit.test:
         return data
+    if limit.test and data.test is None:
+        raise UserError(f"limit.test={limit.test}: this recipe's data has no test part; evaluations use limit.valid")
     part = copy.copy(data)
     part.train = data.train.first(limit.train) if limit.train else data.train
     part.valid = data.valid.first(limit.valid) if limit.valid else data.valid
-    part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid}}
+    part.test = data.test.first(limit.test) if data.test and limit.test else data.test
+    part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid, "test": limit.test}}
     return part
 
 

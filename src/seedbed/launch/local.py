@@ -7,7 +7,7 @@ import shutil
 import signal
 import statistics
 import sys
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,11 +23,14 @@ from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
 from seedbed.track import code, journal
 from seedbed.track.console import Console
+from seedbed.track.files import write_atomic
+from seedbed.track.model_table import model_text
 from seedbed.track.run import Run, full_name
 from seedbed.train import checkpoint
 from seedbed.train.anomaly import detecting
 from seedbed.train.engine import Engine, mix, pick_device
 from seedbed.train.loop import Job, fit, take_back
+from seedbed.train.summary import summarise
 from seedbed.train.system import Request, System
 from seedbed.tune.verdict import closing_verdict
 
@@ -233,6 +236,7 @@ def _execute(
 def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, patience: int = 0) -> Job:
     """A run ready to train: built, told in facts, and taken back to its newest checkpoint when it goes on."""
     engine, system = _build(recipe, config, data)
+    about = None if resumed else summarise(engine, data)  # before anything is compiled
     job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console, patience=patience)
     for name, value in _facts(job).items():
         console.line(f"  {name:<18} {value}")
@@ -241,7 +245,18 @@ def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Cons
         run.change_config(config, recipe.preset(run.config_json()["preset"]))
     else:
         run.event(0, "start", device=_device_name(engine.device), data=data.facts)
+    if about:
+        _keep_model(run, console, about)
     return job
+
+
+def _keep_model(run: Run, console: Console, about: dict[str, Any]) -> None:
+    """The model as a table in the run's folder, and a word on parameters that nothing will ever change."""
+    run.event(0, "model", **about)
+    with suppress(OSError):  # training can do without it
+        write_atomic(run.path / "model.txt", f"{model_text(about)}\n".encode())
+    if about["unreached"]:
+        console.warn(f"the loss does not reach {', '.join(about['unreached'][:4])}: {len(about['unreached'])} parameters in all")
 
 
 def _continue(job: Job) -> None:

@@ -68,10 +68,10 @@ class Console:
         self._status = self._progress(row, last_step, eta) if self._live else ""
         self.line("  ".join([f"step {at}", *_columns(row), f"eta {duration(eta):>5}" if eta is not None else ""]).rstrip())
 
-    def evaluation(self, step: int, numbers: dict[str, float], improved: bool) -> None:
+    def evaluation(self, step: int, numbers: dict[str, float], improved: bool, part: str = "eval") -> None:
         """The numbers on held-out data, where they stand out between the steps."""
         shown = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
-        text = f"eval {step:>{self._step_width}}  {shown}" + ("  best so far" if improved else "")
+        text = f"{part} {step:>{self._step_width}}  {shown}" + ("  best so far" if improved else "")
         self.line(text, style="bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:

@@ -11,6 +11,7 @@ from seedbed.config import diff
 from seedbed.errors import UserError
 from seedbed.track import code, facts, files, journal, lines
 from seedbed.track.listing import print_json
+from seedbed.track.model_table import model_text
 from seedbed.track.run import Run, flat, full_name
 from seedbed.track.text import age, clip, config_lines, duration, number, one_line, safe, scaled, size, spell, table, width
 
@@ -40,6 +41,19 @@ def show(root: Path, name: str, as_json: bool) -> int:
     print("\n".join(config_lines(flat(config["config"]), {"*": changes}, width())))
     _print_rows(rows)
     _print_events(events)
+    return 0
+
+
+def show_model(root: Path, name: str, as_json: bool) -> int:
+    """The layers of a run's model, as they were before its first step."""
+    run = Run.open(root, name)
+    found = next((event for event in run.events() if event.get("kind") == "model"), None)
+    if found is None:
+        raise UserError(f"run {run.name} has no table of its model; it has not got as far as building one")
+    about = {key: value for key, value in found.items() if key not in ("step", "kind", "time")}
+    if as_json:
+        return print_json(about)
+    print(safe(model_text(about)))
     return 0
 
 
@@ -83,7 +97,7 @@ def _print_events(events: list[dict[str, Any]]) -> None:
     if events:
         print("last events")
     for event in events:
-        rest = flat({k: v for k, v in event.items() if k not in ("step", "kind", "time")})
+        rest = flat({k: v for k, v in event.items() if k not in ("step", "kind", "time", "layers")})
         words = " ".join(
             f"{k}={number(v) if not isinstance(v, list) else spell(v)}" for k, v in rest.items() if v not in (None, "", [])
         )

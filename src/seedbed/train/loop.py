@@ -134,6 +134,17 @@ def fit(job: Job) -> str:
     return job.status
 
 
+def advance(job: Job, num_steps: int) -> None:
+    """Take a few steps and no instrument, and let go of the data."""
+    try:
+        _warm_up(job)
+        for _ in range(num_steps):
+            _take_step(job)
+        _settled(job)
+    finally:
+        job.feed.close()
+
+
 def _take_step(job: Job) -> None:
     engine = job.engine
     engine.variant = job.system.variant(job.step, job.config.steps)
@@ -348,11 +359,22 @@ def _be_patient(job: Job) -> None:
     """End a run whose evaluations have not improved for too long."""
     stale = (job.step - job.best_step) // job.config.every.eval
     if stale >= job.patience:
+        test(job)
         sample(job)
         save(job)
         job.run.event(job.step, "early_stop", evaluations=stale, best_step=job.best_step)
         job.console.line(f"step {job.step}: {stale} evaluations without a better one; stopping early")
         job.status = "done"
+
+
+def test(job: Job) -> None:
+    """The recipe's numbers on the test part, where there is one: at the end, and without a say in what is best."""
+    if job.data.test is None:
+        return
+    with job.clock.lap("eval"), job.engine.evaluating():
+        numbers = job.system.evaluate(job.data.test, job.engine)
+    job.run.event(job.step, "test", **numbers, weights="ema" if job.engine.ema else "live")
+    job.console.evaluation(job.step, numbers, improved=False, part="test")
 
 
 def sample(job: Job) -> None:
@@ -441,6 +463,7 @@ def _finish(job: Job) -> None:
         else:
             job.status = "done"
             evaluate(job)
+            test(job)
             sample(job)
             if not _save(job, best=False):
                 raise UserError("the run is finished but its last checkpoint could not be written; free some space and resume")

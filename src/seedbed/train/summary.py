@@ -1,0 +1,167 @@
+"""A model at a glance: its layers with shapes, parameters and operations, from one item passed through it before step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from seedbed.data.feed import Data, Feed
+from seedbed.train.engine import Engine, forked_dice
+from seedbed.train.system import Batch
+
+
+def summarise(engine: Engine, data: Data) -> dict[str, Any]:
+    """Plain JSON values: totals, a row per module, and the parameters that the loss does not reach.
+
+    Weights, buffers and dice are as before. Where the pass fails, the parameters are listed all the same: training will tell.
+    """
+    system = engine.system
+    facts: dict[str, Any] = {
+        "parameters": sum(p.numel() for p in system.parameters()),
+        "trained": sum(p.numel() for p in system.parameters() if p.requires_grad),
+        "flops_per_item": float(system.flops_per_item()) or None,
+    }
+    before = {name: buffer.clone() for name, buffer in system.named_buffers()}
+    state, variant, look = system.state(), engine.variant, _Look()
+    try:
+        with forked_dice(engine.device):
+            engine.variant = system.variant(0, engine.config.steps)
+            look.at(engine, _one_item(engine, data))
+    except Exception as error:  # whatever a recipe cannot do with a single item
+        facts["unseen"] = f"{type(error).__name__}: {error}".partition("\n")[0]
+    finally:
+        engine.variant = variant
+        system.load_state(state)
+        for name, buffer in system.named_buffers():
+            buffer.copy_(before[name])
+    return facts | {"unreached": look.unreached, "layers": list(look.rows(system))}
+
+
+def _one_item(engine: Engine, data: Data) -> Batch:
+    feed = Feed(data.train, batch=1, parts=1, seed=engine.config.seed, device=torch.device("cpu"))
+    try:
+        feed.load(0)
+        return {name: tensor.to(engine.device, copy=True) for name, tensor in feed.part(0).items()}
+    finally:
+        feed.close()
+
+
+class _Still:
+    """The engine as a recipe sees it, except that nothing descends."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.losses: list[Tensor] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def descend(self, loss: Tensor, name: str = "main") -> None:
+        self.losses.append(loss)
+
+
+class _Products(TorchFunctionMode):
+    """Counts the operations of products, convolutions and attention.
+
+    `seedbed plan` asks torch's own counter, which sees every operation; to load that takes a second, and this runs before
+    every training.
+    """
+
+    flops = 0.0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        rule = _RULES.get(func)
+        if rule:
+            self.flops += 2.0 * rule(result, *args)
+        return result
+
+
+def _inner(result: Tensor, a: Tensor, *rest: Any) -> float:
+    return result.numel() * a.shape[-1]
+
+
+def _with_bias(result: Tensor, bias: Tensor, a: Tensor, *rest: Any) -> float:
+    return result.numel() * a.shape[-1]
+
+
+def _convolved(result: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> float:
+    return result.numel() * weight[0].numel()
+
+
+def _attended(result: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> float:
+    return q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
+
+
+_RULES: dict[Any, Any] = {
+    F.scaled_dot_product_attention: _attended,
+    **dict.fromkeys(
+        (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm, Tensor.bmm, Tensor.mm), _inner
+    ),
+    **dict.fromkeys((torch.addmm, torch.baddbmm), _with_bias),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolved),
+}
+
+
+class _Look:
+    """What one pass shows: the shape that each module gives, its operations, and which parameters took part."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, list[int]] = {}
+        self.flops: dict[str, float] = {}
+        self.unreached: list[str] = []
+
+    def at(self, engine: Engine, batch: Batch) -> None:
+        system, still = engine.system, _Still(engine)
+        counter = _Products()
+        hooks = [hook for path, module in system.named_modules() if path for hook in self._hooks(path, module, counter)]
+        try:
+            with counter, engine.autocast():
+                system.update(batch, still)  # pyright: ignore[reportArgumentType]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        reached = _leaves(still.losses)
+        self.unreached = [n for n, p in system.named_parameters() if p.requires_grad and id(p) not in reached]
+
+    def _hooks(self, path: str, module: nn.Module, counter: _Products) -> Iterator[Any]:
+        begun: list[float] = []
+
+        def enter(module: nn.Module, given: Any) -> None:
+            begun.append(counter.flops)
+
+        def leave(module: nn.Module, given: Any, result: Any) -> None:
+            self.flops[path] = self.flops.get(path, 0.0) + counter.flops - begun.pop()
+            found = next((t for t in (result if isinstance(result, list | tuple) else [result]) if isinstance(t, Tensor)), None)
+            if found is not None:
+                self.shapes[path] = list(found.shape)
+
+        yield module.register_forward_pre_hook(enter)
+        yield module.register_forward_hook(leave)
+
+    def rows(self, system: nn.Module) -> Iterator[dict[str, Any]]:
+        """Modules that hold parameters or were called, in the order of the code; each with all that it contains."""
+        for path, module in system.named_modules():
+            num = sum(p.numel() for p in module.parameters())
+            if path and (num or path in self.shapes):
+                seen = {"shape": self.shapes.get(path), "flops": self.flops.get(path)}
+                yield {"path": path, "kind": type(module).__name__, "parameters": num, **seen}
+
+
+def _leaves(losses: list[Tensor]) -> set[int]:
+    """The tensors that a backward pass would give a gradient, by walking the graph: nothing is computed."""
+    waiting: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
+    seen, found = set(waiting), set()
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            found.add(id(node.variable))
+        fresh = {parent for parent, _ in node.next_functions if parent is not None} - seen
+        seen |= fresh
+        waiting += fresh
+    return found
