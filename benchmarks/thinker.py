@@ -82,7 +82,8 @@ def chomsky(settings: list[str]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             words = ["sweep", "thinker/chomsky", f"data.task={task}", "--seeds", str(NUM_SEEDS), "--name", "s", "--dirty"]
-            seedbed(folder, *words, "--no-check", "data.test=256", *settings)
+            asked = [] if any(s.startswith("data.test=") for s in settings) else ["data.test=256"]
+            seedbed(folder, *words, "--no-check", *asked, *settings)
             runs = sorted((folder / "runs").glob("s-*"))
             found, amount = [examination(run) for run in runs], training(runs[0])
         good = [f for f in found if not f["leak"]]
