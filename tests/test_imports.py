@@ -19,7 +19,7 @@ ALLOWED = {
     "errors": set(),
     "config": {"errors"},
     "nn": {"errors"},
-    "data": {"errors", "config", "track.files"},
+    "data": {"errors", "config", "track.files", "nn.dice"},
     "train": {"errors", "config", "nn", "data", "track"},
     "track": {"errors", "config", "train"},
     "tune": {"errors", "config", "nn", "data", "train", "track", "recipes"},

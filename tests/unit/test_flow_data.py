@@ -7,20 +7,18 @@ import pytest
 import torch
 
 from seedbed.config import Config
+from seedbed.data import shapes
 from seedbed.data.feed import Feed
+from seedbed.data.image_source import ImageSource, to_bytes, to_float
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
-from seedbed.recipes.flow import shapes
 from seedbed.recipes.flow.data import (
-    ImageSource,
     TimeLaw,
     draw_noise,
     draw_time,
     drop_class,
     flow_batch,
     open_data,
-    to_bytes,
-    to_float,
 )
 
 LAWS = [TimeLaw(), TimeLaw("logit-normal"), TimeLaw("logit-normal", -0.8, 0.8)]

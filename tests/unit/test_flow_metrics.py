@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from seedbed.config import Config
+from seedbed.data.image_source import ImageData, open_data
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
 from seedbed.recipes.flow import metrics
-from seedbed.recipes.flow.data import ImageData, open_data
 from seedbed.recipes.flow.evaluate import COLUMNS, blur, confusion, evaluate_samples, markdown
 from seedbed.recipes.flow.judge import NUM_FEATURES, Judge, JudgeConfig, open_judge, train_judge
 

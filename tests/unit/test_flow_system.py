@@ -16,12 +16,13 @@ from torch import Tensor
 
 from seedbed import config as configs
 from seedbed.data.feed import Feed
+from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.recipes.flow import objective
-from seedbed.recipes.flow.data import ImageData, ImageSource, TimeLaw
+from seedbed.recipes.flow.data import TimeLaw
 from seedbed.recipes.flow.show import OPTIONS, _classes, _layout
 from seedbed.recipes.flow.system import NUM_BINS, Flow, build
 from seedbed.train.engine import Engine

@@ -12,11 +12,11 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from seedbed.data import image_store, verbs
+from seedbed.data.image_source import open_data, open_images
 from seedbed.data.image_store import in_order, partition, prepare_images
 from seedbed.data.images import ImageConfig
 from seedbed.data.store import Store
 from seedbed.errors import UserError
-from seedbed.recipes.flow.data import open_data, open_images
 from seedbed.track import files
 
 SIZE = 8

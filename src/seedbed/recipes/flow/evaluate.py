@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seedbed.data.image_source import ImageData
+from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
 from seedbed.recipes.flow import metrics
-from seedbed.recipes.flow.data import ImageData
 from seedbed.recipes.flow.judge import Judge
-from seedbed.recipes.flow.shapes import score_shapes
 
 MAX_IMAGES = 10_000
 NOISE, BLUR = 0.2, 1.0

@@ -20,9 +20,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from seedbed.data.image_source import ImageData, ImageSource, to_float
 from seedbed.data.store import digest
 from seedbed.errors import UserError
-from seedbed.recipes.flow.data import ImageData, ImageSource, to_float
 
 NUM_FEATURES = 64
 # Images that go through the judge at a time.

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from seedbed.data import grids
+from seedbed.data.image_source import ImageData, to_bytes
+from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
-from seedbed.recipes.flow import grids
-from seedbed.recipes.flow.data import ImageData, to_bytes
 from seedbed.recipes.flow.examine import examine, words, write
 from seedbed.recipes.flow.sampling import Sampling, generate
-from seedbed.recipes.flow.shapes import score_shapes
 from seedbed.train.system import Request, Sample
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
+from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.nn.attention import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
-from seedbed.recipes.flow.data import ImageData, ImageSource, TimeLaw, draw_noise, drop_class, flow_batch
+from seedbed.recipes.flow.data import TimeLaw, draw_noise, drop_class, flow_batch
 from seedbed.recipes.flow.model import Setting, build_model
 from seedbed.recipes.flow.probe import open_up
 from seedbed.recipes.flow.show import show
