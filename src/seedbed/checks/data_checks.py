@@ -71,7 +71,11 @@ def coverage(case: Case) -> Result:
     if case.probe.batch[case.probe.inputs].is_floating_point():
         return skipped("the inputs are not ids")
     ids = case.batch(size=512)
-    flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.dtype != torch.bool and v.ndim > 1])
+    probe = case.probe
+    if probe.mask and probe.targets:
+        flat = ids[probe.targets][ids[probe.mask] != 0]  # the rest is padding
+    else:
+        flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.ndim > 1])
     values, counts = flat.unique(return_counts=True)
     share, top = counts.max().item() / len(flat), int(values[counts.argmax()])
     shown = f" ({case.probe.decode(torch.tensor([top]))!r})" if case.probe.decode else ""

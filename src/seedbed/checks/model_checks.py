@@ -285,6 +285,8 @@ def _residual(module: nn.Module, given: tuple[Any, ...]) -> float | None:
     if not given or not isinstance(given[0], Tensor) or not given[0].is_floating_point() or len(given[0]) < 2:
         return None
     a, b = given[0], given[0].roll(1, 0)
+    if torch.equal(a, b):  # between a point and itself there is no line
+        return None
     outs = [module(x, *given[1:]) for x in (a, b, (a + b) / 2)]
     if not all(isinstance(out, Tensor) and out.ndim for out in outs):
         return None
