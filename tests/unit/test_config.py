@@ -107,7 +107,7 @@ BAD = [
     ("budget=abcm", "budget=abcm is not a length of time"),
     ("budget=0", "at least 0.001"),
     ("budget=-5m", "at least 0.001"),
-    ("precision=fp8", "one of fp32, bf16, fp16"),
+    ("precision=fp8", "one of fp32, tf32, bf16, fp16"),
     ("seed=-1", "between 0 and"),
     ("optim=adamw", "`optim` is a group; set one of: optim.kind, optim.lr"),
     ("lr=1", "nearest: optim.lr"),

@@ -80,10 +80,10 @@ def series(bytes_at) -> deque:
 @pytest.mark.skipif(watch._resident() is None, reason="the system does not tell a process's memory")
 def test_memory_is_read_anew_each_time() -> None:
     before = watch._resident()
-    block = bytearray(b"x") * 64_000_000
+    block = bytearray(b"x") * 256_000_000  # more than the allocator may have kept from what others have freed
     grown = watch._resident()
     del block
-    assert before and grown and 60e6 < grown - before < 80e6
+    assert before and grown and 150e6 < grown - before < 270e6
 
 
 def test_a_leak_has_its_slope() -> None:
