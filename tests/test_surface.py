@@ -25,7 +25,7 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit", "sweep",
+    "replay", "overfit", "sweep", "think",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip
@@ -34,6 +34,7 @@ SYSTEM = {
     "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
     "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
     "packs", "envelope", "dials", "packed_loss",
+    "think", "alarms",
 }  # fmt: skip
 
 KEYS = {

@@ -66,6 +66,7 @@ def _resume(given: argparse.Namespace) -> int:
 
 # Each recipe knows some of these and refuses the others by name.
 _SAMPLE_OPTIONS = ("prompt", "num", "tokens", "temperature", "top_k", "top_p", "seed", "latents", "steps", "examine")
+_THOUGHT_OPTIONS = ("think", "best_of", "early_stop")
 _IMAGE_OPTIONS = ("class", "grid", "guidance", "interval", "sampler", "shift", "ema")
 
 
@@ -81,9 +82,16 @@ def _sample_arguments(parser: Parser) -> None:
     parser.add_argument("--latents", type=number(int, 1), metavar="N", help="latents to think with")
     parser.add_argument("--steps", type=number(int, 1), metavar="N", help="steps to think for, or from noise to image")
     parser.add_argument("--examine", type=number(int, 1), metavar="N", help="judge on N fresh samples, with maps and curves")
+    _thought_arguments(parser)
     _image_arguments(parser)
     parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
     parser.add_argument("--no-stream", action="store_true", help="print when all is done, not as it comes")
+
+
+def _thought_arguments(parser: Parser) -> None:
+    parser.add_argument("--think", type=number(int, 1), metavar="N", help="steps downhill for every token")
+    parser.add_argument("--best-of", type=number(int, 1), metavar="N", help="starts, of which the lowest energy wins")
+    parser.add_argument("--early-stop", type=number(float, 0), metavar="E", help="stop when the energy falls by less")
 
 
 def _image_arguments(parser: Parser) -> None:
@@ -100,7 +108,11 @@ def _image_arguments(parser: Parser) -> None:
 def _sample(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
-    options = {name: getattr(given, name) for name in _SAMPLE_OPTIONS + _IMAGE_OPTIONS if getattr(given, name) is not None}
+    options = {
+        name: getattr(given, name)
+        for name in _SAMPLE_OPTIONS + _THOUGHT_OPTIONS + _IMAGE_OPTIONS
+        if getattr(given, name) is not None
+    }
     write = None if given.no_stream else _stream
     return local.sample(given.runs, given.name, options, checkpoint_name=given.checkpoint, write=write)
 
@@ -109,6 +121,22 @@ def _stream(text: str) -> None:
     from seedbed.track.text import safe
 
     print(safe(text), end="", flush=True)
+
+
+def _think_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--tokens", type=number(int, 2), metavar="N", help="how much of each text to judge")
+    parser.add_argument("--starts", type=number(int, 1, 64), metavar="N", help="how wide to think, at most")
+    parser.add_argument("--text", action="append", metavar="TEXT", help="a further text, unlike the one trained on")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+
+
+@verb("think", "RUN [--tokens N] [--starts N] [--text TEXT]", "what more steps of thought buy", _think_arguments)
+def _think(given: argparse.Namespace) -> int:
+    from seedbed.launch import local
+
+    options = {name: getattr(given, name) for name in ("tokens", "starts", "text") if getattr(given, name) is not None}
+    return local.think(given.runs, given.name, options, checkpoint_name=given.checkpoint)
 
 
 def _export_arguments(parser: Parser) -> None:

@@ -116,6 +116,17 @@ def sample(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_nam
     return EXIT_OK
 
 
+def think(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_name: str = "") -> int:
+    """Show what more steps of thought buy a trained run; the picture and the numbers go to its folder."""
+    trained = load(root, run_name, checkpoint_name)
+    with trained.engine.evaluating():
+        shown = trained.system.think(Request(trained.run.path / "thinking", options), trained.engine)
+    print(shown.text)
+    for path in shown.files:
+        print(path)
+    return EXIT_OK
+
+
 def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "auto") -> Trained:
     """A run's system with its best weights, or those of a named checkpoint; averaged ones where the run has them."""
     run = Run.open(root, run_name)

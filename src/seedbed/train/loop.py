@@ -332,7 +332,8 @@ def _log(job: Job, step: int, measured: dict[str, float], rate: float) -> None:
     job.run.row(row)
     job.console.step_row(row, last_step=job.num_steps)
     seconds = job.clock["train"], job.feed.wait
-    _alarm(job, step, job.watch.look(Point(step, job.num_steps, *seconds, measured["loss"], rate, progress)))
+    own = job.system.alarms(measured, progress)
+    _alarm(job, step, job.watch.look(Point(step, job.num_steps, *seconds, measured["loss"], rate, progress), own))
 
 
 def evaluate(job: Job) -> None:

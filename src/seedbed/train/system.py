@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine
     from seedbed.train.probe import Probe
+    from seedbed.train.watch import Alarm
 
 Batch = dict[str, Tensor]
 
@@ -82,6 +83,14 @@ class System(nn.Module):
     def sample(self, request: Request, engine: Engine) -> Sample:
         """What to show a person, while training or on request. Deterministic for equal weights and options."""
         return Sample()
+
+    def think(self, request: Request, engine: Engine) -> Sample:
+        """What more steps of thought buy, for recipes whose predictions take steps."""
+        raise UserError("predictions of this recipe take no steps of thought; those of ebt do")
+
+    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
+        """What the recipe's own measurements warn of at a log point; each kind is raised once in a run."""
+        return []
 
     def describe(self) -> dict[str, Any]:
         """What a person wants to know before step 0, beside the number of parameters."""

@@ -77,10 +77,10 @@ class Watch:
         self.floor, self.evaluations = Floor(), Evaluations()
         self.raised: set[str] = set()
 
-    def look(self, point: Point) -> list[Alarm]:
-        """New alarms at a log point."""
+    def look(self, point: Point, own: Sequence[Alarm] = ()) -> list[Alarm]:
+        """New alarms at a log point, the recipe's own among them."""
         self.floor.losses.append(point.loss)
-        found = [self.loader.look(point), self.rates.look(point), *self.layers.look(point.step)]
+        found = [self.loader.look(point), self.rates.look(point), *self.layers.look(point.step), *own]
         for memory in self.memories:
             found.append(memory.look(point))
         return self._new(found)

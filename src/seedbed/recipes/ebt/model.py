@@ -202,23 +202,30 @@ class EnergyModel(Trunk):
 
     # ---- the real stream ---------------------------------------------------------------------------------------------
 
-    def read(self, tokens_BT: Tensor) -> list[Memory]:
-        """The memory for each landscape: one and the same, unless the landscape is the context's first token."""
-        memories = [self._read(tokens_BT, number) for number in range(self.num_readings())]
+    def read(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> list[Memory]:
+        """The memory for each landscape: one and the same, unless the landscape is the context's first token.
+
+        Tokens stand at positions 0, 1, 2... unless others are given, and candidates one further on.
+        """
+        if positions_T is None:
+            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        return self.for_landscapes([self._read(tokens_BT, positions_T, number) for number in range(self.num_readings())])
+
+    def for_landscapes(self, memories: list[Memory]) -> list[Memory]:
+        """What was read, handed to every landscape that shares it."""
         return memories * (self.config.walk.landscapes // len(memories))
 
     def num_readings(self) -> int:
         """How many passes of the real stream the landscapes need."""
         return self.config.walk.landscapes if self.num_prefix else 1
 
-    def _read(self, tokens_BT: Tensor, landscape: int) -> Memory:
-        num_tokens, more = tokens_BT.shape[1], self.num_prefix
-        places_S = torch.arange(num_tokens + more, device=tokens_BT.device)
+    def _read(self, tokens_BT: Tensor, positions_T: Tensor, landscape: int) -> Memory:
+        num_tokens, more, device = tokens_BT.shape[1], self.num_prefix, tokens_BT.device
+        places_S = torch.cat((torch.arange(more, device=device), positions_T + more))
         keys, values = self.carry(self.enter_tokens(tokens_BT, landscape), self.rope(places_S))
-        seen_T = torch.arange(more, num_tokens + more, device=tokens_BT.device)
-        mask_TS = torch.zeros(num_tokens, len(places_S), device=tokens_BT.device)
-        mask_TS = mask_TS.masked_fill(places_S > seen_T[:, None], float("-inf"))
-        return Memory(keys, values, self.rope(seen_T + 1), mask_TS)
+        ahead_TS = torch.ones(num_tokens, num_tokens + more, dtype=torch.bool, device=device).triu(more + 1)
+        mask_TS = torch.zeros(ahead_TS.shape, device=device).masked_fill(ahead_TS, float("-inf"))
+        return Memory(keys, values, self.rope(positions_T + more + 1), mask_TS)
 
     def enter_tokens(self, tokens_BT: Tensor, landscape: int) -> Tensor:
         """The real stream's first state, behind the landscape's token where there is one."""
@@ -242,6 +249,31 @@ class EnergyModel(Trunk):
                 x_BTC, *kv = block(x_BTC, rope, cache)
                 found.append(tuple(kv))
         return tuple(k for k, _ in found), tuple(v for _, v in found)
+
+    def new_caches(self, batch: int) -> list[Cache]:
+        """An empty memory for every reading; a landscape's token stands in it already."""
+        caches = [self.new_cache(batch) for _ in range(self.num_readings())]
+        if self.num_prefix:
+            device = self.embed.weight.device
+            nothing_B0 = torch.zeros(batch, 0, dtype=torch.int64, device=device)
+            for landscape, cache in enumerate(caches):
+                self.fill(cache, torch.arange(batch, device=device), nothing_B0, landscape)
+                cache.length_B += 1
+        return caches
+
+    def fill(self, cache: Cache, rows_N: Tensor, tokens_NT: Tensor, landscape: int) -> None:
+        """Read whole windows into rows of a cache; the caller sets their lengths."""
+        x_NTC = self.enter_tokens(tokens_NT, landscape)
+        if x_NTC.shape[1]:
+            self.carry(x_NTC, self.rope(torch.arange(x_NTC.shape[1], device=x_NTC.device)), cache.prefill(rows_N))
+
+    def remember(self, cache: Cache, token_B1: Tensor, num_slots: int = 0) -> Memory:
+        """Append one token to every row; the memory for candidates of the next, which all stand in one place."""
+        layers = cache.decode(num_slots + self.num_prefix if num_slots else 0)
+        x_B1C = self.embed(token_B1).to(self.stream_dtype())
+        keys, values = self.carry(x_B1C, self.rope(cache.length_B[:, None]), layers)
+        cache.length_B += 1
+        return Memory(keys, values, self.rope(cache.length_B[:, None]), layers[0].mask)
 
     # ---- the predicted stream ----------------------------------------------------------------------------------------
 

@@ -7,28 +7,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
+from seedbed.errors import UserError
 from seedbed.nn import dice
+from seedbed.nn.decoding import Decoder
 from seedbed.nn.groups import declare
+from seedbed.nn.sampling import Sampling
+from seedbed.recipes.ebt import show
+from seedbed.recipes.ebt.alarms import walk_alarms
+from seedbed.recipes.ebt.bill import require_room
+from seedbed.recipes.ebt.control import train_control
+from seedbed.recipes.ebt.curves import held_out_part, thinking_curves
 from seedbed.recipes.ebt.evaluate import nats_by_steps, placed_windows, report, token_nats
+from seedbed.recipes.ebt.generate import CachedDecoder, PlainDecoder, Thinking, Written, prompt_rows, write
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import FACTS, cross_entropy, energy_facts, step_sizes, walk_to_loss
+from seedbed.recipes.ebt.probe import open_up, open_up_plain
+from seedbed.recipes.ebt.replay import Replay
 from seedbed.recipes.ebt.walk import COUNT, STARTS, Apart, Draw, first_candidates, take_step
-from seedbed.train.system import Batch, System
+from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
+    from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
 # Up to this width a second CPU thread costs more than it gives.
 NARROW = 128
 NUM_CALIBRATED = 4
+PROMPT_TOKENS = 24
+# Targets and starts of the curves that close a run; `seedbed think` looks longer.
+END_TOKENS, END_STARTS = {"cuda": 1 << 14, "mps": 1 << 12, "cpu": 1 << 11}, 2
 
 
 class TextSystem(System):
@@ -45,6 +62,56 @@ class TextSystem(System):
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
+
+    def complete(self, prompts: list[str], request: Request, options: dict[str, Any]) -> list[Written]:
+        """Continuations of `prompts`; the first is told as it comes."""
+        if self.tokenizer is None:
+            raise UserError("this run was trained on random tokens; there is no text to generate")
+
+        def on_piece(row: int, piece: str) -> None:
+            if row == 0 and request.write:
+                request.write(piece)
+
+        num, seed = options.pop("tokens"), options.pop("seed")
+        sampling = Sampling(options.pop("temperature"), options.pop("top_k"), options.pop("top_p"))
+        # While training, a capture would cost more than the few tokens it speeds up.
+        capture = bool(request.options) or request.write is not None
+        decoder = self.decoder(prompt_rows(self.tokenizer, prompts), num, sampling, seed, capture, options)
+        return write(decoder, self.tokenizer, num, on_piece)
+
+    def decoder(
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+    ) -> Decoder:
+        """What writes the next `num` tokens of each row."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        """Text after a prompt, by default the beginning of the validation part; energies where there are any."""
+        options = request.read(
+            prompt=None, num=1, tokens=200, temperature=0.8, top_k=0, top_p=1.0, seed=1, think=None, best_of=None, early_stop=None
+        )
+        if self.tokenizer is None and not request.options:
+            return Sample()
+        given, num = options.pop("prompt"), options.pop("num")
+        prompt = self._first_words() if given is None else given
+        if request.write:
+            request.write(prompt)
+        written = self.complete([prompt] * num, request, dict(options))
+        rest = "".join(f"\n\n---- sample {i} of {num}\n{prompt}{one.text}" for i, one in enumerate(written[1:], 2))
+        rest += "".join(self._costs(one) for one in written[:1] if request.options)
+        if request.write:
+            request.write(rest + "\n")
+        return Sample(text=prompt + written[0].text + rest, facts={"prompt": prompt, **options})
+
+    def _costs(self, written: Written) -> str:
+        """The energies of a text's tokens, in words; plain models have none."""
+        return ""
+
+    def _first_words(self) -> str:
+        if self.tokenizer is None:
+            return ""
+        return self.tokenizer.decode(self.data.valid.tokens[:PROMPT_TOKENS].tolist())
 
 
 class PlainSystem(TextSystem):
@@ -74,6 +141,17 @@ class PlainSystem(TextSystem):
                 nats += token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
         return report(nats / source.num_targets, source)
 
+    def decoder(
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+    ) -> Decoder:
+        asked = [name for name, value in thinking.items() if value is not None]
+        if asked:
+            raise UserError(f"--{asked[0].replace('_', '-')} needs energies, and this run is a plain transformer, which has none")
+        return PlainDecoder(self, rows, num, sampling, seed, capture=capture)
+
+    def probe(self, batch: Batch) -> Probe:
+        return open_up_plain(self, batch)
+
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
         return 3.0 * (self.model.forward_flops() + 2.0 * self.model.head.weight.numel()) * self.config.data.block
@@ -97,6 +175,12 @@ class EnergySystem(TextSystem):
             declare(self.log_alpha, "scalar", lr_scale=ALPHA_RATE, decay=False)
         if config.model.head_init == "calibrated":
             self._calibrate()
+        self.replay = None
+        if self.walk.replay:
+            if self.walk.replay < config.batch:
+                raise UserError(f"model.walk.replay={self.walk.replay} cannot hold one batch of {config.batch}; use more, or 0")
+            sizes = (self.walk.replay, config.data.block, data.vocab_size)
+            self.replay = Replay(*sizes, config.seed, self.walk.write_back)
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
@@ -115,13 +199,18 @@ class EnergySystem(TextSystem):
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         variant = engine.variant if engine is not None else None
         num_steps, look = variant if isinstance(variant, tuple) else (self.walk.steps, False)
-        tokens_BT, targets_BT = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
-        place_BT = self.places(batch["index"])
-        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, torch.float32)
-        memories, alpha = self.model.read(tokens_BT), self.alpha()
+        tokens_BL, index_B, taken = batch["tokens"], batch["index"], None
+        place_BT = self.places(index_B)
+        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, self.model.embed.weight.dtype)
+        if self.replay:
+            taken = self.replay.take(tokens_BL, z_BTV, place_BT, index_B)
+            tokens_BL, z_BTV, place_BT, *_ = taken
+        memories, targets_BT, alpha = self.model.read(tokens_BL[:, :-1]), tokens_BL[:, 1:], self.alpha()
         sizes = step_sizes(self.walk, alpha, self.config.seed, place_BT)
         chosen = {"config": self.walk, "alpha": sizes, "num_steps": num_steps, "draw": self.draw}
         outcome = walk_to_loss(self.model, memories, z_BTV, targets_BT, place_BT, **chosen)
+        if self.replay and taken:
+            self.replay.put(taken, outcome.last.z_BTV, index_B)
         missing = torch.full_like(outcome.loss, float("nan"))
         found = {f"loss_{k}": n.detach() for k, n in enumerate([*outcome.nats_K, *[missing] * (self.walk.steps - num_steps)], 1)}
         facts = energy_facts(self.model, memories, outcome, sizes) if look else {name: missing for name in FACTS}
@@ -148,7 +237,13 @@ class EnergySystem(TextSystem):
         step = take_step(self.model, self.model.read(tokens_BT), z_BTV, 0, 0.0, self.walk.space)
         self.model.head.weight /= (self.walk.alpha * step.slope_BTV).std()
 
-    # ---- evaluation --------------------------------------------------------------------------------------------------
+    def probe(self, batch: Batch) -> Probe:
+        return open_up(self, batch)
+
+    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
+        return walk_alarms(measured, self.walk.alpha) if progress > self.config.schedule.warmup else []
+
+    # ---- evaluation and samples --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, source: TextSource, engine: Engine) -> dict[str, float]:
@@ -157,6 +252,59 @@ class EnergySystem(TextSystem):
             steps = sorted({1, self.walk.steps})
             nats = nats_by_steps(self, source, steps)
         return {**report(nats[-1], source), "loss_one_step": nats[0]}
+
+    def decoder(
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+    ) -> Decoder:
+        steps, best_of, early_stop = (thinking[name] for name in ("think", "best_of", "early_stop"))
+        asked = Thinking(self.walk.steps if steps is None else steps, best_of or 1, early_stop or 0.0)
+        return CachedDecoder(self, asked, rows, num, sampling, seed, capture=capture)
+
+    def _costs(self, written: Written) -> str:
+        assert self.tokenizer is not None
+        pairs = zip(written.tokens, written.energies, strict=True)
+        words = " ".join(f"{self.tokenizer.decode([token])!r}:{energy:.2f}" for token, energy in pairs)
+        mean = sum(written.steps) / len(written.steps)
+        return f"\n\nenergy of each token, after {mean:.2f} steps on average\n{words}"
+
+    @torch.no_grad()
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        """Text; when training has ended also what more thinking buys, and the plain transformer's number beside it."""
+        shown = super().sample(request, engine)
+        if request.options or request.write or float(engine.progress) < 1.0:
+            return shown
+        tokens = END_TOKENS[engine.device.type]
+        more = {"plain": self._train_control(engine, tokens)} if self.config.model.control else {}
+        closing = self._think(request, tokens=tokens, starts=END_STARTS, more=more)
+        return Sample(f"{closing.text}\n\n{shown.text}", closing.files, shown.facts)
+
+    @torch.no_grad()
+    def think(self, request: Request, engine: Engine) -> Sample:
+        """Perplexity against steps and against starts, in and out of distribution: a table, a picture, and the numbers."""
+        options = request.read(tokens=1 << 13, starts=8, text=())
+        return self._think(request, tokens=options["tokens"], starts=options["starts"], texts=tuple(options["text"]))
+
+    def _think(self, request: Request, *, more: dict[str, Any] | None = None, **sizes: Any) -> Sample:
+        with torch.compiler.set_stance("force_eager"):
+            found = thinking_curves(self, **sizes) | (more or {})
+        return Sample(show.table(found), show.write(found, request.folder))
+
+    def _train_control(self, engine: Engine, tokens: int) -> dict[str, float]:
+        config = replace(self.config, model=replace(self.config.model, kind="plain"))
+        judged = held_out_part(self.data.valid, tokens)
+        return train_control(PlainSystem(config, self.data), config, self.data, judged, engine.device)
+
+    def describe(self) -> dict[str, Any]:
+        """The walk, its price in memory and in operations."""
+        walk, model = self.walk, self.model
+        plain = 3.0 * (model.forward_flops() + 2.0 * model.enter.weight.numel()) * self.config.data.block
+        steps = f"{walk.fewest} to {walk.steps}" if walk.fewest else f"{walk.steps}"
+        learned = ", learned" if walk.learn_alpha else f", times 1/{walk.spread:g} to {walk.spread:g}" if walk.spread > 1 else ""
+        return {
+            "walk": f"{steps} steps, {walk.landscapes} landscapes, alpha {walk.alpha:g}{learned}, loss on {walk.loss}",
+            "logits": require_room(self.config, model.vocab, model.embed.weight.device),
+            "operations": f"{self.flops_per_item() / plain:.1f} times those of the plain transformer",
+        }
 
     def flops_per_item(self) -> float:
         """An item is a block. A step that carries loss goes forward, down the slope, and back through both: six forwards."""

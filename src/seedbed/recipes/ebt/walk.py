@@ -16,7 +16,7 @@ from seedbed.recipes.ebt.model import EnergyModel, Memory
 from seedbed.recipes.ebt.presets import WalkConfig
 
 # Names of uses of random numbers. Noise has one per step; evaluation has one per draw of the start.
-COUNT, STARTS, SIZES, REPLAY, NOISE, EVALUATION = 1, 2, 3, 4, 1000, 100_000
+COUNT, STARTS, SIZES, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
 
 
 class Step(NamedTuple):

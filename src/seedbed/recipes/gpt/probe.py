@@ -4,34 +4,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seedbed.data.corpus import open_corpus
-from seedbed.data.text import TextData
-from seedbed.errors import UserError
+from seedbed.data.text_facts import decode_row, entropy, reencode, text_of
 from seedbed.recipes.gpt.model import Transformer
 from seedbed.train.probe import Probe
 
 if TYPE_CHECKING:
     from seedbed.recipes.gpt.system import GPT
 
-# Larger texts are not searched for a batch.
-MAX_TEXT = 256 << 20
-NUM_REENCODED = 2000
-
 
 def open_up(system: GPT, batch: dict[str, Tensor]) -> Probe:
     """What the model is, what it is fed by `loss`, and what to expect of it."""
     model, data = system.model, system.data
     inputs_BT, targets_BT = _fed(system, batch)
-    text = _text(data)
+    text = text_of(data)
     return Probe(
         batch={"inputs": inputs_BT, "targets": targets_BT},
         predict=lambda b: _logits(model, b["inputs"], b["targets"]),
@@ -46,10 +38,10 @@ def open_up(system: GPT, batch: dict[str, Tensor]) -> Probe:
         positions="absolute" if model.positions else "relative",
         at_positions=lambda b, places_T: model.read_out(model.hidden(b["inputs"], model.setting(b["inputs"], places_T))),
         at_init=lambda b: math.log(model.vocab),
-        baselines=lambda b: {"unigram entropy": _entropy(data.train.tokens, model.vocab)},
-        decode=None if data.tokenizer is None else functools.partial(_decode, data.tokenizer),
+        baselines=lambda b: {"unigram entropy": entropy(data.train.tokens, model.vocab)},
+        decode=None if data.tokenizer is None else functools.partial(decode_row, data.tokenizer),
         holds=None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
-        reencode=None if text is None else lambda: _reencode(data, text()),
+        reencode=None if text is None else lambda: reencode(data, text()),
         cached=lambda tokens_BT: _cached(model, tokens_BT),
     )
 
@@ -105,48 +97,3 @@ def _cached(model: Transformer, tokens_BT: Tensor) -> Tensor:
         cache.length_B += 1
         seen.append(model.read_out(x_B1C))
     return torch.cat(seen, dim=1)
-
-
-# ---- the text behind the tokens --------------------------------------------------------------------------------------
-
-
-def _decode(tokenizer: Any, row_T: Tensor) -> str:
-    return tokenizer.decode(row_T.tolist())
-
-
-def _entropy(tokens: np.ndarray, vocab: int) -> float:
-    """Nats per token for one who knows how often each occurs, and nothing else."""
-    counts = np.bincount(tokens[: 1 << 20].astype(np.int64), minlength=vocab)
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
-
-
-def _text(data: TextData) -> Callable[[], str] | None:
-    """The text that was tokenised, read when it is asked for; None where there is none or it is too long to search."""
-    if data.tokenizer is None or data.facts["num_bytes"] > MAX_TEXT:
-        return None
-    name, separator = data.facts["name"], data.tokenizer.decode(data.tokenizer.separator.tolist())
-    try:
-        open_corpus(name)
-    except UserError:
-        return None
-    return lambda: _whole(name, separator)
-
-
-@functools.lru_cache(maxsize=1)
-def _whole(name: str, separator: str) -> str:
-    parts = [[]]
-    for piece in open_corpus(name).pieces():
-        parts[-1].append(piece.text)
-        if piece.ends:
-            parts.append([])
-    return separator.join("".join(part) for part in parts if part)
-
-
-def _reencode(data: TextData, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The first tokens as stored, and the beginning of the text encoded anew."""
-    assert data.tokenizer is not None
-    fresh = data.tokenizer.encode(text[: 4 * NUM_REENCODED])
-    # The last few may be parts of a longer token that the cut tore.
-    size = min(NUM_REENCODED, len(fresh) - 16)
-    return np.asarray(data.store.arrays["tokens"][:size]), fresh[:size]
