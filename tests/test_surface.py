@@ -25,7 +25,7 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit", "sweep", "think",
+    "replay", "overfit", "sweep", "think", "ablate",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip

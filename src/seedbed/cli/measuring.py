@@ -118,6 +118,27 @@ def _trials() -> Any:
     return trials
 
 
+def _ablate_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RECIPE/PRESET")
+    parser.add_argument(
+        "axes", nargs="*", default=[], metavar="axis=a,b", help="what to vary; otherwise all that makes sense here"
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change the baseline itself; repeatable")
+    parser.add_argument("--steps", type=number(int, 1), metavar="N", help="timed steps per visit; otherwise some seconds of them")
+    parser.add_argument("--repeats", type=number(int, 1), default=3, metavar="N", help="visits per row, interleaved")
+    parser.add_argument(
+        "--name", dest="report", metavar="NAME", help="the report's name; otherwise one that follows from the rest"
+    )
+
+
+@verb("ablate", "RECIPE/PRESET [axis=a,b ...]", "what each switch buys, predicted and then measured", _ablate_arguments)
+def _ablate(given: argparse.Namespace) -> int:
+    from seedbed.tune.ablate import verbs
+
+    options = {"settings": given.set, "steps": given.steps, "repeats": given.repeats, "report_name": given.report}
+    return verbs.ablate(given.name, given.axes, root=given.runs, json=given.json, **options)
+
+
 @verb(
     "doctor",
     "[RECIPE/PRESET [key=value ...]]",

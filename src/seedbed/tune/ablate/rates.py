@@ -1,0 +1,132 @@
+"""What this device really does, measured in small: products and attentions of given shapes, bytes moved, calls made."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.train.recompute import recompute_units
+from seedbed.train.system import System
+from seedbed.tune.ablate.tally import Attended, Product
+from seedbed.tune.bench import synchronize
+from seedbed.tune.profile import seconds_per_op
+
+TIMED = 0.02  # seconds per measurement
+MOST_NUMBERS = 1 << 28  # a product larger than this is measured in part
+MOVED = {"cuda": 1 << 28, "mps": 1 << 26, "cpu": 1 << 24}
+# A launch costs the host about this much more than the smallest operation on a CPU; a kernel cannot be shorter than that.
+LAUNCH, SHORTEST_KERNEL = 6e-6, 1.5e-6
+
+
+class _Chain(System):
+    """A unit of many operations that compute next to nothing."""
+
+    LENGTH = 60
+
+    class Unit(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.start = nn.Parameter(torch.ones(1))
+
+        def forward(self) -> Tensor:
+            x = self.start
+            for _ in range(_Chain.LENGTH):
+                x = x.sin()
+            return x
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unit = _Chain.Unit()
+
+    def compile_units(self) -> Iterator[nn.Module]:
+        yield self.unit
+
+    def forward(self) -> Tensor:
+        return self.unit().sum()
+
+
+class Rates:
+    """Seconds for parts of a step on one device; every shape is measured once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.recomputed = functools.cache(self._recomputed)
+        self.product = functools.cache(self._product)
+        self.attended = functools.cache(self._attended)
+
+    @functools.cached_property
+    def per_op(self) -> float:
+        """What an operation costs the host, its share of the backward pass and of Python included."""
+        return LAUNCH if self.device.type == "cuda" else 1.5 * seconds_per_op()
+
+    def _recomputed(self, mode: str) -> float:
+        """What an operation costs the host when it is forgotten and made again, with all that watches over it."""
+        times = {}
+        for tried in ("none", mode):
+            system = _Chain().to(self.device)
+            recompute_units(system, tried, self.device)
+            times[tried] = self.seconds(lambda system=system: system().backward())
+        return max(times[mode] - times["none"], 0.0) / _Chain.LENGTH
+
+    @functools.cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second, read and written, of an operation on large tensors."""
+        x = torch.zeros(MOVED.get(self.device.type, 1 << 24), device=self.device)
+        y = torch.empty_like(x)
+        return 2.0 * x.numel() * x.element_size() / self.seconds(lambda: torch.neg(x, out=y))
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """The best of some rounds: a neighbour's work is not the device's."""
+        work()
+        synchronize(self.device)
+        start = time.perf_counter()
+        work()
+        synchronize(self.device)
+        num = max(1, min(50, int(TIMED / 4 / max(time.perf_counter() - start, 1e-7))))
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            for _ in range(num):
+                work()
+            synchronize(self.device)
+            times.append((time.perf_counter() - start) / num)
+        return min(times)
+
+    def _product(self, shape: Product, precision: str) -> float:
+        """Seconds of a matrix product; of one too large to try, in proportion."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        largest = shape.copies * max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
+        part = min(1.0, MOST_NUMBERS / largest)
+        m = max(1, int(shape.m * part))
+        a = torch.zeros(shape.copies, m, shape.k, dtype=dtype, device=self.device)
+        b = torch.zeros(shape.copies, shape.k, shape.n, dtype=dtype, device=self.device)
+        multiply = torch.bmm if shape.copies > 1 else lambda a, b: torch.mm(a[0], b[0])
+        return self.seconds(lambda: multiply(a, b)) * shape.m / m
+
+    def _attended(self, call: Attended, precision: str, kernel: str) -> float:
+        """Seconds of a fused attention with the kernel that a run would use."""
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        sizes = (call.batch, call.heads, call.queries, call.head_dim)
+        kernels = choose_attention(sizes, dtype, self.device, call.kv_heads, causal=call.causal, only=kernel)
+
+        def tensor(heads: int, length: int) -> Tensor:
+            x = torch.zeros(call.batch, length, heads, call.head_dim, dtype=dtype, device=self.device)
+            return x.transpose(1, 2).requires_grad_()
+
+        q, k, v = tensor(call.heads, call.queries), *(tensor(call.kv_heads, call.keys) for _ in range(2))
+
+        def forward() -> Tensor:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=call.causal, enable_gqa=call.heads != call.kv_heads)
+
+        with attention_scope(kernels), torch.enable_grad():
+            once = self.seconds(forward)
+            if not call.backward:
+                return once
+            return max(self.seconds(lambda: torch.autograd.grad(y := forward(), (q, k, v), y)) - once, 0.0)

@@ -1,0 +1,199 @@
+"""What the visits say: medians with their spread, ratios against the baseline, what is noise, and what needs explaining."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from seedbed.tune.ablate.axes import BASELINE, COMBINED
+from seedbed.tune.ablate.measuring import WARM_UP, Visit
+from seedbed.tune.ablate.study import Entry, Study
+
+# Off by more than this from what was predicted, a row must be explained.
+EXPLAIN = 1.5
+# Differences below this are noise on any machine; and what one visit alone cannot tell apart.
+LEAST_NOISE, BLIND_NOISE = 0.01, 0.05
+SMOOTHED = 10  # the loss at a step is the mean over the tenth of the steps before it
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the report in numbers; None where there is none."""
+
+    label: str
+    axis: str
+    outcome: str
+    why: str = ""
+    items_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    ms: float | None = None
+    ratio: float | None = None
+    noise: float | None = None
+    verdict: str = ""
+    predicted: float | None = None
+    basis: str = ""
+    explain: bool = False
+    tflops: float | None = None
+    mfu: float | None = None
+    mfu_measured: float | None = None
+    hfu: float | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    retries: int | None = None
+    wait: float | None = None
+    compile_seconds: float | None = None
+    loss: float | None = None
+    loss_sd: float | None = None
+    loss_at_time: float | None = None
+    num_params: int | None = None
+    flops: float | None = None
+    attention: str = ""
+    how: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(study: Study, batches: dict[str, int], overheads: dict[str, float], no_mfu: dict[str, str]) -> list[Line]:
+    """A line per row. By label: items of a step, how much recomputation multiplies its FLOP, and why a row has no MFU."""
+    moment = equal_time(study)
+    return [_line(study, entry, batches, overheads, no_mfu, moment) for entry in study.entries]
+
+
+def _line(
+    study: Study, entry: Entry, batches: dict[str, int], overheads: dict[str, float], no_mfu: dict[str, str], moment: float
+) -> Line:
+    label, prediction = entry.row.label, entry.prediction
+    told = {"predicted": prediction.ratio, "basis": prediction.basis} if prediction else {}
+    head = {"label": label, "axis": entry.row.axis, "outcome": entry.outcome, "why": entry.why, **told}
+    visits = list(entry.seen.values())
+    if entry.outcome != "ok":
+        return Line(**head)
+    batch, seconds = batches[label], [s for v in visits for s in v.seconds]
+    low, high = percentiles(seconds)
+    rate = batch / statistics.median(seconds)
+    speed = {"items_per_s": rate, "low": batch / high, "high": batch / low, "ms": 1e3 * statistics.median(seconds)}
+    compared = _compared(study, entry, batches, prediction.ratio if prediction else 1.0)
+    return Line(
+        **head,
+        **speed,
+        **compared,
+        **_utilisation(study, visits[0].flops * rate, overheads.get(label, 1.0), no_mfu.get(label, "")),
+        **_costs(visits),
+        **_losses(visits, moment),
+    )
+
+
+def percentiles(values: Sequence[float]) -> tuple[float, float]:
+    """The 10th and the 90th."""
+    ordered = sorted(values)
+    return tuple(ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))  # type: ignore[return-value]
+
+
+def paired(study: Study, entry: Entry, batches: dict[str, int]) -> tuple[list[float], float]:
+    """Items per second against the baseline's right before and after, per visit; and how much those two differed."""
+    ratios, drifts, scale = [], [], batches[entry.row.label] / batches[BASELINE]
+    for visit, around in study.pairs(entry):
+        base = [statistics.median(v.seconds) for v in around]
+        ratios.append(scale * statistics.fmean(base) / statistics.median(visit.seconds))
+        drifts.append((max(base) - min(base)) / 2 / statistics.fmean(base))
+    return ratios, statistics.median(drifts) if drifts else 0.0
+
+
+def noise_of(ratios: Sequence[float], drift: float) -> float:
+    """How large a difference may be and still be noise: by the spread over repeats, and by what the baseline did meanwhile."""
+    if len(ratios) < 2:
+        return max(BLIND_NOISE, drift)
+    return max(LEAST_NOISE, drift, (max(ratios) - min(ratios)) / 2 / statistics.median(ratios))
+
+
+def _compared(study: Study, entry: Entry, batches: dict[str, int], predicted: float) -> dict[str, Any]:
+    if entry.row.axis == BASELINE:
+        return {"ratio": 1.0, "verdict": "baseline"}
+    ratios, drift = paired(study, entry, batches)
+    ratio, noise = statistics.median(ratios), noise_of(ratios, drift)
+    verdict = "within noise" if abs(ratio - 1.0) <= noise else "faster" if ratio > 1.0 else "slower"
+    return {"ratio": ratio, "noise": noise, "verdict": verdict, "explain": max(ratio / predicted, predicted / ratio) > EXPLAIN}
+
+
+def _utilisation(study: Study, rate: float, overhead: float, no_mfu: str) -> dict[str, Any]:
+    """FLOP/s, and shares of the peaks; no share where the peak is not that of these products."""
+    if not rate:
+        return {}
+    found: dict[str, Any] = {"tflops": rate / 1e12}
+    nominal, measured = (study.facts.get(key) for key in ("nominal_peak", "measured_peak"))
+    if no_mfu or not (nominal or measured):
+        return found
+    found["mfu"] = rate / nominal if nominal else None
+    found["mfu_measured"] = rate / measured if measured else None
+    if overhead > 1.0 and nominal:
+        found["hfu"] = rate * overhead / nominal
+    return found
+
+
+def _costs(visits: Sequence[Visit]) -> dict[str, Any]:
+    first = visits[0]
+    return {
+        "allocated": max(v.allocated for v in visits) or None,
+        "reserved": max(v.reserved for v in visits),
+        "retries": max(v.retries for v in visits),
+        "wait": statistics.median(v.wait for v in visits),
+        "compile_seconds": first.compile_seconds,  # later ones find what the first has compiled
+        "num_params": first.num_params,
+        "flops": first.flops or None,
+        "attention": first.attention,
+        "how": first.how,
+    }
+
+
+def _losses(visits: Sequence[Visit], moment: float) -> dict[str, Any]:
+    last = [loss_at(v, len(v.losses)) for v in visits]
+    timed = [loss_at(v, step_at(v, moment)) for v in visits]
+    ends = [x for x in last if x is not None]
+    out: dict[str, Any] = {"loss": _mean(last), "loss_at_time": _mean(timed)}
+    if len(ends) > 1 and out["loss"] is not None:
+        out["loss_sd"] = statistics.stdev(ends)
+    return out
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def loss_at(visit: Visit, step: int) -> float | None:
+    """The training loss around a step; None before the first one, or when it is not finite."""
+    width = max(1, len(visit.losses) // SMOOTHED)
+    around = visit.losses[max(0, step - width) : step]
+    return statistics.fmean(around) if around and all(map(math.isfinite, around)) else None
+
+
+def step_at(visit: Visit, moment: float) -> int:
+    """How far a row gets in so many seconds of training."""
+    return min(int(moment / statistics.median(visit.seconds) + 1e-9), len(visit.losses))
+
+
+def equal_time(study: Study) -> float:
+    """The longest time for which every row has a loss: what the fastest took for all its steps."""
+    seen = [visit for entry in study.entries if entry.outcome == "ok" for visit in entry.seen.values()]
+    return min((len(visit.losses) * statistics.median(visit.seconds) for visit in seen), default=0.0)
+
+
+def loss_step(study: Study) -> int:
+    """The step at which losses are compared."""
+    return max((len(v.losses) for e in study.entries for v in e.seen.values()), default=study.steps + min(WARM_UP.values()))
+
+
+def best_choices(study: Study, summary: Sequence[Line]) -> list[Entry]:
+    """For every axis that leaves the model as it is, the value that is faster than noise, and fastest."""
+    best: dict[str, tuple[float, Entry]] = {}
+    for entry, line in zip(study.entries, summary, strict=True):
+        if line.axis in (BASELINE, COMBINED) or line.verdict != "faster" or line.ratio is None or not entry.row.is_free:
+            continue
+        if line.ratio > best.get(line.axis, (0.0, entry))[0]:
+            best[line.axis] = line.ratio, entry
+    return [entry for _, entry in best.values()]
