@@ -1,11 +1,14 @@
 """Jobs for benchmarks: any preset, alone or as a pack, ready to step, in run folders that go away; and clocks for steps."""
 
 import contextlib
+import gc
 import io
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -60,6 +63,34 @@ def _wait(job: loop.Job) -> None:
     loop._settled(job)
     if job.engine.device.type == "cuda":
         torch.cuda.synchronize()
+
+
+def measure(name: str, settings: list[str], num_steps: int) -> dict[str, Any]:
+    """A preset on CUDA as one row: speed, memory, how it ran, MFU. What cannot run is a row too."""
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        with open_job(name, *settings) as job:
+            seconds = time_steps(job, num_steps)
+            row: dict[str, Any] = {
+                "ms": round(seconds * 1e3, 3),
+                "items_per_s": job.config.batch / seconds,
+                "gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
+                "how": job.runner.how,
+                "compile_s": round(job.clock["compile"], 1),
+                "loss": round(job.last_loss, 4),
+            }
+            row |= {k: v for k, v in job.system.describe().items() if "attention" in k}
+            flops = job.system.flops_per_item() * job.config.batch / seconds
+            row["mfu"] = (
+                {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
+            )
+    except Exception as error:
+        traceback.print_exc()
+        row = {"error": f"{type(error).__name__}: {error}"[:300]}
+    gc.collect()
+    torch.compiler.reset()
+    torch.cuda.empty_cache()
+    return row
 
 
 @contextlib.contextmanager

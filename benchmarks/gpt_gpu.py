@@ -4,11 +4,9 @@ Limits: 600,000 tokens/s on one H200 (nanoGPT's own benchmark gave 525,000 there
 """
 
 import argparse
-import gc
-import traceback
+from typing import Any
 
-import torch
-from _jobs import open_job, time_steps
+from _jobs import measure
 from _report import write_result
 
 # Speed at the 124M shape; "ours" is the preset as it is, the last row nanoGPT's own architecture on this loop.
@@ -28,33 +26,9 @@ SMALL = {
 }
 
 
-def measure(name: str, settings: list[str], num_steps: int) -> dict:
-    """One row; what cannot run is a row too."""
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        with open_job(name, *settings) as job:
-            seconds = time_steps(job, num_steps)
-            tokens = job.config.batch * job.config.data.block
-            row = {
-                "ms": round(seconds * 1e3, 3),
-                "tokens_per_s": round(tokens / seconds),
-                "gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-                "how": job.runner.how,
-                "compile_s": round(job.clock["compile"], 1),
-                "loss": round(job.last_loss, 4),
-            }
-            row |= {k: v for k, v in job.system.describe().items() if "attention" in k}
-            flops = job.system.flops_per_item() * job.config.batch / seconds
-            row["mfu"] = (
-                {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
-            )
-    except Exception as error:
-        traceback.print_exc()
-        row = {"error": f"{type(error).__name__}: {error}"[:300]}
-    gc.collect()
-    torch.compiler.reset()
-    torch.cuda.empty_cache()
-    return row
+def tokens(name: str, settings: list[str], num_steps: int, block: int) -> dict[str, Any]:
+    row = measure(name, settings, num_steps)
+    return row | {"tokens_per_s": round(row["items_per_s"] * block)} if "ms" in row else row
 
 
 def main() -> None:
@@ -63,14 +37,14 @@ def main() -> None:
     args = parser.parse_args()
     figures: dict = {"124M": {}}
     for title, (name, settings) in BIG.items():
-        figures["124M"][title] = row = measure(name, settings, 40)
+        figures["124M"][title] = row = tokens(name, settings, 40, 1024)
         print(f"{title:28} {row}", flush=True)
         write_result("gpt-h200", figures)
     for preset in ("gpt/shakespeare", "gpt/nanogpt-shakespeare"):
         rows = figures[preset] = {}
         for title, settings in SMALL.items():
             base = [f"data.text={args.text}", "budget=none"]
-            rows[title] = row = measure(preset, base + settings, 150)
+            rows[title] = row = tokens(preset, base + settings, 150, 256)
             print(f"{preset} {title:28} {row}", flush=True)
         ratio = rows["eager"].get("ms", 0.0) / rows["compiled and captured"].get("ms", 1.0)
         rows["captured_over_eager"] = ratio
