@@ -1,4 +1,4 @@
-"""The text that an ebt trains on: blocks of tokens, and the number of each sample, which decides its first candidates."""
+"""What an ebt trains on: images, or blocks of tokens with the number of each sample, which decides its first candidates."""
 
 import sys
 from dataclasses import replace
@@ -6,7 +6,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from seedbed.config import Config
+from seedbed.data.image_source import ImageData
+from seedbed.data.images import ImageConfig
 from seedbed.data.text import TextData, TextSource, open_text
+from seedbed.recipes.ebt.images import open_images
 
 
 class CountedText(TextSource):
@@ -16,8 +19,10 @@ class CountedText(TextSource):
         return {**super().batch(raw), "index": raw["index"]}
 
 
-def open_data(config: Config) -> TextData:
-    """Prepare and open `config.data`, a `TextConfig`; long work shows its progress on standard error."""
+def open_data(config: Config) -> TextData | ImageData:
+    """Prepare and open `config.data`, a text or images; long work shows its progress on standard error."""
+    if isinstance(config.data, ImageConfig):
+        return open_images(config)
     data = open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr))
     return replace(data, train=_counted(data.train), valid=_counted(data.valid))
 

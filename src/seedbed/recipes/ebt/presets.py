@@ -6,6 +6,7 @@ from typing import Literal
 from seedbed.config import Config, Every, Limit, Optim, Schedule, number
 from seedbed.data.corpus import TextConfig
 from seedbed.errors import UserError
+from seedbed.recipes.ebt import denoise_presets
 
 # Layers, heads and width of each size, with the learning rate that goes with it.
 SIZES = {
@@ -202,3 +203,35 @@ def replica() -> Config:
 
 def _adam(size: str) -> Optim:
     return Optim(lr=SIZES[size][3], beta2=0.999, weight_decay=0.01, clip=1.0)
+
+
+def denoise_shapes() -> Config:
+    """Cleans shapes of 32 pixels by walking downhill on an energy over images; trained at noise 0.1, judged at 0.2 too.
+
+    `seedbed train ebt/denoise-shapes` on one GPU: minutes. Then `seedbed sample RUN --examine 1` for PSNR by steps and noise.
+    """
+    return denoise_presets.shapes("energy")
+
+
+def regress_shapes() -> Config:
+    """The control of denoise-shapes: the same blocks and data, one pass to the clean image.
+
+    `seedbed train ebt/regress-shapes` on one GPU: minutes.
+    """
+    return denoise_presets.shapes("regress")
+
+
+def denoise_cifar() -> Config:
+    """Cleans CIFAR-10 by walking downhill on an energy over images.
+
+    `seedbed train ebt/denoise-cifar data.images=FOLDER`, with train/CLASS/*.jpg and test/CLASS/*.jpg, on one GPU.
+    """
+    return denoise_presets.cifar("energy")
+
+
+def regress_cifar() -> Config:
+    """The control of denoise-cifar: the same blocks and data, one pass to the clean image.
+
+    `seedbed train ebt/regress-cifar data.images=FOLDER` on one GPU.
+    """
+    return denoise_presets.cifar("regress")

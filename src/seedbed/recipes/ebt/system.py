@@ -25,6 +25,8 @@ from seedbed.recipes.ebt.alarms import walk_alarms
 from seedbed.recipes.ebt.bill import require_room
 from seedbed.recipes.ebt.control import train_control
 from seedbed.recipes.ebt.curves import held_out_part, thinking_curves
+from seedbed.recipes.ebt.denoise import build_denoiser
+from seedbed.recipes.ebt.denoise_presets import DenoiseConfig
 from seedbed.recipes.ebt.evaluate import nats_by_steps, placed_windows, report, token_nats
 from seedbed.recipes.ebt.generate import CachedDecoder, PlainDecoder, Thinking, Written, prompt_rows, write
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
@@ -315,8 +317,10 @@ class EnergySystem(TextSystem):
         return (real + (6.0 * carrying + 2.0 * (walk.steps - carrying)) * one) * self.config.data.block
 
 
-def build(config: Config, data: TextData) -> TextSystem:
+def build(config: Config, data: Any) -> System:
     """The recipe's entry point. Tensors this small are handled faster by one CPU thread."""
+    if isinstance(config.model, DenoiseConfig):
+        return build_denoiser(config, data)
     if config.model.shape[2] <= NARROW:
         torch.set_num_threads(1)
     return (EnergySystem if config.model.kind == "energy" else PlainSystem)(config, data)
