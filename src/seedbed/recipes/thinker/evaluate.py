@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.recipes.thinker.data import TaskSource
@@ -51,6 +52,7 @@ class Score:
     exact_S: Tensor
     token_S: Tensor
     position_M: Tensor
+    nats: float
     num: int
 
     @property
@@ -136,17 +138,19 @@ def right_answers(logits_SBMV: Tensor, batch: Batch) -> Tensor:
 
 
 def score(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Score:
-    """Exact match and token accuracy over the first `num` samples."""
+    """Exact match, token accuracy and cross-entropy over the first `num` samples."""
     totals: list[Tensor] = []
     for batch in batches(system, source, look, num):
-        right_SBM, keep_BM = right_answers(think(system, batch, look), batch), batch["keep"]
+        logits_SBMV, keep_BM = think(system, batch, look), batch["keep"]
+        right_SBM = right_answers(logits_SBMV, batch)
         exact_S, token_S = right_SBM.all(-1).sum(-1), (right_SBM & keep_BM).sum((-2, -1))
         position_M, count_M = (right_SBM[-1] & keep_BM).sum(0), keep_BM.sum(0)
-        parts = torch.cat((exact_S, token_S, position_M, count_M)).double().cpu()
-        totals = [parts] if not totals else [totals[0] + parts]
-    num_steps, num_out = len(look.steps), (len(totals[0]) - 2 * len(look.steps)) // 2
-    exact_S, token_S, position_M, count_M = totals[0].split([num_steps, num_steps, num_out, num_out])
-    return Score(look.steps, exact_S / num, token_S / count_M.sum(), position_M / count_M.clamp_min(1), num)
+        nats_BM = F.cross_entropy(logits_SBMV[-1].mT, batch["y"], reduction="none")
+        parts = [part.double().cpu() for part in (exact_S, token_S, position_M, count_M, (nats_BM * keep_BM).sum())]
+        totals = [a + b for a, b in zip(totals, parts, strict=True)] if totals else parts
+    exact_S, token_S, position_M, count_M, nats = totals
+    count = count_M.sum().clamp_min(1)
+    return Score(look.steps, exact_S / num, token_S / count, position_M / count_M.clamp_min(1), float(nats / count), num)
 
 
 # ---- leaks -----------------------------------------------------------------------------------------------------------
@@ -205,4 +209,5 @@ def quick(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
     found = score(system, full, usual(system), num)
     trivial = trivial_baselines(next(batches(system, full, usual(system), num)))
     best = max(value for name, value in trivial.items() if name.endswith("_token"))
-    return {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "trivial_token": best, "leak": 0.0}
+    numbers = {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "loss": found.nats}
+    return {**numbers, "trivial_token": best, "leak": 0.0}
