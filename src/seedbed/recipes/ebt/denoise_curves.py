@@ -132,7 +132,8 @@ def show(system: Denoiser, request: Request, num: int) -> Sample:
             rows = {"clean": image_BCHW, "noisy": noisy_BCHW, "cleaned": cleaned_BCHW}
             panels += [(f"{row} {level:g}", grids.tile(to_bytes(x[:, :3]).cpu().numpy(), 2)) for row, x in rows.items()]
             before, after = (system.psnr_of(x, image_BCHW).mean().item() for x in (noisy_BCHW, cleaned_BCHW))
-            words.append(f"{name} of distribution, {system.noise} {level:g}: {before:.2f} -> {after:.2f} dB")
+            place = {"in": "in distribution", "out": "out of distribution"}[name]
+            words.append(f"{place}, {system.noise} {level:g}: {before:.2f} -> {after:.2f} dB")
     text = "\n".join(words)
     if request.write:
         request.write(text + "\n")
