@@ -14,15 +14,24 @@ from torch import Tensor, nn
 from seedbed.nn.attention import attention_scope, choose_attention
 from seedbed.train.recompute import recompute_units
 from seedbed.train.system import System
-from seedbed.tune.ablate.tally import Attended, Product
+from seedbed.tune.ablate.tally import Attended, Counting, Product
 from seedbed.tune.bench import synchronize
-from seedbed.tune.profile import seconds_per_op
 
 TIMED = 0.02  # seconds per measurement
 MOST_NUMBERS = 1 << 28  # a product larger than this is measured in part
 MOVED = {"cuda": 1 << 28, "mps": 1 << 26, "cpu": 1 << 24}
-# A launch costs the host about this much more than the smallest operation on a CPU; a kernel cannot be shorter than that.
-LAUNCH, SHORTEST_KERNEL = 6e-6, 1.5e-6
+SHORTEST_KERNEL = 1.5e-6  # with its start, however little it does
+
+
+class _Layers(nn.Module):
+    """Many layers that compute next to nothing, each called as layers are."""
+
+    def __init__(self, num: int = 30) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(1, 1), nn.Tanh()) for _ in range(num)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).sum()
 
 
 class _Chain(System):
@@ -63,8 +72,11 @@ class Rates:
 
     @functools.cached_property
     def per_op(self) -> float:
-        """What an operation costs the host, its share of the backward pass and of Python included."""
-        return LAUNCH if self.device.type == "cuda" else 1.5 * seconds_per_op()
+        """What an operation costs the host beside its work, in a forward and backward pass through a layer of one number."""
+        layers, x = _Layers(), torch.ones(1, 1)
+        with Counting() as counting:
+            layers(x).backward()
+        return self.seconds(lambda: layers(x).backward()) / counting.tally.num_ops
 
     def _recomputed(self, mode: str) -> float:
         """What an operation costs the host when it is forgotten and made again, with all that watches over it."""

@@ -24,6 +24,7 @@ from seedbed.tune.paper import CPU, PaperEngine, real_batch
 
 _aten = torch.ops.aten
 _FIRST = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
+_FREE = (_aten.detach, _aten.alias, _aten._unsafe_view)
 _ITERATIONS = 5  # of Muon's Newton-Schulz
 
 
@@ -95,7 +96,7 @@ class Counting(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if not _is_view(func):
+        if not _is_free(func):
             self._write(func, args, kwargs or {}, out)
         return out
 
@@ -160,9 +161,12 @@ def float8_share(system: nn.Module) -> float:
     return sum(n for n, yes in sizes if yes) / max(sum(n for n, _ in sizes), 1)
 
 
-def _is_view(func: Any) -> bool:
+def _is_free(func: Any) -> bool:
+    """Whether a call only looks at a tensor, or looks at it in another way."""
+    if func.namespace == "prim" or func.overloadpacket in _FREE:
+        return True
     returned = [r.alias_info for r in func._schema.returns]
-    return func.overloadpacket in (_aten.detach, _aten.alias) or any(a is not None and not a.is_write for a in returned)
+    return any(a is not None and not a.is_write for a in returned)
 
 
 def _product(a: Tensor, b: Tensor) -> Product:
