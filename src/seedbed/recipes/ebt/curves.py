@@ -71,7 +71,7 @@ def measure(
         memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
         rows = []
         for start in range(starts):
-            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + start, torch.float32)
+            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + start, model.embed.weight.dtype)
             nats, energies = [], []
             # One more step than asked for: it tells the energy of where the last one led.
             for done, step in enumerate(walk(model, memories, z_BTV, max(steps) + 1, factor * system.alpha(), config.space)):
@@ -88,7 +88,7 @@ def first_energy(system: EnergySystem, source: CountedText) -> float:
     """The mean energy of the first start, in the landscape in which walks end."""
     model, config, parts = system.model, system.walk, []
     for tokens_BT, place_BT in placed_windows(source, model.vocab, model.embed.weight.device):
-        z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION, torch.float32)
+        z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION, model.embed.weight.dtype)
         memory = model.read(tokens_BT[:, :-1])[-1]
         parts.append(model.energy(z_BTV.softmax(-1), memory, config.landscapes - 1).flatten())
     return torch.cat(parts).double().mean().item()

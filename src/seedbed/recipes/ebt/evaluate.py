@@ -40,7 +40,7 @@ def nats_by_steps(system: EnergySystem, source: TextSource, steps: Sequence[int]
     for tokens_BT, place_BT in placed_windows(source, model.vocab, model.embed.weight.device):
         memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
         for draw in range(draws if config.start == "normal" else 1):
-            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, torch.float32)
+            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, model.embed.weight.dtype)
             for number, step in enumerate(walk(model, memories, z_BTV, max(steps), system.alpha(), config.space), 1):
                 if number in steps:
                     total_K[list(steps).index(number)] += token_nats(step.z_BTV, targets_BT).sum(-1).cpu().double().sum()

@@ -283,13 +283,14 @@ class EnergyModel(Trunk):
         `torch.func.grad` may be compiled and differentiated again. An energy depends on its own candidate alone, so the
         gradient of their sum is the gradient of each.
         """
-        p_BTV = z_BTV.softmax(-1)
-        slope_BTV, energy_BT = torch.func.grad(self._sum, has_aux=True)(p_BTV, memory, landscape)
-        return p_BTV, slope_BTV, energy_BT
 
-    def _sum(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
-        energy_BT = self.energy(p_BTV, memory, landscape)
-        return energy_BT.sum(), energy_BT
+        def total(p_BTV: Tensor) -> tuple[Tensor, Tensor]:
+            energy_BT = self.energy(p_BTV, memory, landscape)
+            return energy_BT.sum(), energy_BT
+
+        p_BTV = z_BTV.softmax(-1)
+        slope_BTV, energy_BT = torch.func.grad(total, has_aux=True)(p_BTV)
+        return p_BTV, slope_BTV, energy_BT
 
     def energy(self, p_BTV: Tensor, memory: Memory, landscape: int) -> Tensor:
         """One number per candidate, low where it fits what came before."""

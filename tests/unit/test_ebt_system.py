@@ -1,0 +1,341 @@
+"""The ebt systems: what a step trains, replay, exact evaluation, the end of text, thinking curves, and what is refused."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ebt_samples import BLOCK, BYTES, CHARS, TEXT, TINY, batch_of, make, make_config, make_data, make_plain
+from helpers import assert_same_end, resume, start, stop_at
+
+from seedbed.data.feed import Feed
+from seedbed.errors import UserError
+from seedbed.recipes import find
+from seedbed.recipes.ebt import bill, curves, evaluate
+from seedbed.recipes.ebt.alarms import walk_alarms
+from seedbed.recipes.ebt.evaluate import nats_by_steps
+from seedbed.recipes.ebt.replay import Replay
+from seedbed.recipes.ebt.system import EnergySystem, build
+from seedbed.track.run import Run
+from seedbed.train.engine import Engine
+from seedbed.train.system import Sample
+
+S2 = ["model.walk.replay=8", "model.step_embed=none", "model.walk.landscapes=1", "model.walk.steps=3", "model.walk.fewest=2"]
+S2 += ["model.walk.loss=last", "model.walk.langevin=3", "model.walk.spread=2", "model.walk.learn_alpha=false"]
+
+
+def engine_of(system: EnergySystem) -> Engine:
+    return Engine(system, system.config, torch.device("cpu"))
+
+
+def trained(system: EnergySystem, num_steps: int) -> Engine:
+    engine, config = engine_of(system), system.config
+    feed = Feed(system.data.train, batch=config.batch, parts=config.accum, seed=1, device=engine.device)
+    for step in range(num_steps):
+        feed.load(step * config.batch)
+        engine.variant = system.variant(step, num_steps)
+        engine.begin(step, 0.5)
+        engine.step(feed.part)
+    return engine
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [[], S2], ids=["s1", "s2"])
+def test_a_step_measures_the_same_names_whatever_the_host_decides(settings: list[str]):
+    system = make(*settings, "every.log=3")
+    engine = engine_of(system)
+    found = {}
+    for step in range(12):
+        engine.variant = system.variant(step, 12)
+        found[engine.variant] = system.loss(batch_of(system), engine)[1]
+    assert {look for _, look in found} == {True, False}
+    assert {num for num, _ in found} == ({2, 3} if settings else {2})
+    names = [list(measures) for measures in found.values()]
+    assert all(n == names[0] for n in names)
+    for (num, look), measures in found.items():
+        assert math.isfinite(measures[f"loss_{num}"]) and math.isfinite(measures["gap"]) == look
+    assert [look for _, look in (system.variant(s, 12) for s in range(6))] == [False, False, True] * 2
+
+
+def test_the_loss_is_the_mean_over_steps_or_the_last():
+    for name in ("each", "last"):
+        system = make(f"model.walk.loss={name}")
+        loss, found = system.loss(batch_of(system), None)  # type: ignore[arg-type]
+        steps = torch.stack([found["loss_1"], found["loss_2"]])
+        torch.testing.assert_close(loss.detach(), steps.mean() if name == "each" else steps[-1])
+
+
+def test_a_sample_starts_where_its_number_says_whatever_stands_beside_it():
+    """The loss of a batch is that of its rows one by one."""
+    system = make("model.walk.langevin=1", "model.walk.spread=2")
+    whole = system.loss(batch_of(system), None)[0]  # type: ignore[arg-type]
+    parts = [system.loss(batch_of(system, 1, first=n), None)[0] for n in range(4)]  # type: ignore[arg-type]
+    torch.testing.assert_close(torch.stack(parts).mean(), whole, rtol=1e-5, atol=1e-5)
+
+
+def test_accumulation_changes_nothing():
+    whole, parts = make(), make("accum=2")
+    for system in (whole, parts):
+        trained(system, 3)
+    for one, two in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
+
+
+def test_it_learns_and_walks_go_downhill():
+    system = make("optim.lr=0.01", "schedule.warmup=0")
+    before, _ = system.loss(batch_of(system), None)  # type: ignore[arg-type]
+    engine = trained(system, 60)
+    engine.variant = (2, True)
+    after, found = system.loss(batch_of(system), engine)
+    assert after < before - 0.7
+    assert found["gap"] > 0 and found["gap_negative"] < 0.2
+
+
+# ---- replay ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("write_back", [True, False])
+def test_replay_goes_on_with_walks_and_keeps_the_newest(write_back: bool):
+    replay, vocab = Replay(8, BLOCK, 5, seed=1, write_back=write_back), 5
+    place = torch.arange(4 * BLOCK).view(4, BLOCK)
+
+    def turn(number: int):
+        index = torch.arange(4) + 4 * number
+        tokens = (torch.arange(4)[:, None] + 100 * number).expand(4, BLOCK + 1)
+        taken = replay.take(tokens, torch.zeros(4, BLOCK, vocab), place, index)
+        end = taken.z_BTV + 1.0
+        replay.put(taken, end, index)
+        return taken
+
+    first = turn(0)
+    assert first.tokens_BL.shape == (6, BLOCK + 1) and torch.equal(first.tokens_BL[4:], first.tokens_BL[:2])
+    assert replay.known_R.tolist() == [True] * 4 + [False] * 4
+    turn(1)
+    assert replay.known_R.all()
+    seen = set()
+    for number in range(2, 12):
+        before = replay.tokens_RL[:, 0].clone(), replay.z_RTV[:, 0, 0].clone()
+        taken = turn(number)
+        assert taken.known_h.all() and taken.slot_h[0] < 4 <= taken.slot_h[1] < 8
+        assert torch.equal(taken.tokens_BL[4:, 0], before[0][taken.slot_h])
+        assert torch.equal(taken.z_BTV[4:, 0, 0], before[1][taken.slot_h])
+        newest = [(4 * number + n) % 8 for n in range(4)]
+        assert replay.tokens_RL[newest, 0].tolist() == [100 * number + n for n in range(4)]
+        seen |= set(replay.z_RTV[:, 0, 0].tolist())
+    assert seen == ({1.0, 2.0} if write_back else {1.0})
+
+
+def test_replay_is_part_of_the_loss_and_of_the_state():
+    system = make(*S2)
+    assert system.replay is not None
+    engine = trained(system, 3)
+    assert bool(system.replay.known_R.all())
+    tensors = engine.tensors()["model"]
+    assert "replay.z_RTV" in tensors and tensors["replay.z_RTV"].abs().sum() > 0
+    kept = system.replay.z_RTV.clone()
+    batch = batch_of(system)
+    one = system.loss(batch, None)[0]  # type: ignore[arg-type]
+    system.replay.z_RTV.copy_(kept.flip(-1))
+    assert not torch.equal(one, system.loss(batch, None)[0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [[], S2], ids=["s1", "s2"])
+def test_a_resumed_run_is_the_same_run(settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = tmp_path / "small.txt"
+    text.write_text(TEXT)
+    chosen = [*TINY, f"data.text={text}", "data.tokenizer=char", "steps=8", "every.log=2", "every.eval=4", "every.save=4"]
+    chosen += ["limit.valid=2", *settings]
+    monkeypatch.setattr(EnergySystem, "sample", lambda *given: Sample())
+    assert start(tmp_path, "whole", *chosen, recipe="ebt/demo") == 0
+    stop_at(5, monkeypatch)
+    start(tmp_path, "torn", *chosen, recipe="ebt/demo")
+    assert resume(tmp_path, "torn") == 0
+    assert_same_end(tmp_path, "whole", "torn")
+    rows = Run.open(tmp_path, "whole").rows()
+    assert all(math.isfinite(row["gap"]) and math.isfinite(row["alpha"]) for row in rows)
+
+
+# ---- evaluation ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [[], S2], ids=["s1", "s2"])
+def test_evaluation_is_exact_deterministic_and_without_noise(settings: list[str], monkeypatch: pytest.MonkeyPatch):
+    system = make(*settings)
+    engine = engine_of(system)
+    first = system.evaluate(system.data.valid, engine)
+    torch.manual_seed(5)
+    assert system.evaluate(system.data.valid, engine) == first
+    monkeypatch.setitem(evaluate.EVAL_LOGITS, "cpu", 1)
+    assert system.evaluate(system.data.valid, engine) == pytest.approx(first, rel=1e-6)
+    assert first["perplexity"] == pytest.approx(math.exp(first["loss"]))
+    assert first["bits_per_byte"] == pytest.approx(first["loss"] / math.log(2))
+    by_start = nats_by_steps(system, system.data.valid, [system.walk.steps], draws=1)[0]
+    assert by_start != first["loss"] and by_start == pytest.approx(first["loss"], rel=0.3)
+
+
+def test_plain_evaluation_counts_every_target_once():
+    system = make_plain()
+    found = system.evaluate(system.data.valid, None)  # type: ignore[arg-type]
+    tokens = torch.from_numpy(system.data.valid.tokens.astype(np.int64))
+    nats = 0.0
+    for first in range(0, len(tokens) - 1, BLOCK):
+        part = tokens[first : first + BLOCK + 1][None]
+        with torch.no_grad():
+            logits = system.logits(part[:, :-1])
+        nats += torch.nn.functional.cross_entropy(logits[0], part[0, 1:], reduction="sum").item()
+    assert found["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+
+
+def test_the_end_of_text_is_trained(tmp_path: Path):
+    """Documents of one letter: after it comes the separator, and a model must learn to end there."""
+    end = int(BYTES.separator[0])
+    letter = int(BYTES.encode("t")[0])
+    ids = np.array([letter, end] * 400, BYTES.dtype)
+    system = build(make_config("optim.lr=0.02", "schedule.warmup=0"), make_data(ids, BYTES))
+    assert isinstance(system, EnergySystem)
+    trained(system, 40)
+    tokens = torch.tensor([[letter, end, letter]])
+    with torch.no_grad():
+        (*_, last) = curves.walk(
+            system.model, system.model.read(tokens), torch.zeros(1, 3, system.model.vocab), 2, system.alpha(), "prob"
+        )
+    p_TV = last.z_BTV.softmax(-1)[0]
+    assert p_TV[0, end] > 0.9 and p_TV[2, end] > 0.9 and p_TV[1, letter] > 0.9
+
+
+# ---- thinking --------------------------------------------------------------------------------------------------------
+
+
+def test_the_curves_hold_what_evaluation_says(tmp_path: Path):
+    system = make(tokenizer=BYTES)
+    source = system.data.valid
+    with torch.no_grad():
+        found = curves.curve(system, source, starts=4)
+        nats = nats_by_steps(system, source, [1, 2, 30], draws=4)
+    by_steps = dict(zip(found["steps"], found["nats"], strict=True))
+    assert [by_steps[k] for k in (1, 2, 30)] == pytest.approx(nats, rel=1e-5)
+    assert found["starts"] == [1, 2, 4] and found["num_tokens"] == source.num_targets
+    ways = found["by_starts"]
+    assert len({ways[name][0] for name in ways}) <= 2 and ways["lowest energy"][0] == pytest.approx(ways["oracle"][0])
+    for way in ("lowest energy", "at random"):
+        assert all(best <= other + 1e-9 for best, other in zip(ways["oracle"], ways[way], strict=True))
+    assert ways["average of all"][-1] <= ways["at random"][-1]
+    assert found["lowest_energy"][1] == pytest.approx(ways["lowest energy"])
+    assert found["gain"][1] == 0.0 and -1.0 <= found["rank_correlation"] <= 1.0
+
+
+def test_rank_correlation_and_texts():
+    x = torch.randn(50, generator=torch.Generator().manual_seed(0))
+    assert curves.rank_correlation(x, x.exp()) == pytest.approx(1.0)
+    assert curves.rank_correlation(x, -(x**3)) == pytest.approx(-1.0)
+    closing = {"(": ")", "[": "]", "{": "}"}
+    for line in curves.dyck(500).splitlines()[:-1]:
+        stack = []
+        for character in line:
+            if character in closing:
+                stack.append(closing[character])
+            else:
+                assert stack.pop() == character
+        assert not stack
+    for line in curves.sums(500).splitlines()[:-1]:
+        left, _, right = line.partition("=")
+        assert sum(map(int, left.split("+"))) == int(right)
+
+
+def test_a_run_ends_with_its_curves_and_the_plain_transformer_beside_them(tmp_path: Path, seedbed):
+    text, other = tmp_path / "small.txt", tmp_path / "other.txt"
+    text.write_text(TEXT)
+    other.write_text("dog; fox\n" * 40)
+    chosen = [*TINY[:-1], f"data.text={text}", "data.tokenizer=char", "steps=2", "limit.valid=4"]
+    assert start(tmp_path, "a", *chosen, recipe="ebt/demo") == 0
+    shown = next(e for e in Run.open(tmp_path, "a").events() if e["kind"] == "sample")
+    assert "plain transformer" in shown["text"] and "held-out" in shown["text"] and "dyck: not judged" in shown["text"]
+    done = seedbed("think", "a", "--tokens", "40", "--starts", "2", "--text", str(other), "--runs", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "a" / "thinking" / "thinking.json").read_text())
+    assert set(found["sets"]) == {"held-out", str(other)} and found["sets"]["held-out"]["num_tokens"] == 40
+    assert (tmp_path / "a" / "thinking" / "thinking.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_alarms():
+    calm = {"move_rms": 2.0, "gap_negative": 0.1, "entropy": 2.0, "alpha": 6.0, "loss": 1.0}
+    assert walk_alarms(calm, 5.0) == [] and walk_alarms(dict.fromkeys(calm, float("nan")), 5.0) == []
+    for name, value, kind in (
+        ("move_rms", 150.0, "walk_far"),
+        ("move_rms", 0.001, "walk_short"),
+        ("gap_negative", 0.3, "walk_uphill"),
+        ("entropy", 0.001, "walk_sure"),
+        ("alpha", 60.0, "walk_alpha"),
+        ("alpha", 0.4, "walk_alpha"),
+    ):
+        (alarm,) = walk_alarms({**calm, name: value}, 5.0)
+        assert alarm.kind == kind and alarm.facts == {name: value}
+    system = make("schedule.warmup=0.5")
+    assert not system.alarms({**calm, "move_rms": 150.0}, 0.4) and system.alarms({**calm, "move_rms": 150.0}, 0.6)
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.walk.steps=0"], "model.walk.steps=0 is out of range"),
+        (["model.walk.alpha=-1"], "model.walk.alpha=-1.0 is out of range"),
+        (["model.walk.alpha=0"], "model.walk.alpha=0.0 is out of range"),
+        (["model.walk.langevin=-1"], "out of range"),
+        (["model.walk.spread=0.5"], "out of range"),
+        (["model.walk.fewest=3"], "fewest=3 is above model.walk.steps=2"),
+        (["model.width=15"], "does not divide"),
+        (["model.heads=16"], "heads of even width"),
+        (["model.step_embed=none"], "differ only by their embedding"),
+        (["model.size=huge"], "model.size=huge is not one of"),
+    ],
+    ids=str,
+)
+def test_bad_settings(settings: list[str], words: str):
+    with pytest.raises(UserError, match=words):
+        make_config(*settings)
+
+
+def test_a_buffer_smaller_than_a_batch_is_refused():
+    with pytest.raises(UserError, match="replay=3 cannot hold one batch of 4"):
+        make("model.walk.replay=3")
+
+
+def test_logits_that_do_not_fit_are_refused_with_the_arithmetic(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bill, "memory_of", lambda device: 8e9)
+    config = make_config("batch=32", "data.block=256", "model.walk.replay=192")
+    device = torch.device("cpu")
+    with pytest.raises(UserError) as caught:
+        bill.require_room(config, 50_277, device)
+    assert "48 rows x 256 tokens x 50,277 ids x 4 bytes = 2.47 GB" in str(caught.value)
+    assert "replay of 192: 9.88 GB" in str(caught.value) and "8.0 GB" in str(caught.value)
+    assert bill.require_room(config, 257, device).startswith("0.24 GB")
+    system = make()
+    monkeypatch.setattr(bill, "memory_of", lambda device: 1.0)
+    with pytest.raises(UserError, match="do not fit"):
+        system.describe()
+
+
+def test_presets_are_what_they_are_named_after():
+    recipe, _ = find("ebt/demo")
+    presets = {name: make() for name, make in recipe.presets.items()}
+    assert presets["s2"].model.walk.replay == 192 and presets["s2"].model.walk.spread == 2.0
+    assert presets["replica"].model.step_embed == "prefix" and presets["replica"].model.walk.alpha == 500
+    for name in ("s1", "s2", "plain", "replica"):
+        assert presets[name].model.shape == (6, 6, 384)
+    assert presets["plain"].model.kind == "plain"
+    for name in ("shakespeare-s1", "shakespeare-s2"):
+        assert presets[name].data.tokenizer == "char"
+
+
+def test_compile_units_hold_the_gradient_function_and_the_dice():
+    system = make()
+    units = list(system.compile_units())
+    assert system.model in units and system.draw in units and all(block in units for block in system.model.blocks)
+    assert CHARS.vocab_size == system.draw.vocab
