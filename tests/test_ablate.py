@@ -166,7 +166,10 @@ def test_the_best_choices_are_measured_together(ablate, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("name", "settings", "attention"),
-    [("gpt/demo", TINY_GPT, {"flash", "math"}), ("thinker/demo", ["--set", "model.width=8", "--set", "batch=4"], {"own"})],
+    [
+        ("gpt/demo", TINY_GPT, {"flash", "math"}),
+        pytest.param("thinker/demo", ["--set", "model.width=8", "--set", "batch=4"], {"own"}, marks=pytest.mark.slow),
+    ],
 )
 def test_recipes_are_measured_for_real(ablate, name: str, settings: list[str], attention: set[str]) -> None:
     axes = ("recompute=selective", "attention=math") if "gpt" in name else ("recompute=full", "heads=2")
