@@ -95,6 +95,36 @@ def test_it_learns_and_walks_go_downhill():
     assert found["gap"] > 0 and found["gap_negative"] < 0.2
 
 
+def test_outside_of_training_the_loss_has_no_noise():
+    system, calm = (
+        make(*S2),
+        make("model.step_embed=none", "model.walk.landscapes=1", "model.walk.steps=3", "model.walk.loss=last"),
+    )
+    batch = batch_of(system)
+    noisy = system.loss(batch, None)[0]  # type: ignore[arg-type]
+    expected = calm.loss(batch, None)[0]  # type: ignore[arg-type]
+    assert not torch.equal(noisy, expected)
+    assert torch.equal(system.eval().loss(batch, None)[0], expected)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("settings", [[], S2, ["model.walk.space=mirror", "model.step_embed=prefix"]], ids=["s1", "s2", "mirror"])
+def test_the_probe_holds_what_gradients_do_not_pass_through(settings: list[str]):
+    """Its loss has the value and the gradient of the one that training descends, and no other dependence on the weights."""
+    system = make(*settings)
+    batch, engine = batch_of(system), engine_of(system)
+    engine.variant = system.variant(0, system.config.steps)
+    probe = system.probe(batch)
+    assert probe.held is not None
+    held, params = probe.held(), list(system.model.parameters())
+    loss = system.loss(batch, engine)[0]
+    torch.testing.assert_close(held(), loss)
+    for one, two in zip(*(torch.autograd.grad(x, params, allow_unused=True) for x in (held(), loss)), strict=True):
+        assert (one is None) == (two is None)
+        if one is not None and two is not None:
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert make("model.walk.through=all").probe(batch).held is None
+
+
 # ---- replay ----------------------------------------------------------------------------------------------------------
 
 
@@ -171,10 +201,10 @@ def test_evaluation_is_exact_deterministic_and_without_noise(settings: list[str]
     assert system.evaluate(system.data.valid, engine) == first
     monkeypatch.setitem(evaluate.EVAL_LOGITS, "cpu", 1)
     assert system.evaluate(system.data.valid, engine) == pytest.approx(first, rel=1e-6)
-    assert first["perplexity"] == pytest.approx(math.exp(first["loss"]))
-    assert first["bits_per_byte"] == pytest.approx(first["loss"] / math.log(2))
+    assert first["perplexity"] == pytest.approx(math.exp(first["nats"]))
+    assert first["bits_per_byte"] == pytest.approx(first["nats"] / math.log(2))
     by_start = nats_by_steps(system, system.data.valid, [system.walk.steps], draws=1)[0]
-    assert by_start != first["loss"] and by_start == pytest.approx(first["loss"], rel=0.3)
+    assert by_start != first["nats"] and by_start == pytest.approx(first["nats"], rel=0.3)
 
 
 def test_plain_evaluation_counts_every_target_once():
@@ -187,7 +217,7 @@ def test_plain_evaluation_counts_every_target_once():
         with torch.no_grad():
             logits = system.logits(part[:, :-1])
         nats += torch.nn.functional.cross_entropy(logits[0], part[0, 1:], reduction="sum").item()
-    assert found["loss"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
+    assert found["nats"] == pytest.approx(nats / (len(tokens) - 1), rel=1e-5)
 
 
 def test_the_end_of_text_is_trained(tmp_path: Path):

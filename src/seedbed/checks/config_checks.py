@@ -53,7 +53,7 @@ def reads(case: Case) -> Result:
     asked = configs.diff(configs.flatten(case.recipe.preset(case.preset)), configs.flatten(case.config))
     unread = sorted((key for key in _set_fields(case.config) if key not in seen), key=lambda key: key not in asked)
     if unread:
-        value = configs.flatten(case.config)[unread[0]]
+        value = configs.flatten(case.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset's may fall idle because another was changed on purpose: worth a note, not an alarm.
         severity = "note" if asked and unread[0] not in asked else "warn"
         return failed(

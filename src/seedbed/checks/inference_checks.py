@@ -132,7 +132,9 @@ def _greedy(case: Case, system: System, number: int) -> tuple[str, str]:
     with torch.no_grad():
         for _ in range(num):
             batch = {k: row[None] if k in (probe.inputs, probe.targets) else v[:1] for k, v in probe.batch.items()}
-            row = torch.cat([row, probe.predict(batch)[0, -1:].argmax(-1)])
+            # Where a place is answered several times, the last answer counts.
+            logits_KV = torch.atleast_2d(probe.predict(batch)[0, -1])
+            row = torch.cat([row, logits_KV[-1:].argmax(-1)])
     return "" if "\ufffd" in probe.decode(row) else prompt, probe.decode(row)
 
 

@@ -8,15 +8,15 @@ from seedbed.nn.norms import widen
 Rope = tuple[Tensor, Tensor]
 
 
-def rope_table(positions: Tensor, head_dim: int, base: float) -> Rope:
+def rope_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype = torch.float32) -> Rope:
     """Cosines and sines for positions of shape (T) or (B, T), ready to broadcast over heads.
 
     Computed on the fly rather than kept: a buffer would need its own initialisation on the meta device.
     """
     assert head_dim % 2 == 0, f"rotary embedding needs an even head width, not {head_dim}"
     half = head_dim // 2
-    powers = torch.arange(half, device=positions.device, dtype=torch.float32) / half
-    angles = positions[..., None, None].float() * base**-powers
+    powers = torch.arange(half, device=positions.device, dtype=dtype) / half
+    angles = positions[..., None, None].to(dtype) * base**-powers
     return angles.cos(), angles.sin()
 
 

@@ -67,6 +67,10 @@ class Probe:
     cached: Callable[[Tensor], Tensor] | None = None
     """The prediction for these inputs, made step by step through the cache that generation uses."""
 
+    held: Callable[[], Callable[[], Tensor]] | None = None
+    """Where gradients lawfully stop on their way back: holds what they do not pass through as it is now, and gives the
+    training loss as a function of the weights alone, whose gradient is the one that training takes."""
+
     def declares(self, name: str) -> bool:
         """Whether a field was filled in."""
         assert name in {f.name for f in fields(self)}, f"a probe has no field {name!r}"

@@ -25,12 +25,14 @@ EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}
 
 
 def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of a split, and where in it each of their targets stands: that decides the first candidates."""
-    batch, place = max(1, EVAL_LOGITS[device.type] // (source.block * vocab)), 0
+    """Windows of a split, and the places that decide their first candidates: those in the window, the same in each.
+
+    So a part of a split scores the same alone as within the whole.
+    """
+    batch = max(1, EVAL_LOGITS[device.type] // (source.block * vocab))
     for tokens_BT in windows(source, batch, device):
-        targets_BT = tokens_BT[:, 1:]
-        yield tokens_BT, place + torch.arange(targets_BT.numel(), device=device).view(targets_BT.shape)
-        place += targets_BT.numel()
+        size = tokens_BT.shape[1] - 1
+        yield tokens_BT, torch.arange(size, device=device).expand(len(tokens_BT), size)
 
 
 def nats_by_steps(system: EnergySystem, source: TextSource, steps: Sequence[int], draws: int = NUM_DRAWS) -> list[float]:
@@ -55,7 +57,7 @@ def token_nats(z_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 
 def report(per_token: float, source: TextSource) -> dict[str, float]:
     """Nats per token first: it decides which checkpoint is best. Bits per byte compare across tokenizers."""
-    numbers = {"loss": per_token, "perplexity": math.exp(min(per_token, 700.0))}
+    numbers = {"nats": per_token, "perplexity": math.exp(min(per_token, 700.0))}
     if source.num_target_bytes:
         numbers["bits_per_byte"] = per_token * source.num_targets / (math.log(2) * source.num_target_bytes)
     return numbers

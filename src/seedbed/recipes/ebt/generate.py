@@ -19,7 +19,7 @@ from seedbed.nn import decoding
 from seedbed.nn.decoding import READ_EVERY, Decoder
 from seedbed.nn.sampling import Sampling, window_start
 from seedbed.recipes.ebt.model import Memory
-from seedbed.recipes.ebt.walk import GENERATION, Draw, first_candidates, take_step
+from seedbed.recipes.ebt.walk import GENERATION, STARTS, Draw, first_candidates, take_step
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem, PlainSystem
@@ -85,8 +85,9 @@ class Starts:
     def at(self, place_BT: Tensor, number: int) -> Tensor:
         """Start `number` at these positions of every row."""
         rows_B1 = torch.arange(len(place_BT), device=place_BT.device)[:, None]
-        dtype = self.system.model.embed.weight.dtype
-        return first_candidates(self.draw, self.system.walk, place_BT + (rows_B1 << 32), GENERATION + number, dtype)
+        dtype, stream = self.system.model.embed.weight.dtype, GENERATION + number if number else STARTS
+        # The first row starts as the first sample of training did: with equal seeds the two can be compared.
+        return first_candidates(self.draw, self.system.walk, place_BT - 1 + (rows_B1 << 32), stream, dtype)
 
     def settle(self, thought: Thought) -> Tensor:
         """Note what the token about to be appended cost; the logits to draw it from."""

@@ -142,7 +142,9 @@ class Trunk(nn.Module):
         return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
 
     def rope(self, positions: Tensor) -> Rope:
-        return rope_table(positions, self.head_dim, self.config.rope_base)
+        # A walk multiplies rounding, so angles are as exact as the weights.
+        dtype = torch.promote_types(self.embed.weight.dtype, torch.float32)
+        return rope_table(positions, self.head_dim, self.config.rope_base, dtype)
 
     def new_cache(self, batch: int) -> Cache:
         """Room for the keys and values of `batch` rows of the full context, and a prefix."""

@@ -58,15 +58,19 @@ def walk_to_loss(
         is_last = number == num_steps - 1
         carries = is_last or config.loss == "each" or config.through == "all"
         with contextlib.nullcontext() if carries else torch.no_grad():
-            z_BTV = z_BTV if config.through == "all" else z_BTV.detach()
-            if config.langevin:
-                z_BTV = z_BTV + config.langevin * draw(place_BT, NOISE + number).to(z_BTV.dtype)
+            z_BTV = noised(z_BTV, place_BT, number, config, draw)
             step = take_step(model, memories, z_BTV, number, alpha, config.space)
             z_BTV = step.z_BTV
             nats_K.append(cross_entropy(z_BTV, targets_BT))
     assert step is not None, "a walk has at least one step"
     loss = torch.stack(nats_K).mean() if config.loss == "each" else nats_K[-1]
     return Outcome(loss, nats_K, first_BTV, step)
+
+
+def noised(z_BTV: Tensor, place_BT: Tensor, number: int, config: WalkConfig, draw: Draw) -> Tensor:
+    """Candidates as step `number` of training finds them."""
+    z_BTV = z_BTV if config.through == "all" else z_BTV.detach()
+    return z_BTV + config.langevin * draw(place_BT, NOISE + number).to(z_BTV.dtype) if config.langevin else z_BTV
 
 
 @torch.no_grad()

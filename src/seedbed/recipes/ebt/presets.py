@@ -171,7 +171,7 @@ def s2() -> Config:
 
     `seedbed train ebt/s2` on one GPU; then `seedbed think RUN`. Replay makes every batch half as large again.
     """
-    return replace(s1(), model=ModelConfig(step_embed="none", head_init="xavier", walk=S2))
+    return replace(s1(), model=ModelConfig(step_embed="none", walk=S2))
 
 
 def plain() -> Config:
@@ -180,7 +180,7 @@ def plain() -> Config:
     `seedbed train ebt/plain` on one GPU, with the `data` keys of the run it is held against.
     """
     base = s1()
-    return replace(base, model=replace(base.model, kind="plain"))
+    return replace(base, model=ModelConfig(kind="plain"))
 
 
 def replica() -> Config:

@@ -6,6 +6,7 @@ Shape suffixes: B rows, T time, L tokens of a block, K steps of the walk, V voca
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,41 +14,70 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.data.text_facts import decode_row, entropy, reencode, text_of
-from seedbed.recipes.ebt.objective import cross_entropy
+from seedbed.recipes.ebt.objective import cross_entropy, noised, step_sizes
 from seedbed.recipes.ebt.walk import STARTS, first_candidates, take_step
 from seedbed.train.probe import Probe
 
 if TYPE_CHECKING:
-    from seedbed.recipes.ebt.model import Memory
+    from seedbed.recipes.ebt.model import EnergyModel, Memory, PlainModel
     from seedbed.recipes.ebt.system import EnergySystem, PlainSystem
 
 Batch = dict[str, Tensor]
 
 
 def open_up(system: EnergySystem, batch: Batch) -> Probe:
-    """What candidates become, step by step, from starts that lie in the batch, and what to expect of it."""
+    """What candidates become, step by step, from starts that the places of the batch decide, and what to expect of it."""
     model, walk = system.model, system.walk
-    start_BTV = first_candidates(system.draw, walk, system.places(batch["index"]), STARTS, model.embed.weight.dtype)
-    opened = {"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "start": start_BTV}
+    places_BT = system.places(batch["index"])
 
-    def steps(memories: list[Memory], z_BTV: Tensor) -> Tensor:
-        seen, alpha = [], system.alpha()
+    def walk_on(memories: list[Memory], place_BT: Tensor) -> Tensor:
+        z_BTV, seen = first_candidates(system.draw, walk, place_BT, STARTS, model.embed.weight.dtype), []
         for number in range(walk.steps):
-            z_BTV = take_step(
-                model, memories, z_BTV if walk.through == "all" else z_BTV.detach(), number, alpha, walk.space
-            ).z_BTV
+            z_BTV = z_BTV if walk.through == "all" else z_BTV.detach()
+            z_BTV = take_step(model, memories, z_BTV, number, system.alpha(), walk.space).z_BTV
             seen.append(z_BTV)
         return torch.stack(seen if walk.loss == "each" else seen[-1:], 2)
 
+    def cached(tokens_BT: Tensor) -> Tensor:
+        caches, seen = model.new_caches(len(tokens_BT)), []
+        for t in range(tokens_BT.shape[1]):
+            memories = model.for_landscapes([model.remember(cache, tokens_BT[:, t : t + 1]) for cache in caches])
+            seen.append(walk_on(memories, places_BT[: len(tokens_BT), t : t + 1]))
+        return torch.cat(seen, 1)
+
     return Probe(
-        batch=opened,
-        predict=lambda b: steps(model.read(b["inputs"]), b["start"]),
+        batch={"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "places": places_BT},
+        predict=lambda b: walk_on(model.read(b["inputs"]), b["places"][:, : b["inputs"].shape[1]]),
         objective=lambda z_BTKV, b: torch.stack([cross_entropy(z, b["targets"]) for z in z_BTKV.unbind(2)]).mean(),
-        oracle=lambda b: _oracle(b, model.vocab)[:, :, None].expand(-1, -1, walk.steps if walk.loss == "each" else 1, -1),
-        at_positions=lambda b, places_T: steps(model.read(b["inputs"], places_T), b["start"]),
-        cached=lambda tokens_BT: _cached(system, tokens_BT, start_BTV, steps),
+        oracle=lambda b: _oracle(b, model)[:, :, None].expand(-1, -1, walk.steps if walk.loss == "each" else 1, -1),
+        at_positions=lambda b, places_T: walk_on(model.read(b["inputs"], places_T), b["places"]),
+        cached=cached,
+        held=None if walk.through == "all" else lambda: _held(system, batch),
         **_text_facts(system),
     )
+
+
+@torch.no_grad()
+def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
+    """The training loss as a function of the weights alone, what each step starts from being held where it is now."""
+    model = system.model
+    walk, num_steps = system.calm(system.variant(0, system.config.steps)[0])
+    tokens_BL, z_BTV, place_BT, *_ = system.begin(batch)
+    # Held too: the step size's own gradient is made small on purpose.
+    sizes = step_sizes(walk, system.alpha(), system.config.seed, place_BT)
+    found: list[Tensor] = []
+
+    def go(starts: list[Tensor] | None) -> Tensor:
+        memories, nats, z = model.read(tokens_BL[:, :-1]), [], z_BTV
+        for number in range(num_steps):
+            if starts is None:
+                found.append(noised(z, place_BT, number, walk, system.draw))
+            z = take_step(model, memories, (starts or found)[number], number, sizes, walk.space).z_BTV
+            nats.append(cross_entropy(z, tokens_BL[:, 1:]))
+        return torch.stack(nats).mean() if walk.loss == "each" else nats[-1]
+
+    go(None)
+    return lambda: go(found)
 
 
 def open_up_plain(system: PlainSystem, batch: Batch) -> Probe:
@@ -57,7 +87,7 @@ def open_up_plain(system: PlainSystem, batch: Batch) -> Probe:
         batch={"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:]},
         predict=lambda b: system.logits(b["inputs"]),
         objective=lambda logits_BTV, b: cross_entropy(logits_BTV, b["targets"]),
-        oracle=lambda b: _oracle(b, model.vocab),
+        oracle=lambda b: _oracle(b, model),
         at_positions=lambda b, places_T: model(b["inputs"], model.rope(places_T)),
         cached=lambda tokens_BT: _plain_cached(system, tokens_BT),
         **_text_facts(system),
@@ -82,18 +112,8 @@ def _text_facts(system: EnergySystem | PlainSystem) -> dict[str, Any]:
     }
 
 
-def _oracle(batch: Batch, vocab: int) -> Tensor:
-    return 50.0 * F.one_hot(batch["targets"], vocab).to(batch["start"].dtype if "start" in batch else torch.float32)
-
-
-def _cached(system: EnergySystem, tokens_BT: Tensor, start_BTV: Tensor, steps: Any) -> Tensor:
-    """The same, one token at a time through the caches that generation uses."""
-    model, seen = system.model, []
-    caches = model.new_caches(len(tokens_BT))
-    for t in range(tokens_BT.shape[1]):
-        memories = model.for_landscapes([model.remember(cache, tokens_BT[:, t : t + 1]) for cache in caches])
-        seen.append(steps(memories, start_BTV[: len(tokens_BT), t : t + 1]))
-    return torch.cat(seen, 1)
+def _oracle(batch: Batch, model: EnergyModel | PlainModel) -> Tensor:
+    return 50.0 * F.one_hot(batch["targets"], model.vocab).to(model.embed.weight.dtype)
 
 
 def _plain_cached(system: PlainSystem, tokens_BT: Tensor) -> Tensor:

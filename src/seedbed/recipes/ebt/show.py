@@ -21,7 +21,7 @@ def table(found: dict[str, Any]) -> str:
         wide = curve["by_starts"]["lowest energy"]
         lines.append(f"{name:<{longest}}{numbers}{curve['gap']:13.3f}   {curve['starts'][-1]}: {wide[0]:.3f} -> {wide[-1]:.3f}")
     if "plain" in found:
-        lines.append(f"{'plain transformer':<{longest}}{found['plain']['loss']:8.3f}   the same size, data and number of updates")
+        lines.append(f"{'plain transformer':<{longest}}{found['plain']['nats']:8.3f}   the same size, data and number of updates")
     lines += [f"{name}: not judged: {why}" for name, why in found["skipped"].items()]
     return "\n".join([*lines, "* as trained; what falls up to there is arrival, what falls beyond it is thinking"])
 

@@ -31,8 +31,9 @@ from seedbed.recipes.ebt.evaluate import nats_by_steps, placed_windows, report, 
 from seedbed.recipes.ebt.generate import CachedDecoder, PlainDecoder, Thinking, Written, prompt_rows, write
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import FACTS, cross_entropy, energy_facts, step_sizes, walk_to_loss
+from seedbed.recipes.ebt.presets import WalkConfig
 from seedbed.recipes.ebt.probe import open_up, open_up_plain
-from seedbed.recipes.ebt.replay import Replay
+from seedbed.recipes.ebt.replay import Replay, Taken
 from seedbed.recipes.ebt.walk import COUNT, STARTS, Apart, Draw, first_candidates, take_step
 from seedbed.train.system import Batch, Request, Sample, System
 
@@ -201,22 +202,33 @@ class EnergySystem(TextSystem):
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         variant = engine.variant if engine is not None else None
         num_steps, look = variant if isinstance(variant, tuple) else (self.walk.steps, False)
-        tokens_BL, index_B, taken = batch["tokens"], batch["index"], None
-        place_BT = self.places(index_B)
-        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, self.model.embed.weight.dtype)
-        if self.replay:
-            taken = self.replay.take(tokens_BL, z_BTV, place_BT, index_B)
-            tokens_BL, z_BTV, place_BT, *_ = taken
+        walk, num_steps = self.calm(num_steps)
+        taken = self.begin(batch)
+        tokens_BL, z_BTV, place_BT, *_ = taken
         memories, targets_BT, alpha = self.model.read(tokens_BL[:, :-1]), tokens_BL[:, 1:], self.alpha()
-        sizes = step_sizes(self.walk, alpha, self.config.seed, place_BT)
-        chosen = {"config": self.walk, "alpha": sizes, "num_steps": num_steps, "draw": self.draw}
+        sizes = step_sizes(walk, alpha, self.config.seed, place_BT)
+        chosen = {"config": walk, "alpha": sizes, "num_steps": num_steps, "draw": self.draw}
         outcome = walk_to_loss(self.model, memories, z_BTV, targets_BT, place_BT, **chosen)
-        if self.replay and taken:
-            self.replay.put(taken, outcome.last.z_BTV, index_B)
+        if self.replay and self.training:
+            self.replay.put(taken, outcome.last.z_BTV, batch["index"])
         missing = torch.full_like(outcome.loss, float("nan"))
         found = {f"loss_{k}": n.detach() for k, n in enumerate([*outcome.nats_K, *[missing] * (self.walk.steps - num_steps)], 1)}
         facts = energy_facts(self.model, memories, outcome, sizes) if look else {name: missing for name in FACTS}
         return outcome.loss, {**found, **facts, "alpha": alpha.detach()}
+
+    def calm(self, num_steps: int) -> tuple[WalkConfig, int]:
+        """How to walk, and how far: noise, random sizes and counts are for training."""
+        if self.training:
+            return self.walk, num_steps
+        return replace(self.walk, langevin=0.0, spread=1.0), self.walk.steps
+
+    def begin(self, batch: Batch) -> Taken:
+        """The batch with its first candidates, and with walks that go on where there is a replay."""
+        tokens_BL, place_BT = batch["tokens"], self.places(batch["index"])
+        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, self.model.embed.weight.dtype)
+        if self.replay and self.training:
+            return self.replay.take(tokens_BL, z_BTV, place_BT, batch["index"])
+        return Taken(tokens_BL, z_BTV, place_BT, batch["index"][:0], batch["index"][:0] > 0)
 
     def places(self, index_B: Tensor) -> Tensor:
         """A number for every position of every sample of the run."""
@@ -253,7 +265,7 @@ class EnergySystem(TextSystem):
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
             steps = sorted({1, self.walk.steps})
             nats = nats_by_steps(self, source, steps)
-        return {**report(nats[-1], source), "loss_one_step": nats[0]}
+        return {**report(nats[-1], source), "nats_one_step": nats[0]}
 
     def decoder(
         self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
