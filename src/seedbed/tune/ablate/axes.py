@@ -21,6 +21,7 @@ SIZE = "size"
 DEPTHS, WIDTH = ("model.depth", "model.blocks"), "model.width"
 # Keys that leave the model and the data of a step as they are: what the combined row may choose from.
 FREE = ("precision", *(word.partition("=")[0] for word in configs.PLAIN))
+COMPILED = ("compile=whole", "compile_autograd=true", "compile_optimizer=true")
 SAME_SIZE = 0.25  # a width further off than this in parameters is not the same size
 
 
@@ -134,7 +135,11 @@ def default(base: Config, device: str, resize: Resize) -> list[Row]:
     for name, values in _suggested(base, device).items():
         for value in values:
             rows += _try(base, name, value, resize)
-    return [*rows, *(Row(name, why_not=_one_device(), value=f"{name}=2") for name in ("replicate", "shard"))]
+    left_out = {} if device == "cuda" else {"capture=off": "no CUDA graphs here"}
+    if device == "cpu":
+        left_out |= {name: "compiling takes minutes on a CPU; name the axis to wait for it" for name in COMPILED}
+    left_out |= {"replicate=2": _one_device(), "shard=2": _one_device()}
+    return [*rows, *(Row(word.partition("=")[0], why_not=why, value=word) for word, why in left_out.items())]
 
 
 def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
@@ -143,13 +148,12 @@ def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
         "dtype": ["fp32", "tf32", "bf16"] if cuda else ["fp32", "bf16"],
         "recompute": ["none", "selective", "full"],
         "batch": [base.batch // 2, base.batch * 2],
-        "compile": ["off", "blocks", "whole"] if cuda else ["off", "whole"],
-        "compile_autograd": ["true"] if cuda else [],
-        "compile_optimizer": ["true"],
-        "capture": ["off"] if cuda else [],
         "attention": ["cudnn", "flash", "efficient"] if cuda else ["math"],
         "float8": ["true"],
     }
+    if device != "cpu":
+        found |= {"compile": ["off", "blocks", "whole"], "compile_autograd": ["true"], "compile_optimizer": ["true"]}
+    found |= {"capture": ["off"]} if cuda else {"accum": [1, 2], "optim.kind": ["adamw", "muon"]}
     for axis, key in (("heads", KEYS["heads"]), ("patch", KEYS["patch"]), (SIZE, next((d for d in DEPTHS if d in known), ""))):
         if key in known:
             found[axis] = [known[key] // 2, known[key] * 2]

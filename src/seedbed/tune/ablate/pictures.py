@@ -52,7 +52,7 @@ def _scatter(shown: Sequence[Line], title: str) -> Figure:
     heights = _heights([math.log(line.ratio or 1.0) for line in shown], math.log(low), math.log(high))
     for line, height in zip(shown, heights, strict=True):
         axes.plot(line.predicted, line.ratio, "o", color=COLOURS[line.verdict], markersize=7, zorder=3)
-        arrow = {"arrowstyle": "-", "color": "#b8b8b8", "linewidth": 0.6, "shrinkB": 4}
+        arrow = {"arrowstyle": "-", "color": "#b8b8b8", "linewidth": 0.6, "shrinkB": 4, "relpos": (0.0, 0.5)}
         text = f"{line.label}  {line.ratio:.2f}" + ("  explain" if line.explain else "")
         where = {"xytext": (1.03, height), "textcoords": "axes fraction", "va": "center", "arrowprops": arrow}
         axes.annotate(text, (line.predicted, line.ratio), fontsize=7.5, annotation_clip=False, **where)
@@ -70,14 +70,24 @@ def _heights(values: Sequence[float], low: float, high: float) -> list[float]:
     """Where labels stand in a column beside the points, as shares of its height: in order, near their points, none on another."""
     gap = min(LABEL, 1.0 / max(len(values), 1))
     order = sorted(range(len(values)), key=lambda i: values[i])
-    heights = [(values[i] - low) / (high - low) for i in order]
-    for k in range(1, len(heights)):
-        heights[k] = max(heights[k], heights[k - 1] + gap)
+    wanted = [(values[i] - low) / (high - low) for i in order]
+    up, down = _pushed(wanted, gap), [-h for h in reversed(_pushed([-h for h in reversed(wanted)], gap))]
+    # Both keep the gaps, so their mean does, and it lies as often above the points as below.
+    heights = [(a + b) / 2 for a, b in zip(up, down, strict=True)]
     top = 1.0
     for k in reversed(range(len(heights))):
         heights[k] = min(heights[k], top)
         top = heights[k] - gap
+    heights = _pushed([max(h, 0.0) for h in heights], gap)
     return [height for _, height in sorted(zip(order, heights, strict=True))]
+
+
+def _pushed(heights: Sequence[float], gap: float) -> list[float]:
+    """Every height at least a gap above the one before."""
+    out: list[float] = []
+    for height in heights:
+        out.append(max(height, out[-1] + gap) if out else height)
+    return out
 
 
 def _waterfall(shown: Sequence[Line], summary: Sequence[Line], title: str) -> Figure:

@@ -138,8 +138,9 @@ def _utilisation(study: Study, rate: float, overhead: float, no_mfu: str) -> dic
 def _costs(visits: Sequence[Visit]) -> dict[str, Any]:
     first = visits[0]
     return {
-        "allocated": max(v.allocated for v in visits) or None,
-        "reserved": max(v.reserved for v in visits),
+        # The least of all visits: what an earlier row has left behind in the process is not this row's.
+        "allocated": min(v.allocated for v in visits) or None,
+        "reserved": min(v.reserved for v in visits),
         "retries": max(v.retries for v in visits),
         "wait": statistics.median(v.wait for v in visits),
         "compile_seconds": first.compile_seconds,  # later ones find what the first has compiled
