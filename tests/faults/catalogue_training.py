@@ -6,6 +6,7 @@ from patching import EXAMPLE, GPT, TOY, Fault, fault
 
 ENGINE, LOOP, OPTIM, EMA, CHECKPOINT = (f"seedbed/train/{n}.py" for n in ("engine", "loop", "optim", "ema", "checkpoint"))
 SYSTEM, MODEL, GENERATE, EXPORT = (f"seedbed/recipes/gpt/{n}.py" for n in ("system", "model", "generate", "export"))
+SAMPLING = "seedbed/nn/sampling.py"
 SCHEDULE, LOSS, CACHE = "seedbed/train/schedule.py", "seedbed/nn/loss.py", "seedbed/nn/cache.py"
 MINE, SUMS = "examples/my_recipe.py", "tests/toy_recipe.py"
 
@@ -188,9 +189,9 @@ INFERENCE = [
     fault(GPT, "inference", "decode position off by one", "I2", GENERATE, _POSITION, _POSITION.replace("None]", "None] + 1")),
     fault(GPT, "inference", "prompt cut short", "I2", SYSTEM, "self.complete([prompt] * num,",
           "self.complete([prompt[:-1]] * num,"),
-    fault(GPT, "inference", "temperature ignored", "I2", GENERATE, "if sampling.temperature == 0.0:",
+    fault(GPT, "inference", "temperature ignored", "I2", SAMPLING, "if sampling.temperature == 0.0:",
           "if sampling.temperature < 0.0:"),
-    fault(GPT, "inference", "seed of a sample ignored", "I6", GENERATE, ".exponential_(generator=generator)", ".exponential_()"),
+    fault(GPT, "inference", "seed of a sample ignored", "I6", SAMPLING, ".exponential_(generator=generator)", ".exponential_()"),
     fault(EXAMPLE, "inference", "sampling in training mode", "I6", ENGINE, "        self.system.eval()\n        averaged",
           "        averaged"),
     fault(EXAMPLE, "inference", "sampling builds a graph", "I6", ENGINE, _FORK, _FORK.replace("torch.no_grad()",

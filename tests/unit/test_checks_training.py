@@ -44,7 +44,7 @@ def quick(fault: Fault) -> bool:
 # Faults that show in another file than they stand in: at most one in ten.
 ELSEWHERE = {
     "inputs ignored", "logits rounded in bf16", "weights renormed in forward", "key in the slot before", "prompt cut short",
-    "answer in the stream",
+    "answer in the stream", "temperature ignored", "seed of a sample ignored",
 }  # fmt: skip
 FAULT_PARAMS = [pytest.param(f, marks=[] if quick(f) else pytest.mark.slow, id=f"{f.recipe}: {f.id}") for f in FAULTS]
 
