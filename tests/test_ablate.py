@@ -24,7 +24,7 @@ def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     """The verb in an empty folder: exit status, standard output and error. Rates are measured roughly, which is quick."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rates, "TIMED", 0.0)
-    monkeypatch.setitem(rates.MOVED, "cpu", 1 << 16)
+    monkeypatch.setitem(rates.MOST, "cpu", 1 << 16)
 
     def call(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()

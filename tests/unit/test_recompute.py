@@ -16,6 +16,7 @@ from seedbed.errors import UserError
 from seedbed.nn.attention import NAMED, choose_attention
 from seedbed.recipes import find
 from seedbed.train import capture, engine, low, optim, recompute
+from seedbed.train.pack import why_not_packed
 from seedbed.train.system import System
 from seedbed.tune.bench import Bench, Rig, rigged
 
@@ -190,6 +191,13 @@ def test_a_recipe_without_units_cannot_recompute() -> None:
     with pytest.raises(UserError, match=r"recompute=full.*compile_units"):
         recompute.recompute_units(System(), "full", CPU)
     assert recompute.recompute_units(System(), "none", CPU) == []
+
+
+@pytest.mark.parametrize("setting", ["recompute=full", "compile_autograd=true", "compile_optimizer=true"])
+def test_a_pack_does_not_pretend(data, setting: str) -> None:
+    made = bench(data, "thinker/demo", setting)
+    system = made.recipe.build(made.config, made.data)
+    assert why_not_packed(system, [made.config]) == setting
 
 
 # ---- compiled parts -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+import torch
+
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
@@ -72,21 +74,24 @@ class Oracle:
         base = self.bench.config
         if config.float8 and not self.tally(config).float8_share:
             return Prediction(1.0, "no effect expected: 0 layers are large enough to be converted")
-        before, after = self.parts(base), self.parts(config)
+        work = self.flops_per_item(config) / (self.flops_per_item(base) or 1.0)
+        try:
+            before, after = self.parts(base), self.parts(config)
+        except torch.OutOfMemoryError:
+            return Prediction(1.0 / (work or 1.0), f"executed FLOP per item x{work:.2f} alone: its parts do not fit to be timed")
         ratio = (config.batch / after.total) / (base.batch / before.total)
         if abs(ratio - 1.0) < NOTHING:
             return Prediction(1.0, f"no effect expected: {_WHY_NOTHING.get(axis, 'the same work on paper')}")
-        work = self.flops_per_item(config) / (self.flops_per_item(base) or 1.0)
-        told = f"executed matmul FLOP per item x{work:.2f}; " if abs(work - 1.0) >= NOTHING else ""
+        told = f"executed FLOP per item x{work:.2f}; " if abs(work - 1.0) >= NOTHING else ""
         steps = f"{before.total * 1e3:.3g} -> {after.total * 1e3:.3g} ms"
         return Prediction(ratio, f"{told}step on paper {steps} at measured rates ({after.told()})")
 
     def flops_per_item(self, config: Config) -> float:
-        """Of the matrix products that really run, those of recomputation included."""
+        """Of the matrix products and attentions that really run, those of recomputation included."""
         return self.tally(config).flops / config.batch
 
     def overhead(self, config: Config) -> float:
-        """By how much recomputation multiplies the products of a step."""
+        """By how much recomputation multiplies the FLOP of a step."""
         plain = self.tally(dataclasses.replace(config, recompute="none"))
         return self.tally(config).flops / (plain.flops or 1.0)
 

@@ -12,14 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.train.engine import DTYPES
 from seedbed.train.recompute import recompute_units
 from seedbed.train.system import System
 from seedbed.tune.ablate.tally import Attended, Counting, Product
 from seedbed.tune.bench import synchronize
 
 TIMED = 0.02  # seconds per measurement
-MOST_NUMBERS = 1 << 28  # a product larger than this is measured in part
-MOVED = {"cuda": 1 << 28, "mps": 1 << 26, "cpu": 1 << 24}
+# Numbers in the tensors that are tried; a product with larger ones is measured in part.
+MOST = {"cuda": 1 << 28, "mps": 1 << 26, "cpu": 1 << 24}
 SHORTEST_KERNEL = 1.5e-6  # with its start, however little it does
 
 
@@ -90,7 +91,7 @@ class Rates:
     @functools.cached_property
     def bandwidth(self) -> float:
         """Bytes per second, read and written, of an operation on large tensors."""
-        x = torch.zeros(MOVED.get(self.device.type, 1 << 24), device=self.device)
+        x = torch.zeros(MOST[self.device.type], device=self.device)
         y = torch.empty_like(x)
         return 2.0 * x.numel() * x.element_size() / self.seconds(lambda: torch.neg(x, out=y))
 
@@ -113,23 +114,29 @@ class Rates:
 
     def _product(self, shape: Product, precision: str) -> float:
         """Seconds of a matrix product; of one too large to try, in proportion."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        dtype = DTYPES[precision]
         largest = shape.copies * max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
-        part = min(1.0, MOST_NUMBERS / largest)
+        part = min(1.0, MOST[self.device.type] / largest)
         m = max(1, int(shape.m * part))
-        a = torch.zeros(shape.copies, m, shape.k, dtype=dtype, device=self.device)
-        b = torch.zeros(shape.copies, shape.k, shape.n, dtype=dtype, device=self.device)
+        # Random numbers, since a GPU multiplies zeros faster: they need less power.
+        a = torch.randn(shape.copies, m, shape.k, dtype=dtype, device=self.device)
+        b = torch.randn(shape.copies, shape.k, shape.n, dtype=dtype, device=self.device)
         multiply = torch.bmm if shape.copies > 1 else lambda a, b: torch.mm(a[0], b[0])
-        return self.seconds(lambda: multiply(a, b)) * shape.m / m
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if precision == "tf32" and self.device.type == "cuda" else "highest")
+        try:
+            return self.seconds(lambda: multiply(a, b)) * shape.m / m
+        finally:
+            torch.set_float32_matmul_precision(before)
 
     def _attended(self, call: Attended, precision: str, kernel: str) -> float:
         """Seconds of a fused attention with the kernel that a run would use."""
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision, torch.float32)
+        dtype = DTYPES[precision]
         sizes = (call.batch, call.heads, call.queries, call.head_dim)
         kernels = choose_attention(sizes, dtype, self.device, call.kv_heads, causal=call.causal, only=kernel)
 
         def tensor(heads: int, length: int) -> Tensor:
-            x = torch.zeros(call.batch, length, heads, call.head_dim, dtype=dtype, device=self.device)
+            x = torch.randn(call.batch, length, heads, call.head_dim, dtype=dtype, device=self.device)
             return x.transpose(1, 2).requires_grad_()
 
         q, k, v = tensor(call.heads, call.queries), *(tensor(call.kv_heads, call.keys) for _ in range(2))

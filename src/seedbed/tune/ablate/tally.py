@@ -55,6 +55,11 @@ class Attended:
     head_dim: int
     causal: bool
 
+    @property
+    def flops(self) -> float:
+        """Two products forward and four backward; whole, not halved for causality."""
+        return (8.0 if self.backward else 4.0) * self.batch * self.heads * self.queries * self.keys * self.head_dim
+
 
 @dataclass
 class Tally:
@@ -71,7 +76,7 @@ class Tally:
 
     @property
     def flops(self) -> float:
-        return sum(product.flops for product in self.products)
+        return sum(call.flops for call in (*self.products, *self.attended))
 
     def grown(self, other: Tally, factor: float) -> Tally:
         """The tally of `factor` times as many items as `other` holds, when `self` holds half as many as that.
