@@ -15,7 +15,7 @@ from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.nn.attention import NAMED, choose_attention
 from seedbed.recipes import find
-from seedbed.train import capture, engine, low, optim, recompute
+from seedbed.train import engine, low, optim, recompute
 from seedbed.train.pack import why_not_packed
 from seedbed.train.system import System
 from seedbed.tune.bench import Bench, Rig, rigged
@@ -38,7 +38,9 @@ def data() -> dict[str, Any]:
 @pytest.fixture
 def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Graphs as the compiler sees them, run without generating code for them."""
-    for module in (capture, engine, optim):
+    real = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **options: real(self, backend="aot_eager", **options))
+    for module in (engine, optim):
         monkeypatch.setattr(module, "BACKEND", "aot_eager")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler looks at things that warn when they are looked at

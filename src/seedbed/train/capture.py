@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.train.low import num_float8
-from seedbed.train.optim import BACKEND
 
 if TYPE_CHECKING:
     from seedbed.config import Config
@@ -50,7 +49,7 @@ def compile_system(system: System, mode: str) -> list[nn.Module]:
         torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations
     units = {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
     for unit in units:
-        unit.compile(backend=BACKEND, dynamic=False)
+        unit.compile(dynamic=False)
     return units
 
 
