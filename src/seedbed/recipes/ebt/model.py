@@ -296,7 +296,7 @@ class EnergyModel(Trunk):
 
     def energy(self, p_BTV: Tensor, memory: Memory, landscape: int) -> Tensor:
         """One number per candidate, low where it fits what came before."""
-        kind, dtype = p_BTV.device.type, self.stream_dtype()
+        kind, dtype = p_BTV.device.type, memory.keys[0].dtype  # compiled code cannot always ask autocast
         # A step multiplies the slope by alpha, rounding included: both ends of the stream stay in full precision.
         with torch.autocast(kind, enabled=False):
             x_BTC = self.enter(p_BTV)

@@ -112,9 +112,9 @@ def demo() -> Config:
         data=TextConfig(text="reference", tokenizer="bpe", vocab=257, block=32),
         optim=_adam("5xs"),
         schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.1),
-        every=Every(log=20, eval=200, sample=0, save=200),
+        every=Every(log=20, eval=250, sample=0, save=250),
         limit=Limit(valid=256),
-        steps=600,
+        steps=500,
         batch=16,
         device="cpu",
     )

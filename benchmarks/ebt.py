@@ -1,0 +1,210 @@
+"""ebt on one GPU: the S1 step, learning against the plain transformer, thinking curves, and cached generation.
+
+    python benchmarks/ebt.py --step --generate                          # random tokens, no data needed
+    python benchmarks/ebt.py --learn --text tinyshakespeare.txt         # with the curves of every run
+
+Limits on one H200: 42 ms for the S1 step of the xxs size (6 layers, 384 wide), batch 32, context 256, 2 steps, vocabulary
+4,096, in the best precision (the original: 167 ms, 17.8 GiB); cached generation at least 10 times uncached at 1,024 tokens.
+"""
+
+import argparse
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import write_result
+
+from seedbed import config as configs
+from seedbed.data.feed import Feed
+from seedbed.launch import local
+from seedbed.nn.sampling import Sampling
+from seedbed.recipes import find
+from seedbed.recipes.ebt.curves import thinking_curves
+from seedbed.recipes.ebt.generate import CachedDecoder, Thinking, UncachedDecoder
+from seedbed.track.run import Run
+from seedbed.train.capture import StepRunner
+
+STEP_LIMIT_MS, ORIGINAL_MS, CACHE_LIMIT = 42.0, 167.0, 10.0
+RANDOM = "data.text=random:2_000_000:4096"
+# Their architecture and precision, ours in the same precision, and ours at its best.
+STEP_ROWS = {
+    "replica, fp32": ("ebt/replica", ["precision=fp32"]),
+    "replica, tf32": ("ebt/replica", ["precision=tf32"]),
+    "s1, fp32": ("ebt/s1", ["precision=fp32"]),
+    "s1, tf32": ("ebt/s1", ["precision=tf32"]),
+    "s1, bf16": ("ebt/s1", ["precision=bf16"]),
+    "s1, bf16, eager": ("ebt/s1", ["precision=bf16", "compile=off", "capture=off"]),
+    "s2, bf16": ("ebt/s2", ["precision=bf16"]),
+    "plain, bf16": ("ebt/plain", ["precision=bf16"]),
+}
+LEARN_ROWS = {
+    "s1": ("ebt/shakespeare-s1", []),
+    "s2": ("ebt/shakespeare-s2", []),
+    "s2, fixed step size": ("ebt/shakespeare-s2", ["model.walk.spread=1"]),
+    "s2, no noise": ("ebt/shakespeare-s2", ["model.walk.langevin=0"]),
+}
+
+
+def time_step(preset: str, settings: list[str], seconds: float) -> dict[str, Any]:
+    """Milliseconds of a whole training step, optimizer included, and the most memory it took."""
+    recipe, name = find(preset)
+    config = configs.override(recipe.preset(name), [RANDOM, "batch=32", "data.block=256", "every.log=1_000_000", *settings])
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    data = recipe.open_data(config)
+    engine, system = local._build(recipe, config, data)
+    feed = Feed(data.train, batch=config.batch, parts=1, seed=1, device=engine.device)
+    runner = StepRunner(engine, feed, print)
+    variants = sorted({system.variant(step, 100) for step in range(20)}, key=str) if system.variant(0, 1) else [None]
+    began = time.perf_counter()
+    times = []
+    for variant in variants:
+        engine.variant = variant
+        feed.load(0)
+        engine.begin(0, 0.5)
+        runner.prepare()
+        times.append(_rate(lambda step: (feed.load(32 * step), engine.begin(step, 0.5), runner()), seconds / len(variants)))
+    row = {"ms": round(1e3 * sum(times) / len(times), 2), "how": runner.how}
+    row |= {"peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2), "setup_s": round(time.perf_counter() - began, 1)}
+    row["tokens_per_s"] = round(32 * 256e3 / row["ms"])
+    feed.close()
+    return row
+
+
+def _rate(act: Callable[[int], Any], seconds: float) -> float:
+    """Seconds per call, the best of three rounds."""
+    for step in range(3):
+        act(step)
+    torch.cuda.synchronize()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < seconds / 4 and count < 200:
+        act(count)
+        torch.cuda.synchronize()
+        count += 1
+    rounds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        for step in range(count):
+            act(step)
+        torch.cuda.synchronize()
+        rounds.append((time.perf_counter() - start) / count)
+    return min(rounds)
+
+
+def train(root: Path, name: str, preset: str, settings: list[str]) -> dict[str, Any]:
+    """One run; its evaluation at the end, its best, and its seconds."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        code = local.train(preset, settings, root=root, run_name=name, dirty=True)
+    if code:
+        return {"error": said.getvalue()[-400:]}
+    run = Run.open(root, name)
+    evals = [e for e in run.events() if e["kind"] == "eval"]
+    keys = ("nats", "perplexity", "bits_per_byte", "nats_one_step")
+    final = {key: round(evals[-1][key], 4) for key in keys if key in evals[-1]}
+    status = run.status()
+    facts = {"best": round(min(e["nats"] for e in evals), 4), "steps": status["step"]}
+    return {**final, **facts, "train_s": round(status["clock"]["train"], 1)}
+
+
+def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...]) -> dict[str, Any]:
+    """Equal parameters always; equal tokens, and equal seconds, against the plain transformer; and the curves of each."""
+    base, rows = [f"data.text={text}", f"steps={steps}"], {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for seed in seeds:
+            for title, (preset, extra) in LEARN_ROWS.items():
+                name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
+                row = train(root, name, preset, [*base, *extra, f"seed={seed}"])
+                row["curves"] = _curves(root, name, texts) if "error" not in row else None
+                rows[f"{title}, seed {seed}"] = row
+                print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
+            rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
+    return rows
+
+
+def _plain(root: Path, base: list[str], seconds: float, seed: int) -> dict[str, Any]:
+    chosen = [*base, "data.tokenizer=char", f"seed={seed}"]
+    found = {
+        f"plain, equal tokens, seed {seed}": train(root, f"plain-tokens-{seed}", "ebt/plain", chosen),
+        f"plain, equal time, seed {seed}": train(root, f"plain-time-{seed}", "ebt/plain", [*chosen, f"budget={seconds}"]),
+    }
+    for title, row in found.items():
+        print(title, row, flush=True)
+    return found
+
+
+def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
+    trained = local.load(root, name)
+    with trained.engine.evaluating():
+        return thinking_curves(trained.system, tokens=1 << 14, starts=8, texts=texts)  # type: ignore[arg-type]
+
+
+def generation(num_tokens: int) -> dict[str, Any]:
+    """Seconds for one row to a full context: cached and captured, cached, and reading everything anew for each token."""
+    recipe, preset = find("ebt/s1")
+    settings = [RANDOM, f"data.block={num_tokens}", "precision=fp32", "compile=off", "batch=1"]
+    config = configs.override(recipe.preset(preset), settings)
+    data = recipe.open_data(config)
+    engine, system = local._build(recipe, config, data)
+    ways = {
+        "cached, captured": lambda num: CachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1, capture=True),
+        "cached": lambda num: CachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1),
+        "uncached": lambda num: UncachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1),
+    }
+    rows: dict[str, Any] = {}
+    with engine.evaluating():
+        for title, make in ways.items():
+            for num in (8, num_tokens - 1):
+                decoder = make(num)
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(num):
+                    decoder.advance()
+                torch.cuda.synchronize()
+            rows[title] = {"seconds": round(time.perf_counter() - start, 3), "tokens": decoder.history_BN.tolist()[0]}
+    uncached = rows["uncached"]
+    for row in rows.values():
+        row["ratio"] = round(uncached["seconds"] / row["seconds"], 1)
+        row["same_tokens"] = sum(a == b for a, b in zip(row["tokens"], uncached["tokens"], strict=True)) / num_tokens
+    return {title: {k: v for k, v in row.items() if k != "tokens"} for title, row in rows.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for part in ("step", "learn", "generate"):
+        parser.add_argument(f"--{part}", action="store_true")
+    parser.add_argument("--seconds", type=float, default=8.0, help="how long each row of --step is timed")
+    parser.add_argument("--rows", default="", help="only rows of --step whose name holds this")
+    parser.add_argument("--tokens", type=int, default=1024, help="how far --generate writes")
+    parser.add_argument("--text", default="tinyshakespeare.txt")
+    parser.add_argument("--unlike", nargs="*", default=[], help="texts out of distribution, for the curves")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1])
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("this benchmark needs a CUDA device")
+    if args.step:
+        rows = {}
+        for title, (preset, settings) in STEP_ROWS.items():
+            if args.rows in title:
+                rows[title] = time_step(preset, settings, args.seconds)
+                print(title, rows[title], flush=True)
+        best = min((row["ms"] for title, row in rows.items() if title.startswith("s1")), default=float("nan"))
+        figures = {"rows": rows, "best_ms": best, "limit_ms": STEP_LIMIT_MS, "against_original": round(ORIGINAL_MS / best, 2)}
+        write_result("ebt-step", figures)
+    if args.generate:
+        rows = generation(args.tokens)
+        print(rows)
+        write_result("ebt-generate", {"rows": rows, "limit": CACHE_LIMIT})
+    if args.learn:
+        write_result("ebt-learn", {"rows": learn(args.text, args.steps, args.seeds, tuple(args.unlike))})
+
+
+if __name__ == "__main__":
+    main()
