@@ -25,7 +25,7 @@ def to_float8(system: System, device: torch.device, emulate: bool = False) -> in
     if not emulate:
         _require_products(device)
     try:
-        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(f"float8=true needs torchao, which does not load ({error}); pip install 'seedbed[fp8]'") from None
     if not num_convertible(system):
