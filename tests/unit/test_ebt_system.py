@@ -9,6 +9,7 @@ import pytest
 import torch
 from ebt_samples import BLOCK, BYTES, CHARS, TEXT, TINY, batch_of, make, make_config, make_data, make_plain
 from helpers import assert_same_end, resume, start, stop_at
+from torch.utils.flop_counter import FlopCounterMode
 
 from seedbed.data.feed import Feed
 from seedbed.errors import UserError
@@ -123,6 +124,14 @@ def test_the_probe_holds_what_gradients_do_not_pass_through(settings: list[str])
         if one is not None and two is not None:
             torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
     assert make("model.walk.through=all").probe(batch).held is None
+
+
+@pytest.mark.parametrize("settings", [[], ["model.step_embed=prefix", "model.walk.steps=3"], ["model.walk.loss=last"]], ids=str)
+def test_operations_are_what_torch_counts(settings: list[str]):
+    system = make(*settings)
+    with FlopCounterMode(display=False) as counter:
+        system.loss(batch_of(system), None)[0].backward()  # type: ignore[arg-type]
+    assert counter.get_total_flops() / 4 == pytest.approx(system.flops_per_item(), rel=0.06)
 
 
 # ---- replay ----------------------------------------------------------------------------------------------------------

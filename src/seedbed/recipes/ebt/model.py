@@ -195,6 +195,12 @@ class EnergyModel(Trunk):
     def num_prefix(self) -> int:
         return int(self.config.step_embed == "prefix")
 
+    def reading_flops(self) -> float:
+        """Operations of one token's way through the real stream, which ends at the last block's keys and values."""
+        last = self.blocks[-1]
+        idle = sum(p.numel() for p in last.parameters() if p.ndim == 2) - 2 * self.width**2
+        return self.forward_flops() - 2.0 * idle - 4.0 * self.width * self.block
+
     def init_weights(self, generator: torch.Generator) -> None:
         super().init_weights(generator)
         normal_(self.enter.weight, self._xavier(self.enter.weight), generator)
@@ -282,24 +288,33 @@ class EnergyModel(Trunk):
     def forward(self, z_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor, Tensor]:
         """Probabilities of the candidates, the slope of the energy along them, and the energies.
 
-        `torch.func.grad` may be compiled and differentiated again. An energy depends on its own candidate alone, so the
-        gradient of their sum is the gradient of each.
+        An energy depends on its own candidate alone, so the gradient of their sum is the gradient of each.
         """
+        p_BTV = z_BTV.softmax(-1)
+        if torch.compiler.is_compiling():
+            return p_BTV, *self._compiled_slope(p_BTV, memory, landscape)
+        goes_on = torch.is_grad_enabled()
+        with torch.enable_grad():
+            at_BTV = p_BTV if p_BTV.requires_grad else p_BTV.detach().requires_grad_()
+            energy_BT = self.energy(at_BTV, memory, landscape)
+            (slope_BTV,) = torch.autograd.grad(energy_BT.sum(), at_BTV, create_graph=goes_on)
+        return p_BTV, slope_BTV, energy_BT if goes_on else energy_BT.detach()
+
+    def _compiled_slope(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
+        """The same in the one form that compiles and can be differentiated again; it bears no hooks on saved tensors."""
 
         def total(p_BTV: Tensor) -> tuple[Tensor, Tensor]:
             energy_BT = self.energy(p_BTV, memory, landscape)
             return energy_BT.sum(), energy_BT
 
-        p_BTV = z_BTV.softmax(-1)
-        slope_BTV, energy_BT = torch.func.grad(total, has_aux=True)(p_BTV)
-        return p_BTV, slope_BTV, energy_BT
+        return torch.func.grad(total, has_aux=True)(p_BTV)
 
     def energy(self, p_BTV: Tensor, memory: Memory, landscape: int) -> Tensor:
         """One number per candidate, low where it fits what came before."""
         kind, dtype = p_BTV.device.type, memory.keys[0].dtype  # compiled code cannot always ask autocast
         # A step multiplies the slope by alpha, rounding included: both ends of the stream stay in full precision.
         with torch.autocast(kind, enabled=False):
-            x_BTC = self.enter(p_BTV)
+            x_BTC = F.linear(p_BTV, self.enter.weight)  # not called as a module: counters of operations hook those
             if self.landscape and not self.num_prefix:
                 x_BTC = x_BTC + self.landscape.weight[landscape]
         x_BTC = x_BTC.to(dtype)

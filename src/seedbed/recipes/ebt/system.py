@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
-from seedbed.nn import dice
 from seedbed.nn.decoding import Decoder
 from seedbed.nn.groups import declare
 from seedbed.nn.sampling import Sampling
@@ -35,6 +34,7 @@ from seedbed.recipes.ebt.presets import WalkConfig
 from seedbed.recipes.ebt.probe import open_up, open_up_plain
 from seedbed.recipes.ebt.replay import Replay, Taken
 from seedbed.recipes.ebt.walk import COUNT, STARTS, Apart, Draw, first_candidates, take_step
+from seedbed.train.engine import mix
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
@@ -190,8 +190,7 @@ class EnergySystem(TextSystem):
     def variant(self, step: int, num_steps: int) -> tuple[int, bool]:
         """How many steps this batch walks, drawn by counter, and whether its row will be read and wants its energies."""
         counts = self.walk.counts()
-        drawn = dice.integers(dice.keys(self.config.seed, torch.tensor(step), COUNT), 1, len(counts))
-        return counts[int(drawn)], (step + 1) % self.config.every.log == 0
+        return counts[mix(self.config.seed, step, COUNT) % len(counts)], (step + 1) % self.config.every.log == 0
 
     def alpha(self) -> Tensor:
         """The step size."""
@@ -321,12 +320,17 @@ class EnergySystem(TextSystem):
         }
 
     def flops_per_item(self) -> float:
-        """An item is a block. A step that carries loss goes forward, down the slope, and back through both: six forwards."""
+        """An item is a block. A step that carries loss goes forward, down the slope, and back through both: six forwards.
+
+        Replay makes every batch half as large again.
+        """
         model, walk = self.model, self.walk
         one = model.forward_flops() + 2.0 * model.enter.weight.numel()
-        carrying = walk.steps if walk.loss == "each" or walk.through == "all" else 1
-        real = 3.0 * model.num_readings() * model.forward_flops()
-        return (real + (6.0 * carrying + 2.0 * (walk.steps - carrying)) * one) * self.config.data.block
+        steps = sum(walk.counts()) / len(walk.counts())
+        carrying = steps if walk.loss == "each" or walk.through == "all" else 1.0
+        real = 3.0 * model.num_readings() * model.reading_flops()
+        rows = 1.5 if walk.replay else 1.0
+        return rows * (real + (6.0 * carrying + 2.0 * (steps - carrying)) * one) * self.config.data.block
 
 
 def build(config: Config, data: Any) -> System:
