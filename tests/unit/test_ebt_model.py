@@ -186,6 +186,17 @@ def test_steps_without_loss_leave_no_trace_in_the_gradient():
     assert moved[0] == 0 and moved[1] == 0 and moved[2] > 0
 
 
+def test_both_forms_of_the_slope_agree():
+    model, tokens_BT, z_BTV = opened()
+    grads = []
+    for mode in (True, False):
+        p_BTV, slope_BTV, energy_BT = model.train(mode)(z_BTV, model.read(tokens_BT)[0], 1)
+        loss = (p_BTV - 5.0 * slope_BTV).logsumexp(-1).sum() + energy_BT.sum()
+        grads.append([slope_BTV.detach(), *torch.autograd.grad(loss, [p for p in model.parameters() if p.ndim == 2][:8])])
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -291,8 +291,8 @@ class EnergyModel(Trunk):
         An energy depends on its own candidate alone, so the gradient of their sum is the gradient of each.
         """
         p_BTV = z_BTV.softmax(-1)
-        if torch.compiler.is_compiling():
-            return p_BTV, *self._compiled_slope(p_BTV, memory, landscape)
+        if torch.compiler.is_compiling() or not self.training:
+            return p_BTV, *self._pure_slope(p_BTV, memory, landscape)
         goes_on = torch.is_grad_enabled()
         with torch.enable_grad():
             at_BTV = p_BTV if p_BTV.requires_grad else p_BTV.detach().requires_grad_()
@@ -300,8 +300,9 @@ class EnergyModel(Trunk):
             (slope_BTV,) = torch.autograd.grad(energy_BT.sum(), at_BTV, create_graph=goes_on)
         return p_BTV, slope_BTV, energy_BT if goes_on else energy_BT.detach()
 
-    def _compiled_slope(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
-        """The same in the one form that compiles and can be differentiated again; it bears no hooks on saved tensors."""
+    def _pure_slope(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
+        """The same in the one form that compiles and can be differentiated again, and that builds no graph of the weights
+        where none is wanted; but tools that hook saved tensors cannot look at it."""
 
         def total(p_BTV: Tensor) -> tuple[Tensor, Tensor]:
             energy_BT = self.energy(p_BTV, memory, landscape)
