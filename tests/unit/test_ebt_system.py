@@ -11,10 +11,12 @@ from ebt_samples import BLOCK, BYTES, CHARS, TEXT, TINY, batch_of, make, make_co
 from helpers import assert_same_end, resume, start, stop_at
 from torch.utils.flop_counter import FlopCounterMode
 
+from seedbed import cli
 from seedbed.data.feed import Feed
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.ebt import bill, curves, evaluate
+from seedbed.recipes.ebt import system as system_file
 from seedbed.recipes.ebt.alarms import walk_alarms
 from seedbed.recipes.ebt.evaluate import nats_by_steps
 from seedbed.recipes.ebt.replay import Replay
@@ -285,7 +287,8 @@ def test_rank_correlation_and_texts():
         assert sum(map(int, left.split("+"))) == int(right)
 
 
-def test_a_run_ends_with_its_curves_and_the_plain_transformer_beside_them(tmp_path: Path, seedbed):
+def test_a_run_ends_with_its_curves_and_the_plain_transformer_beside_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(system_file.END_TOKENS, "cpu", 48)
     text, other = tmp_path / "small.txt", tmp_path / "other.txt"
     text.write_text(TEXT)
     other.write_text("dog; fox\n" * 40)
@@ -293,8 +296,8 @@ def test_a_run_ends_with_its_curves_and_the_plain_transformer_beside_them(tmp_pa
     assert start(tmp_path, "a", *chosen, recipe="ebt/demo") == 0
     shown = next(e for e in Run.open(tmp_path, "a").events() if e["kind"] == "sample")
     assert "plain transformer" in shown["text"] and "held-out" in shown["text"] and "dyck: not judged" in shown["text"]
-    done = seedbed("think", "a", "--tokens", "40", "--starts", "2", "--text", str(other), "--runs", str(tmp_path))
-    assert done.returncode == 0, done.stderr
+    words = ["think", "a", "--tokens", "40", "--starts", "2", "--text", str(other), "--runs", str(tmp_path)]
+    assert cli.dispatch(words) == 0
     found = json.loads((tmp_path / "a" / "thinking" / "thinking.json").read_text())
     assert set(found["sets"]) == {"held-out", str(other)} and found["sets"]["held-out"]["num_tokens"] == 40
     assert (tmp_path / "a" / "thinking" / "thinking.png").read_bytes().startswith(b"\x89PNG")
