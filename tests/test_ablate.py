@@ -54,6 +54,7 @@ def test_every_row_is_predicted_before_it_is_measured(ablate, monkeypatch: pytes
         return real(bench, config, data_of, num_steps)
 
     monkeypatch.setattr(measuring, "visit", visit)
+    monkeypatch.setenv("COLUMNS", "200")
     status, out, err = ablate(TOY, "batch=4,32", "model.width=64", "shard=2", *QUICK, "--name", "one")
     assert status == 0, out + err
     assert measured == set(labels.values())

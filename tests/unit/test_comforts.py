@@ -174,7 +174,8 @@ def test_a_dry_run_takes_nothing_that_it_could_not_keep(option: tuple[str, str],
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def test_checkpoints_are_listed_with_what_they_were_worth(tmp_path: Path, capsys) -> None:
+def test_checkpoints_are_listed_with_what_they_were_worth(tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     start(tmp_path, "one", "keep=2")
     run = Run.open(tmp_path, "one")
     capsys.readouterr()
