@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from seedbed.track import lines
@@ -35,6 +36,18 @@ def try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def waiting_turn(path: Path) -> Iterator[None]:
+    """Alone with the file at `path` while the block runs; on a disk without locks, as it comes."""
+    fd = open_lock(path)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        release(fd)
 
 
 def sign(fd: int, since: str) -> None:

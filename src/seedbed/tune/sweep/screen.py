@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from seedbed.track.locks import waiting_turn
 from seedbed.track.text import number, one_line
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Standing, Sweep, Trial
@@ -49,7 +50,8 @@ class Screen:
 
     def write(self, last: bool = False) -> None:
         """The report as it stands; the picture now and then, and at the end."""
-        with self._drawing:
+        # One worker at a time reads and writes: what another wrote meanwhile must not be overwritten by what was read before.
+        with self._drawing, waiting_turn(self.sweep.path / "report.lock"):
             start = time.monotonic()
             draw = last or start >= self._draw_again
             reports.write(reports.look(self.sweep), draw=draw)
