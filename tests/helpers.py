@@ -1,4 +1,4 @@
-"""Helpers for tests that train: start, stop at a step, resume, and compare what is left on disk bit for bit."""
+"""Helpers for tests that train: start, stop at a step, resume, compare what is left on disk bit for bit, and watch a step."""
 
 import signal
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from seedbed.launch import local
 from seedbed.track.run import Run
@@ -65,3 +66,15 @@ def assert_same_end(root: Path, one: str, other: str) -> None:
         [(e["step"], next(iter(e.items()))) for e in Run.open(root, n).events() if e["kind"] == "eval"] for n in (one, other)
     ]
     assert evals[0] == evals[1]
+
+
+class NoHost(TorchDispatchMode):
+    """Refuses what a captured step must not do: read a value, depend on one in shape, or bring a constant from the host."""
+
+    refused = ("_local_scalar_dense", "nonzero", "lift_fresh", "masked_select", "is_nonzero", "rand", "unique", "bernoulli")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        assert not any(word in name for word in self.refused), f"{name} in a captured step"
+        assert not (name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])), "boolean index"
+        return func(*args, **(kwargs or {}))

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import NoHost
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from seedbed import config as configs
 from seedbed.launch import local
@@ -301,15 +301,6 @@ def test_loss_weights(settings: list[str], expected: list[float]):
 # ---- compiled and captured ----------------------------------------------------------------------------------------------
 
 
-class HostTraffic(TorchDispatchMode):
-    """Notices what would stop a capture on CUDA: numbers read by the host, shapes that depend on data, host data sent over."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.overloadpacket.__name__
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh", "_to_copy_to_cpu"), name
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -331,7 +322,7 @@ def test_a_training_step_never_waits_for_the_host(more: list[str]):
         system.loss(batch, Engine)[0].backward()  # type: ignore[arg-type]
 
     step()  # what is made once may come from the host
-    with HostTraffic():
+    with NoHost():
         step()
 
 
