@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from seedbed.train.system import Batch
 from seedbed.tune.bench import num_parameters
 
 CPU = torch.device("cpu")
+
+T = TypeVar("T")
 
 
 class PaperEngine(Engine):
@@ -60,20 +62,30 @@ class Counted:
 
 
 def count(recipe: Recipe, config: Config, data: Data) -> Counted:
-    """Build and step the system on paper; one that asks for real numbers on the way is run in earnest, one item at a time."""
+    """What the system of `config` weighs."""
+    counted, engine, items = on_paper(recipe, config, data, _count)
+    return replace(counted, targets_per_item=float(engine.system.num_targets(items[1])))
+
+
+def on_paper(
+    recipe: Recipe, config: Config, data: Data, work: Callable[[PaperEngine, dict[int, Batch], bool], T]
+) -> tuple[T, PaperEngine, dict[int, Batch]]:
+    """`work(engine, batches of one and two items, True)` without numbers; its result, the engine, and real batches.
+
+    A system that asks for real numbers on the way is given them, and `work` is told so by False.
+    """
     items = {b: real_batch(data, b, config.seed) for b in (1, 2)}
     try:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
             engine = PaperEngine(recipe.build(config, data), config, CPU)
             drawn: dict[int, Batch] = {b: {n: mode.from_tensor(t) for n, t in batch.items()} for b, batch in items.items()}
-            counted = _count(engine, drawn, on_paper=True)
+            return work(engine, drawn, True), engine, items
     except UserError:
         raise
     except Exception:  # whatever a recipe does with numbers that are not there
         engine = PaperEngine(recipe.build(config, data), config, CPU)
-        counted = _count(engine, items, on_paper=False)
-    return replace(counted, targets_per_item=float(engine.system.num_targets(items[1])))
+        return work(engine, items, False), engine, items
 
 
 def real_batch(data: Data, size: int, seed: int) -> Batch:
@@ -86,7 +98,7 @@ def real_batch(data: Data, size: int, seed: int) -> Batch:
         feed.close()
 
 
-def _count(engine: PaperEngine, items: dict[int, Batch], on_paper: bool) -> Counted:
+def _count(engine: PaperEngine, items: dict[int, Batch], without_numbers: bool) -> Counted:
     system, files = engine.system, engine.tensors()
     engine.variant = system.variant(0, engine.config.steps)
     saved = {size: saved_bytes(engine, batch) for size, batch in items.items()}
@@ -106,7 +118,7 @@ def _count(engine: PaperEngine, items: dict[int, Batch], on_paper: bool) -> Coun
         average=_bytes(files.get("ema", {}).values()),
         fixed=max(saved[1] - per_item, 0),
         per_item=per_item,
-        on_paper=on_paper,
+        on_paper=without_numbers,
     )
 
 

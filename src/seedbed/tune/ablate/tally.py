@@ -9,18 +9,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.errors import UserError
 from seedbed.nn.groups import rows_of
 from seedbed.recipes import Recipe
 from seedbed.train.low import convertible
 from seedbed.train.system import Batch
 from seedbed.tune.bench import num_parameters
-from seedbed.tune.paper import CPU, PaperEngine, real_batch
+from seedbed.tune.paper import PaperEngine, on_paper
 
 _aten = torch.ops.aten
 _FIRST = {_aten.mm: 0, _aten.bmm: 0, _aten.addmm: 1, _aten.baddbmm: 1}
@@ -118,18 +116,7 @@ class Counting(TorchDispatchMode):
 
 def count(recipe: Recipe, config: Config, data: Data) -> Tally:
     """A whole step of `config` on paper: shapes at one and two items, drawn on to the batch."""
-    items = {b: real_batch(data, b, config.seed) for b in (1, 2)}
-    try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            engine = PaperEngine(recipe.build(config, data), config, CPU)
-            drawn: dict[int, Batch] = {b: {n: mode.from_tensor(t) for n, t in batch.items()} for b, batch in items.items()}
-            one, two = (_count(engine, drawn[b]) for b in (1, 2))
-    except UserError:
-        raise
-    except Exception:  # whatever a recipe does with numbers that are not there: then in earnest
-        engine = PaperEngine(recipe.build(config, data), config, CPU)
-        one, two = (_count(engine, items[b]) for b in (1, 2))
+    (one, two), engine, _ = on_paper(recipe, config, data, lambda engine, items, _: [_count(engine, items[b]) for b in (1, 2)])
     part, num = one.grown(two, config.batch // config.accum), config.accum
     update = optimizer(engine.system, config)
     body = part.products * num, part.attended * num, part.bytes * num, part.num_ops * num
