@@ -166,7 +166,7 @@ def export(root: Path, run_name: str, out: Path, checkpoint_name: str = "") -> i
 
 
 def demo(root: Path) -> int:
-    """A small GPT learns in about a minute; then, what to try next."""
+    """A small GPT learns in under two minutes; then, what to try next."""
     status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True, check="quick")
     if status == EXIT_OK:
         name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name

@@ -48,7 +48,7 @@ class ModelConfig:
 def demo() -> Config:
     """A small GPT learns Python's own documentation on a laptop.
 
-    `seedbed train gpt/demo`: about a minute of training on two CPU cores, 0.9 M parameters, characters. The validation
+    `seedbed train gpt/demo`: under two minutes of training on two CPU cores, 0.9 M parameters, characters. The validation
     loss falls from 4.6 to about 1.2 nats per character, and samples turn into something like the language reference.
     """
     return Config(

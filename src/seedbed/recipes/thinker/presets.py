@@ -139,7 +139,7 @@ class ModelConfig:
 def demo() -> Config:
     """A thinker of 31 k parameters learns to say ten symbols backwards on a laptop.
 
-    `seedbed train thinker/demo`: less than a minute on one CPU core. Exact match reaches 99.9 % of 4,096 fresh samples (two
+    `seedbed train thinker/demo`: about a minute on one CPU core. Exact match reaches 99.9 % of 4,096 fresh samples (two
     seeds), and 96.6 and 99.3 % with 64 steps instead of the trained 1 to 4.
     """
     return Config(
