@@ -27,7 +27,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.core: pyproject.toml | $(VENV)/.made
-	$(BIN)/python -m pip install $(PIP_ARGS) -e .
+	$(BIN)/python -m pip install $(PIP_ARGS) -e ".[serve]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(VENV)/.made
@@ -55,7 +55,8 @@ test-all: $(VENV)/.dev
 	$(PYTEST) -m slow -n $(WORKERS)
 
 # The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`.
-CPU_BENCHMARKS = $(filter-out benchmarks/gpt_gpu.py benchmarks/shakespeare.py,$(wildcard benchmarks/[a-z]*.py))
+GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py shakespeare.py thinker.py ebt.py world.py)
+CPU_BENCHMARKS = $(filter-out $(GPU_BENCHMARKS),$(wildcard benchmarks/[a-z]*.py))
 
 bench: $(VENV)/.core
 	@for script in $(CPU_BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
