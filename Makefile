@@ -55,7 +55,7 @@ test-all: $(VENV)/.dev
 	$(PYTEST) -m slow -n $(WORKERS)
 
 # The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`.
-GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py shakespeare.py thinker.py ebt.py world.py)
+GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py flow_cifar.py shakespeare.py thinker.py ebt.py world.py)
 CPU_BENCHMARKS = $(filter-out $(GPU_BENCHMARKS),$(wildcard benchmarks/[a-z]*.py))
 
 bench: $(VENV)/.core
