@@ -103,9 +103,10 @@ def _existing(path: Path, key: str, rebuild: bool, say: Say) -> Store | None:
             raise
         say(f"{str(error).splitlines()[0]}; building it again")
         return None
-    made = store.manifest.get("text") or store.manifest.get("images", {})
+    made = next((store.manifest[kind] for kind in ("text", "images", "recording") if kind in store.manifest), {})
     if made.get("key") != key:
-        raise UserError(f"{path} holds a store of another text or tokenizer; remove it first, or choose another --out")
+        what = "recording" if "recording" in store.manifest else "text or tokenizer"
+        raise UserError(f"{path} holds a store of another {what}; remove it first, or choose another --out")
     return store
 
 
