@@ -1,0 +1,171 @@
+"""Who may come in: every request passes here before any page sees it. A loopback address alone keeps nobody out.
+
+Any web page a person visits can reach a server on their machine, so names, origins and a token per start are checked.
+"""
+
+import hmac
+import secrets
+import socket
+from collections.abc import Iterable
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, urlencode
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MAX_BODY = 1 << 16
+READING = ("GET", "HEAD")
+
+# Scripts come from our own files only, nothing is fetched from elsewhere, and no page may hold ours in a frame.
+# Styles may be inline because plotly writes some; they cannot run anything.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self' 'unsafe-inline'",
+        "img-src 'self' data: blob:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+
+
+class Doors:
+    """ASGI middleware. Reading is open on a loopback address unless `locked`; changes and sockets always need the token.
+
+    The token travels in a cookie that only our own pages send: `?token=...` in the first address sets it, and where
+    reading is open every page does. Scripts may send it as `Authorization: Bearer`.
+    """
+
+    def __init__(self, app: ASGIApp, names: Iterable[str], *, token: str, cookie: str = "seedbed", locked: bool = False) -> None:
+        self.app, self.token, self.cookie, self.locked = app, token, cookie, locked
+        self.names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            return await self.app(scope, receive, send)
+        headers = Headers(scope=scope)
+        answer = self._refusal(scope, headers) or self._welcome(scope)
+        if scope["type"] == "websocket":
+            if answer is not None:
+                return await _turn_away(receive, send)
+            return await self.app(scope, receive, send)
+        go = answer or self.app
+        await go(scope, _limited(receive), self._signed(scope, send))
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        host = headers.get("host", "")
+        if _name_of(host) not in self.names:
+            return _no(f"this server does not answer to the name {host[:80]!r}; open the address that `seedbed serve` printed")
+        changing = scope["type"] == "websocket" or scope["method"] not in READING
+        origin = headers.get("origin")
+        if (origin is not None or changing) and origin not in (f"http://{host}", f"https://{host}"):
+            return _no("requests of other pages are refused")
+        given = self._given(scope, headers)
+        if given is None:
+            return _no(_NO_TOKEN) if changing or self.locked else None
+        return None if hmac.compare_digest(given.encode(), self.token.encode()) else _no(_NO_TOKEN)
+
+    def _given(self, scope: Scope, headers: Headers) -> str | None:
+        """The token that came along, by address, header or cookie; an old cookie counts as none."""
+        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if asked:
+            return asked[0]
+        kind, _, word = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            return word
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+        except CookieError:
+            return None
+        return found.value if found and hmac.compare_digest(found.value.encode(), self.token.encode()) else None
+
+    def _welcome(self, scope: Scope) -> Response | None:
+        """An address with the token in it is exchanged for the same without: it would stay in the history."""
+        query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if scope["type"] != "http" or scope["method"] not in READING or not query.pop("token", None):
+            return None
+        # A path that begins with two slashes would lead to another host.
+        path = "/" + scope["path"].lstrip("/\\")
+        return RedirectResponse(path + ("?" + urlencode(query, doseq=True) if query else ""), 303)
+
+    def _signed(self, scope: Scope, send: Send) -> Send:
+        """Our headers on every answer, and the cookie where the answer went to somebody who may have it."""
+
+        async def signed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+                headers.setdefault("cache-control", "no-store")
+                kind = headers.get("content-type", "")
+                if message["status"] == 303 or (message["status"] < 400 and kind.startswith("text/html")):
+                    headers.append("set-cookie", f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Strict")
+            await send(message)
+
+        return signed
+
+
+_NO_TOKEN = "the token is missing or wrong; open the address that `seedbed serve` printed"
+
+
+def new_token() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+def names_of(host: str) -> set[str]:
+    """The names that a server bound to `host` answers to: exact ones, so a name that was pointed here by a stranger fails."""
+    names = {*LOOPBACK, host}
+    if is_loopback(host):
+        return names
+    names |= {socket.gethostname(), socket.getfqdn()}
+    try:
+        names |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
+    except OSError:
+        pass
+    return names - {"0.0.0.0", "::", ""}
+
+
+def _name_of(host: str) -> str:
+    """`host` without its port; ports are free, since a tunnel may change them and the origin must match anyway."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    return name.strip("[]").lower()
+
+
+def _no(why: str) -> Response:
+    return PlainTextResponse(why + "\n", 403)
+
+
+async def _turn_away(receive: Receive, send: Send) -> None:
+    """Closing before accepting makes the server answer the handshake with 403."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008})
+
+
+def _limited(receive: Receive) -> Receive:
+    """Bodies beyond what a note needs end the connection instead of filling the memory."""
+    num_bytes = 0
+
+    async def limited() -> Message:
+        nonlocal num_bytes
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        return {"type": "http.disconnect"} if num_bytes > MAX_BODY else message
+
+    return limited

@@ -1,0 +1,80 @@
+"""Start a web server on a port of this machine, behind the doors, and stay until Ctrl-C."""
+
+import contextlib
+import errno
+import socket
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+PORT = 8765
+EXTRA = 'pip install "seedbed[serve]"'
+
+
+def serve_app(
+    app: "ASGIApp",
+    host: str = "127.0.0.1",
+    port: int = PORT,
+    *,
+    locked: bool = False,
+    path: str = "/",
+    what: str = "the workbench",
+    then: Callable[[str], object] = lambda address: None,
+) -> int:
+    """Serve until a signal. `locked` asks for the token to read, too; `then` hears the address once it answers."""
+    needs()
+    import uvicorn
+
+    from seedbed.serve import doors
+
+    if not doors.is_loopback(host) and not locked:
+        raise UserError(f"--host {host} lets other machines in: add --token, and give its address only to whom it concerns")
+    token = doors.new_token()
+    bound = bind(host, port)
+    port = bound.getsockname()[1]
+    guarded = doors.Doors(app, doors.names_of(host), token=token, cookie=f"seedbed-{port}", locked=locked)
+    address = f"http://{_spelled(host)}:{port}{path}" + (f"?token={token}" if locked else "")
+    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "date_header": False}
+    # h11 bounds the size of headers; a socket's message is a few settings and a prompt.
+    settings |= {"http": "h11", "ws": "websockets-sansio", "ws_max_size": 1 << 16, "timeout_graceful_shutdown": 1}
+    server = uvicorn.Server(uvicorn.Config(guarded, **settings))
+    print(f"{what}: {address}\nCtrl-C stops it", flush=True)
+    with contextlib.closing(bound), contextlib.suppress(KeyboardInterrupt):
+        then(address)
+        server.run(sockets=[bound])
+    return 0
+
+
+def needs() -> None:
+    """A line on what to install, when the packages of the web pages are missing."""
+    import importlib.util
+
+    missing = [name for name in ("starlette", "uvicorn", "websockets") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"the web pages need {', '.join(missing)}: {EXTRA}")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket; port 0 takes a free one."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if sys.platform != "win32":
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UserError(f"port {port} is taken; another one: --port {port + 1}, or any free one: --port 0") from None
+        raise UserError(f"{host}:{port} cannot be opened: {error.strerror or error}") from None
+    return bound
+
+
+def _spelled(host: str) -> str:
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    return f"[{shown}]" if ":" in shown else shown
