@@ -34,7 +34,7 @@ SYSTEM = {
     "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
     "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
     "packs", "envelope", "dials", "packed_loss",
-    "think", "alarms",
+    "think", "alarms", "play", "export_web",
 }  # fmt: skip
 
 KEYS = {

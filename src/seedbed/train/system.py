@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from seedbed.config import Config
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine
+    from seedbed.train.playing import Player
     from seedbed.train.probe import Probe
     from seedbed.train.watch import Alarm
 
@@ -99,6 +100,14 @@ class System(nn.Module):
     def export(self, folder: Path) -> list[Path]:
         """Write what is needed to use the weights elsewhere; the files written."""
         raise UserError("this recipe has no export")
+
+    def play(self, runtime: str) -> Player:
+        """What `seedbed play` walks through, with the weights as they are now, run by torch or by onnx."""
+        raise UserError("runs of this recipe cannot be played; those of world can")
+
+    def export_web(self, folder: Path) -> list[Path]:
+        """Write a network and all that a web page needs to run it without Python; the files written."""
+        raise UserError("this recipe has no web page; world has one")
 
     def players(self) -> dict[str, nn.Module]:
         """The modules that descend under their own name; one player called "main" unless a recipe says otherwise."""
