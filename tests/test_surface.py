@@ -25,7 +25,7 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit", "sweep", "think", "ablate",
+    "replay", "overfit", "sweep", "think", "ablate", "play",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show",
 }  # fmt: skip
@@ -45,7 +45,7 @@ KEYS = {
     "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor",
     "limit.train", "limit.valid", "limit.test",
     "every.log", "every.eval", "every.sample", "every.save",
-    "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas",
+    "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas", "guard.stall",
     "model", "data",
 }  # fmt: skip
 

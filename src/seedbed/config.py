@@ -62,13 +62,14 @@ class Every:
 
 @dataclass(frozen=True)
 class Guard:
-    """What happens when a step is not finite or the loss spikes."""
+    """What happens when a step is not finite or the loss spikes, and how long a step may take before the run is ended."""
 
     policy: Literal["rollback", "skip", "stop"] = "rollback"
     max_skips: int = number(3, low=0)
     max_rollbacks: int = number(3, low=0)
     window: int = number(128, low=8)
     sigmas: float = number(6.0, low=1.0)
+    stall: float | None = seconds(600.0)
 
 
 @dataclass(frozen=True)

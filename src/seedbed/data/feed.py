@@ -166,6 +166,7 @@ class _Tier(Protocol):
     def wait(self) -> float: ...
     def load(self, counter: int) -> None: ...
     def raw(self, k: int) -> dict[str, Tensor]: ...
+    def divide(self, parts: int) -> None: ...
     def close(self) -> None: ...
 
 
@@ -180,7 +181,7 @@ class _Resident:
         self.cuda = device.type == "cuda"
         shape = (2, locator.batch)
         self.static_2B = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.parts = [tuple(part.unbind()) for part in self.static_2B.chunk(parts, dim=1)]
+        self.divide(parts)
         self.vectors = [torch.zeros(shape, dtype=torch.int64, pin_memory=self.cuda) for _ in range(NUM_VECTORS)]
         self.hosts = [vector.numpy() for vector in self.vectors]
         self.events = [torch.cuda.Event() for _ in self.vectors] if self.cuda else []
@@ -197,6 +198,9 @@ class _Resident:
         if self.cuda:
             self.events[self.turn].record()
 
+    def divide(self, parts: int) -> None:
+        self.parts = [tuple(part.unbind()) for part in self.static_2B.chunk(parts, dim=1)]
+
     def raw(self, k: int) -> dict[str, Tensor]:
         start_b, index_b = self.parts[k]
         return {"index": index_b, **{name: rows.gather(start_b) for name, rows in self.rows.items()}}
@@ -211,7 +215,8 @@ class _Direct:
     def __init__(self, source: Source, locator: _Locator, parts: int):
         self.name = "device" if source.arrays else "generated"
         self.wait, self.turn = 0.0, 0
-        self.locator, self.size = locator, locator.batch // parts
+        self.locator = locator
+        self.divide(parts)
         rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
         self.short = {name: r for name, r in rows.items() if not r.long}
         self.long = {name: r for name, r in rows.items() if r.long}
@@ -236,6 +241,9 @@ class _Direct:
             for rows, target in self.targets[self.turn]:
                 rows.fill(start_B, target)
         self.wait += time.perf_counter() - start
+
+    def divide(self, parts: int) -> None:
+        self.size = self.locator.batch // parts
 
     def raw(self, k: int) -> dict[str, Tensor]:
         if self.size == self.locator.batch:
@@ -289,6 +297,9 @@ class _Mapped:
     def raw(self, k: int) -> dict[str, Tensor]:
         return self.carrier.raw(k)
 
+    def divide(self, parts: int) -> None:
+        self.carrier.divide(parts)
+
     def close(self) -> None:
         self.ahead.close()
 
@@ -311,8 +322,12 @@ class _Lend:
     """To a model on the host: the slot itself, taken back two steps later."""
 
     def __init__(self, slots: list[Slot], parts: int):
-        self.parts = [slot.parts(parts) for slot in slots]
+        self.slots = slots
+        self.divide(parts)
         self.held: list[int] = []
+
+    def divide(self, parts: int) -> None:
+        self.parts = [slot.parts(parts) for slot in self.slots]
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         if len(self.held) == 2:
@@ -328,6 +343,9 @@ class _Copy:
 
     def __init__(self, slots: list[Slot], static: Slot, parts: int):
         self.slots, self.static, self.parts = slots, static, static.parts(parts)
+
+    def divide(self, parts: int) -> None:
+        self.parts = self.static.parts(parts)
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         slot = ahead.get(counter)
@@ -355,6 +373,9 @@ class _Ship:
         # Which counter lies in, or is on its way to, which dock; and the pinned slots whose crossing may not be over.
         self.turn, self.waiting = 0, None
         self.crossing: list[tuple[int, int]] = []
+
+    def divide(self, parts: int) -> None:
+        self.parts = self.static.parts(parts)
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         if self.waiting != counter:
@@ -433,6 +454,10 @@ class Feed:
             if raw[name].dtype != dtype:
                 raw[name] = widen(raw[name], dtype)
         return self.source.batch(raw)
+
+    def divide(self, parts: int) -> None:
+        """Give the same steps in another number of micro-batches from now on."""
+        self._tier.divide(parts)
 
     @property
     def wait(self) -> float:

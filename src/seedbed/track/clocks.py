@@ -51,6 +51,11 @@ class Stopwatch:
         return self._seconds.get(lap, 0.0) + running
 
     @property
+    def running(self) -> str | None:
+        """The lap that counts now."""
+        return self._lap
+
+    @property
     def total(self) -> float:
         return sum(self.state().values())
 

@@ -134,10 +134,15 @@ class Run:
             raise UserError(f"{self.path / 'config.json'} is damaged: it lacks recipe, preset or config")
         return facts
 
-    def change_config(self, config: Any, base: Any) -> None:
-        """Let config.json say what the run trains with from now on."""
+    def change_config(self, config: Any, base: Any = None) -> None:
+        """Let config.json say what the run trains with from now on; without `base`, changes add to those it tells of."""
         facts = self.config_json()
         new = {**facts, **_described(config, base)}
+        if base is None:
+            from seedbed.config import diff
+
+            since = {key: now for key, (_, now) in diff(flat(facts["config"]), flat(new["config"])).items()}
+            new["changes"] = {**(facts.get("changes") or {}), **since}
         if new != facts:
             files.write_atomic(self.path / "config.json", lines.pretty(new))
 
@@ -156,7 +161,7 @@ class Run:
             return {}
 
     def set_status(self, status: str, **facts: Any) -> None:
-        """Record running, done, interrupted, failed, nan or diverged; facts (step, loss, best ...) add to the earlier ones."""
+        """Record running, done, interrupted, failed, stalled, nan or diverged; facts (step, loss ...) add to the earlier ones."""
         earlier = {key: value for key, value in self.status().items() if key != "error"}
         values = {**earlier, "status": status, **facts, "updated": _now()}
         try:

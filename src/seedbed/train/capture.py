@@ -104,12 +104,18 @@ class StepRunner:
         try:
             self._rehearse()
         except Exception as error:
-            if not self._compiled():
+            if not self._compiled() or isinstance(error, torch.OutOfMemoryError):
                 raise
             self._give_up_compiling(error)
             self._rehearse()
         if not self.why_not:
             self._capture(variant)
+
+    def forget(self) -> None:
+        """Let go of every captured step, and of its memory: the next one is prepared anew."""
+        self.graphs.clear()
+        self.ready.clear()
+        self.why_not = self._why_not_captured()
 
     def _rehearse(self) -> None:
         with self.engine.rehearsal():
@@ -137,6 +143,8 @@ class StepRunner:
             self.graphs.clear()
             torch.cuda.synchronize()
             generator.graphsafe_set_state(dice)  # the old state would believe for ever that it is being captured
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
             self.say(f"the step could not be captured and runs uncaptured: {self.why_not}")
             return
         self.graphs[variant] = (graph, vector)

@@ -83,6 +83,8 @@ class Engine:
         self.calm = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
         self._buffers = list(saved_buffers(system).values())
+        self._before: list[Tensor] = []
+        self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
         self.norms: dict[str, Tensor] = {}
 
@@ -120,7 +122,7 @@ class Engine:
         self._num_parts = self.config.accum
         self._totals.clear()
         self.norms.clear()
-        before = [b.clone() for b in self._buffers]
+        self._before, self.touched = [b.clone() for b in self._buffers], False
         if self._num_parts == 1:
             out = self._update(parts(0), 0)
         else:
@@ -133,7 +135,7 @@ class Engine:
                 for name, value in self._update(batch, k).items():
                     out[name] = out[name] + value * shares[k] if name in out else value * shares[k]
             self._share = None
-        for buffer, old in zip(self._buffers, before, strict=True):
+        for buffer, old in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(self.halted != 0, old, buffer))
         if self.ema:
             self.ema.update(self._dials[_EMA] * (1.0 - self.halted))
@@ -174,7 +176,19 @@ class Engine:
                 self._finish(name, optimizer)
 
     @torch.no_grad()
+    def abandon(self) -> None:
+        """Undo a step that failed before any weight was written: as if it had not begun."""
+        assert not self.touched, "weights have been written"
+        for buffer, old in zip(self._buffers, self._before, strict=False):
+            buffer.copy_(old)
+        for optimizer in self.optimizers.values():
+            for param in optimizer.params:
+                param.grad = None
+        self._share = None
+
+    @torch.no_grad()
     def _finish(self, name: str, optimizer: Optimizer) -> None:
+        self.touched = True
         for param in optimizer.params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)

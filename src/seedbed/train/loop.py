@@ -19,7 +19,7 @@ from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.flops import Meter
 from seedbed.track.run import Run
-from seedbed.train import checkpoint
+from seedbed.train import checkpoint, rescue
 from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
@@ -27,6 +27,7 @@ from seedbed.train.ring import Ring, spelled
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import Request, System
 from seedbed.train.watch import Alarm, Point, Watch
+from seedbed.train.watchdog import watching
 
 # States from before bad steps that a run keeps for `replay`: the first few tell the story, and each is as large as a checkpoint.
 MAX_INCIDENTS = 3
@@ -68,6 +69,11 @@ class Job:
         self.total_items = config.steps * config.batch
 
     @property
+    def num_ranks(self) -> int:
+        """How many processes take each step together."""
+        return 1
+
+    @property
     def counter(self) -> int:
         """The next item of the data's order; roll-backs skip past what spoiled the run."""
         return self.items + self.skipped_items
@@ -101,28 +107,17 @@ def instruments(config: Config) -> list[Instrument]:
 
 def fit(job: Job) -> str:
     """Train until done, stopped or spoiled; returns the run's status in a word."""
-    tools = instruments(job.config)
     handlers = _catch_signals(job)
     try:
-        _warm_up(job)
+        rescue.surviving(job, _warm_up)
         last_step = job.num_steps
         gc.collect()
         gc.freeze()
         gc.disable()
         job.meter.start(job.items, job.clock["train"], job.feed.wait)
         job.clock.start("train")
-        while job.status == "running" and not job.stop_signal:
-            if job.step >= last_step:
-                if _settled(job):
-                    break
-                continue
-            _take_step(job)
-            measured = job.readback.pop(leave=1)
-            if measured and _look(job, *measured):
-                continue
-            for tool in tools:
-                if tool.due(job.step) and job.step < last_step and _settled(job):
-                    tool.act(job)
+        with watching(job):
+            _train(job, last_step)
         _finish(job)
     finally:
         _write_ring(job)
@@ -132,6 +127,23 @@ def fit(job: Job) -> str:
         for number, handler in handlers.items():
             signal.signal(number, handler)
     return job.status
+
+
+def _train(job: Job, last_step: int) -> None:
+    """Step after step until the last one, a signal or trouble; the tools act between them."""
+    tools = instruments(job.config)
+    while job.status == "running" and not job.stop_signal:
+        if job.step >= last_step:
+            if _settled(job):
+                break
+            continue
+        rescue.surviving(job, _take_step)
+        measured = job.readback.pop(leave=1)
+        if measured and _look(job, *measured):
+            continue
+        for tool in tools:
+            if tool.due(job.step) and job.step < last_step and _settled(job):
+                tool.act(job)
 
 
 def advance(job: Job, num_steps: int) -> None:
@@ -491,6 +503,6 @@ def _catch_signals(job: _Stoppable) -> dict[int, Any]:
         job.stop_signal = number
 
     try:
-        return {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT)}
+        return {n: signal.signal(n, on_signal) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
     except ValueError:  # not in the main thread: the caller owns the signals
         return {}
