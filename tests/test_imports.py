@@ -24,7 +24,7 @@ ALLOWED = {
     "track": {"errors", "config", "train"},
     "tune": {"errors", "config", "nn", "data", "train", "track", "recipes"},
     "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
-    "serve": {"errors", "config", "data", "train", "track", "recipes"},
+    "serve": {"errors", "config", "data", "train", "track", "recipes", "launch"},
     "launch": {"errors", "config", "data", "train", "track", "recipes", "tune", "checks"},
     "recipes": {"errors", "config", "nn", "data", "train", "track.heatmap"},
     "__init__": {"errors", "config", "data", "train"},

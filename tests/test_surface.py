@@ -44,6 +44,7 @@ KEYS = {
     "optim.muon_weight_decay", "optim.momentum", "optim.clip",
     "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor",
     "limit.train", "limit.valid", "limit.test",
+    "dist.replicate", "dist.shard",
     "every.log", "every.eval", "every.sample", "every.save",
     "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas", "guard.stall",
     "model", "data",

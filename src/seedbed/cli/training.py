@@ -139,15 +139,44 @@ def _think(given: argparse.Namespace) -> int:
     return local.think(given.runs, given.name, options, checkpoint_name=given.checkpoint)
 
 
-def _export_arguments(parser: Parser) -> None:
+def _play_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="RUN")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; otherwise RUN-export")
+    parser.add_argument("--port", type=number(int, 0, 65535), default=8766, metavar="N", help="0 takes a free one")
+    parser.add_argument("--runtime", choices=("torch", "onnx"), default="torch", help="onnx: ONNX Runtime on one processor core")
     parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
 
 
-@verb("export", "RUN [--out DIR] [--checkpoint STEP]", "write weights and config to use elsewhere", _export_arguments)
+@verb("play", "RUN [--port N] [--runtime onnx]", "walk through what a run dreams, in the browser", _play_arguments)
+def _play(given: argparse.Namespace) -> int:
+    from seedbed.serve.run import needs
+
+    needs()
+    from seedbed.serve import play
+
+    return play.play(given.runs, given.name, port=given.port, runtime=given.runtime, checkpoint=given.checkpoint)
+
+
+def _export_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("--to", choices=("files", "web"), default="files", help="web: a page that runs the network by itself")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; otherwise RUN-export or RUN-web")
+    parser.add_argument("--ort", type=Path, metavar="DIR", help="for web: the folder of the npm package onnxruntime-web")
+    parser.add_argument("--fetch-ort", action="store_true", help="for web: let npm fetch onnxruntime-web")
+    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
+
+
+@verb("export", "RUN [--to web] [--out DIR]", "write weights and config to use elsewhere, or a page", _export_arguments)
 def _export(given: argparse.Namespace) -> int:
     from seedbed.launch import local
 
-    out = given.out or Path(f"{Path(given.name).name}-export")
-    return local.export(given.runs, given.name, out, given.checkpoint)
+    out = given.out or Path(f"{Path(given.name).name}-{'web' if given.to == 'web' else 'export'}")
+    if given.to == "files":
+        if given.ort or given.fetch_ort:
+            raise UserError("--ort and --fetch-ort belong to --to web")
+        return local.export(given.runs, given.name, out, given.checkpoint)
+    from seedbed.serve import web_page
+
+    with web_page.runtime_files(given.ort, given.fetch_ort) as runtime:
+        status = local.export(given.runs, given.name, out, given.checkpoint, to="web")
+        web_page.write_page(out, runtime)
+    return status

@@ -30,6 +30,7 @@ from seedbed.train import checkpoint
 from seedbed.train.anomaly import detecting
 from seedbed.train.engine import Engine, mix, pick_device
 from seedbed.train.loop import Job, fit, take_back
+from seedbed.train.playing import Player
 from seedbed.train.summary import summarise
 from seedbed.train.system import Request, System
 from seedbed.tune.verdict import closing_verdict
@@ -153,13 +154,20 @@ def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "au
     return Trained(run, config, data, system, engine)
 
 
-def export(root: Path, run_name: str, out: Path, checkpoint_name: str = "") -> int:
-    """Write the weights and all that is needed to use them elsewhere, as safetensors and JSON."""
+def player(root: Path, run_name: str, checkpoint_name: str = "", runtime: str = "torch") -> Player:
+    """A trained run to walk through; onnx runs on one processor core wherever torch would run."""
+    trained = load(root, run_name, checkpoint_name, device="cpu" if runtime == "onnx" else "auto")
+    with trained.engine.evaluating():
+        return trained.system.play(runtime)
+
+
+def export(root: Path, run_name: str, out: Path, checkpoint_name: str = "", *, to: Literal["files", "web"] = "files") -> int:
+    """Write the weights and all that is needed to use them elsewhere: safetensors and JSON, or a network for a web page."""
     trained = load(root, run_name, checkpoint_name, device="cpu")
-    if out.exists() and any(out.iterdir()):
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is not empty; name a new folder with --out")
     with trained.engine.evaluating():
-        files = trained.system.export(out)
+        files = trained.system.export(out) if to == "files" else trained.system.export_web(out)
     for path in files:
         print(path)
     return EXIT_OK

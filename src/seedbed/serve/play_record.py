@@ -1,0 +1,89 @@
+"""A walk on its way to becoming a recording: frames wait in a file, controls in lists, until it is saved.
+
+Shape suffixes: A control axes, T frames, H W pixels, C colours.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from seedbed.data.recording import MIN_FRAMES, write_recording
+from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from seedbed.train.playing import Dream, Player
+
+MAX_FRAMES = 20_000
+MIN_FREE = 1 << 30  # bytes that a recording leaves on the disk
+
+
+class Recorder:
+    """Takes one frame per step. The control of a step belongs to the frame before it."""
+
+    def __init__(self, path: Path, player: Player, of: str, run: str) -> None:
+        self.path, self.player, self.of, self.run = path, player, of, run
+        self.num_frames, self.num_episodes = 0, 0
+        self._actions: list[np.ndarray] = []
+        self._poses: list[np.ndarray] = []
+        self._episodes: list[int] = []
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115: it lives as long as the recording
+
+    @property
+    def full(self) -> bool:
+        return self.num_frames >= MAX_FRAMES
+
+    def begin(self, dream: Dream) -> None:
+        """A first frame, from which an episode starts."""
+        self.num_episodes += 1
+        self._take(dream)
+
+    def add(self, dream: Dream) -> None:
+        self._actions[-1] = dream.action_A
+        self._take(dream)
+
+    def _take(self, dream: Dream) -> None:
+        frame_HWC = dream.frame_HWC if self.of == "dream" else dream.beside_HWC
+        assert frame_HWC is not None, "the simulator cannot leave while it is recorded"
+        self._file.write(frame_HWC.tobytes())
+        if self.of == "simulator":
+            assert dream.pose_44 is not None
+            self._poses.append(dream.pose_44)
+        # Where the frame leads is not known yet: the next step says so, or an episode ends here.
+        self._actions.append(np.zeros(len(self.player.axes), np.float32))
+        self._episodes.append(self.num_episodes - 1)
+        self.num_frames += 1
+
+    def save(self) -> tuple[Path, int]:
+        """The recording's folder and its number of frames; an error says why there is none."""
+        if self.num_frames < MIN_FRAMES:
+            raise UserError(f"{self.num_frames} frames are no recording; walk for at least {MIN_FRAMES}")
+        shape = (self.num_frames, self.player.height, self.player.width, 3)
+        self._file.flush()
+        self.path.parent.mkdir(exist_ok=True)
+        if shutil.disk_usage(self.path.parent).free < np.prod(shape) + MIN_FREE:
+            raise UserError(f"the disk of {self.path.parent} is too full for this recording")
+        simulated = self.of == "simulator"
+        write_recording(
+            self.path,
+            iter(np.memmap(self._file, np.uint8, "r", shape=shape)),
+            np.stack(self._actions),
+            np.arange(self.num_frames) * self._seconds(),
+            np.array(self._episodes),
+            [(axis.name, axis.unit) for axis in self.player.axes],
+            pose=np.stack(self._poses) if simulated else None,
+            source={"kind": "played", "of": self.of, "run": self.run},
+            simulator=self.player.simulator() if simulated else None,
+        )
+        self._file.close()
+        return self.path, self.num_frames
+
+    def _seconds(self) -> float:
+        return float(self.player.facts()["seconds"])
+
+    def discard(self) -> None:
+        self._file.close()
