@@ -81,6 +81,18 @@ class Limit:
     test: int = number(0, low=0)
 
 
+@dataclass(frozen=True)
+class Dist:
+    """Over how many processes a step is spread: copies of the weights, and pieces into which each copy is cut."""
+
+    replicate: int = number(1, low=1, high=65536)
+    shard: int = number(1, low=1, high=65536)
+
+    @property
+    def world(self) -> int:
+        return self.replicate * self.shard
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """Everything a run depends on. A recipe supplies its own dataclasses for `model` and `data`."""
@@ -92,6 +104,7 @@ class Config:
     every: Every = Every()
     guard: Guard = Guard()
     limit: Limit = Limit()
+    dist: Dist = Dist()
     steps: int = number(1000, low=1)
     budget: float | None = seconds(None)
     batch: int = number(32, low=1)
@@ -114,13 +127,22 @@ class Config:
         validate(self)
         if self.batch % self.accum:
             raise UserError(f"batch={self.batch} does not divide into accum={self.accum} equal parts; choose a multiple")
+        if self.batch % (self.accum * self.dist.world):
+            ranks = f"{self.dist.world} ranks" + (f" of accum={self.accum} parts each" if self.accum > 1 else "")
+            raise UserError(f"batch={self.batch} is that of all ranks and does not divide into {ranks}; choose a multiple")
         if self.float8 and self.precision != "bf16":
             raise UserError(f"float8=true stands beside bf16, not precision={self.precision}; set precision=bf16")
+
+    @property
+    def micro_batch(self) -> int:
+        """Items that one device sees at once: `batch` is that of all ranks and all parts together."""
+        return self.batch // (self.accum * self.dist.world)
 
 
 # Assignments that make a step plain code: nothing compiled or captured; and then nothing forgotten, narrowed or forced either.
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
 PLAIN = (*UNCOMPILED, "recompute=none", "float8=false", "attention=auto")
+ALONE = ("dist.replicate=1", "dist.shard=1")
 
 
 def validate(config: Any) -> None:
