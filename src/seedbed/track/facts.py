@@ -93,6 +93,11 @@ def mean_and_sd(values: list[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1))
 
 
+def noise_band(deviations: Iterable[float]) -> float:
+    """Two levels are told apart only beyond the larger of their own scatters; NaN when neither is known."""
+    return max((sd for sd in deviations if math.isfinite(sd)), default=math.nan)
+
+
 def median(rows: list[dict[str, Any]], key: str) -> float | None:
     values = sorted(row[key] for row in rows if is_number(row.get(key)))
     return values[len(values) // 2] if values else None

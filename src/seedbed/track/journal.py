@@ -25,6 +25,7 @@ _MAX_CHANGES = 12
 _OPEN = re.compile(r"^- conclusion: open .*\n", re.M)
 # The conclusions right below the machine's part, each with the indented lines that a person may have added to it.
 _CONCLUSIONS = re.compile(r"(?:\n- conclusion, .*(?:\n[ \t]+\S.*)*)*")
+_CONCLUSION = re.compile(r"\n- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)")
 
 
 def path_of(root: Path) -> Path:
@@ -65,6 +66,31 @@ def note(root: Path, name: str, conclusion: str) -> Path:
         end = _conclusions_end(text, found)
         line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {unmarked(conclusion)}"
         text = text[: found.start()] + _closed(found[0]) + text[found.end() : end] + line + text[end:]
+        files.write_atomic(journal, text)
+    return journal
+
+
+def conclusions(root: Path, name: str) -> list[dict[str, str]]:
+    """What people concluded of a run, oldest first: date and text."""
+    text = _read(path_of(root))
+    found = _find(text, name)
+    below = text[found.end() : _conclusions_end(text, found)] if found else ""
+    return [{"date": one[1], "text": " ".join(one[2].split())} for one in _CONCLUSION.finditer(below)]
+
+
+def amend(root: Path, name: str, old: str, new: str) -> Path:
+    """Put other words in the place of a conclusion, under its own date; refused when it no longer reads as `old`."""
+    new = one_line(new)
+    if not new:
+        raise UserError("the note is empty; write what was learned")
+    with _editing(root) as (journal, text):
+        found = _find(text, name)
+        end = _conclusions_end(text, found) if found else 0
+        start = found.end() if found else 0
+        same = [one for one in _CONCLUSION.finditer(text, start, end) if " ".join(one[2].split()) == old]
+        if not same:
+            raise UserError("somebody changed this note in the meantime; look at it again")
+        text = text[: same[0].start(2)] + unmarked(new) + text[same[0].end(2) :]
         files.write_atomic(journal, text)
     return journal
 
@@ -124,8 +150,7 @@ def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
         what, change = "loss", mean - parent_mean
     if not math.isfinite(change):
         return "done", f"{parent.name} left no numbers to compare with"
-    # Two levels are told apart only beyond the larger of their own scatters.
-    band = max((s for s in (sd, parent_sd) if math.isfinite(s)), default=math.nan)
+    band = facts.noise_band((sd, parent_sd))
     size = f"{what} {number(abs(change))} {'lower' if change < 0 else 'higher'} than {parent.name}"
     if not math.isfinite(band):
         return f"done, {'below' if change < 0 else 'above'} {parent.name}", f"{size}; too few rows for a noise band"
