@@ -23,7 +23,7 @@ ALLOWED = {
     "dist": {"errors", "config"},
     "train": {"errors", "config", "nn", "data", "dist", "track"},
     "track": {"errors", "config", "train"},
-    "tune": {"errors", "config", "nn", "data", "train", "track", "recipes"},
+    "tune": {"errors", "config", "nn", "data", "dist", "train", "track", "recipes"},
     "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
     "serve": {"errors", "config", "data", "train", "track", "recipes", "launch"},
     "launch": {"errors", "config", "data", "train", "track", "recipes", "tune", "checks"},
