@@ -26,7 +26,7 @@ ALLOWED = {
     "tune": {"errors", "config", "nn", "data", "dist", "train", "track", "recipes"},
     "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
     "serve": {"errors", "config", "data", "train", "track", "recipes", "launch"},
-    "launch": {"errors", "config", "data", "train", "track", "recipes", "tune", "checks"},
+    "launch": {"errors", "config", "data", "dist", "train", "track", "recipes", "tune", "checks"},
     "recipes": {"errors", "config", "nn", "data", "train", "track.heatmap"},
     "__init__": {"errors", "config", "data", "train"},
     "__main__": {"cli"},
