@@ -36,6 +36,8 @@ from seedbed.train.system import Request, System
 from seedbed.tune.verdict import closing_verdict
 
 EXIT_OK, EXIT_FAILED = 0, 1
+# What the quick checks before a first step may do: stop it, only tell, or stay away.
+Check = Literal["quick", "force", "skip"]
 # What a resumed run may change without becoming another run.
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps"}
 FREE_KEYS |= {word.partition("=")[0] for word in configs.PLAIN}
@@ -62,7 +64,7 @@ def train(
     why: str = "",
     dirty: bool = False,
     parent: str | None = None,
-    check: Literal["quick", "force", "skip"] = "skip",
+    check: Check = "skip",
     anomaly: bool = False,
 ) -> int:
     """Start a run and stay with it to its end; the quick checks may stop it before its first step."""
@@ -74,11 +76,9 @@ def train(
     state = code.state(Path.cwd(), root)
     code.require_clean(state, dirty)
     run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
-    _keep_recipe_files(recipe, run)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
-        _echo(run, config, base, console)
         try:
-            data = recipe.open_data(config)
+            data = _first_look(run, recipe, config, base, console)
         except UserError:
             shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run behind
             raise
@@ -87,8 +87,31 @@ def train(
         return _execute(run, recipe, config, data, console, resumed=False, anomaly=anomaly)
 
 
-def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False) -> int:
-    """Go on with a run where its newest whole checkpoint left it."""
+def _first_look(run: Run, recipe: Recipe, config: Config, base: Config, console: Console) -> Data:
+    """What a run begins with: its recipe kept, its settings told, its data opened."""
+    _keep_recipe_files(recipe, run)
+    _echo(run, config, base, console)
+    return recipe.open_data(config)
+
+
+def _begin(run: Run, recipe: Recipe, config: Config, console: Console, check: Check) -> int:
+    """The first start of a run that was made ready elsewhere and has waited in a queue."""
+    preset = run.config_json()["preset"]
+    base = recipe.preset(preset)
+    run.change_config(config, base)
+    run.rewind(-1)  # an earlier first start may have been cut short
+    try:
+        data = _first_look(run, recipe, config, base, console)
+    except UserError as problem:
+        run.set_status("failed", error=str(problem))
+        raise
+    if not _preflight(run, recipe, preset, config, console, check):
+        return EXIT_FAILED
+    return _execute(run, recipe, config, data, console, resumed=False)
+
+
+def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False, check: Check = "quick") -> int:
+    """Go on with a run where its newest whole checkpoint left it; one that was only queued begins, after its checks."""
     run = Run.open(root, run_name)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         recipe, saved = saved_config(run)
@@ -101,6 +124,8 @@ def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = F
                 raise UserError(f"{key} cannot change on resume: it would be another run; start one with --parent {run.name}")
         for key, (old, new) in changes.items():
             console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
+        if run.status().get("status") == "queued":
+            return _begin(run, recipe, config, console, check)
         return _execute(run, recipe, config, recipe.open_data(config), console, resumed=True)
 
 
