@@ -12,11 +12,19 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from seedbed.errors import UserError
 from seedbed.track import files, lines, locks, names
 from seedbed.track.text import spell
+
+
+class Listener(Protocol):
+    """Hears what is written to a run, as it is written; must neither raise nor wait."""
+
+    def row(self, values: dict[str, Any]) -> None: ...
+    def event(self, values: dict[str, Any]) -> None: ...
+    def rewind(self, step: int) -> None: ...
 
 
 class Run:
@@ -26,6 +34,7 @@ class Run:
         self.path = path
         self.name = path.name
         self.warn = _warn
+        self.listeners: list[Listener] = []
         self._appenders: dict[str, files.Appender] = {}
         self._troubled: set[str] = set()
 
@@ -173,10 +182,15 @@ class Run:
     def row(self, values: dict[str, Any]) -> None:
         """Append one log point to rows.jsonl."""
         self._append("rows.jsonl", values)
+        for listener in self.listeners:
+            listener.row(values)
 
     def event(self, step: int, kind: str, **facts: Any) -> None:
         """Append to events.jsonl. The first number of an "eval" event is the one that decides `best`."""
-        self._append("events.jsonl", {"step": step, "kind": kind, **facts, "time": round(time.time(), 3)})
+        values = {"step": step, "kind": kind, **facts, "time": round(time.time(), 3)}
+        self._append("events.jsonl", values)
+        for listener in self.listeners:
+            listener.event(values)
 
     def _append(self, name: str, values: dict[str, Any]) -> None:
         line = lines.encode(values)
@@ -211,6 +225,8 @@ class Run:
             kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
             if kept != old:
                 files.write_atomic(path, kept)
+        for listener in self.listeners:
+            listener.rewind(step)
 
     def close(self) -> None:
         """Close the open files; the next row opens them again."""

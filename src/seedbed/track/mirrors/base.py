@@ -1,0 +1,265 @@
+"""One mirror: a bounded queue and a thread that hands a run's rows and events to a service, which may be slow, raise or hang."""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from seedbed.track import facts, lines
+from seedbed.track.files import write_atomic
+from seedbed.track.model_table import model_text
+from seedbed.track.run import Run, flat
+from seedbed.track.text import number, one_line
+
+MEMORY = "mirrors.json"
+# Rows and events that may wait for a slow service; beyond it the oldest are dropped, since newer ones say more.
+NUM_WAITING = 2000
+# A service that fails this often in a row is left alone for the rest of the run.
+MAX_FAILURES = 5
+# How long the end of a run waits for its mirrors: checkpoints are large, and were asked for.
+SECONDS, SECONDS_WITH_CHECKPOINTS = 5.0, 60.0
+
+_remembering = threading.Lock()
+
+
+class Item(NamedTuple):
+    """Something that happened in a run: what is called `rewind` takes back the rows and events after its step."""
+
+    kind: str
+    values: dict[str, Any]
+    time: float
+
+
+class Sink(ABC):
+    """A service that holds a copy of a run. The mirror's thread alone calls it; whatever it raises costs that one item."""
+
+    takes_checkpoints = True
+
+    def __init__(self, run: Run, checkpoints: bool = False):
+        self.run = run
+        self.checkpoints = checkpoints
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What this service must know to find its copy of the run again; nothing secret."""
+        return remembered(self.run).get(self.name, {})
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__.lower()
+
+    def remember(self, **facts: Any) -> None:
+        self._keep({**self.memory, **facts})
+
+    def forget(self) -> None:
+        """The next `open` starts a copy of its own, whatever there was before."""
+        self._keep({})
+
+    def _keep(self, memory: dict[str, Any]) -> None:
+        with _remembering:
+            write_atomic(self.run.path / MEMORY, lines.pretty({**remembered(self.run), self.name: memory}))
+
+    @classmethod
+    def require(cls) -> None:  # noqa: B027 (most services need nothing besides their package)
+        """A UserError where the service could only ask a person, or fail."""
+
+    @abstractmethod
+    def open(self, config: dict[str, Any]) -> None:
+        """Start the copy, or find the one that `memory` names; `config` is config.json."""
+
+    @abstractmethod
+    def numbers(self, step: int, values: dict[str, float], when: float) -> None: ...
+
+    @abstractmethod
+    def text(self, step: int, title: str, text: str) -> None: ...
+
+    @abstractmethod
+    def media(self, step: int, paths: Sequence[Path]) -> None:
+        """Images and films that exist; those a service has no place for may be left out."""
+
+    def checkpoint(self, path: Path, best: bool) -> None:
+        """A checkpoint's folder, as an artifact."""
+        raise NotImplementedError(f"{self.name} keeps no checkpoints")
+
+    def rewind(self, step: int) -> None:  # noqa: B027 (most services overwrite by step and need not be told)
+        """What comes after `step` will be sent again."""
+
+    @abstractmethod
+    def close(self, status: dict[str, Any]) -> None:
+        """The run has ended as status.json says."""
+
+
+class Mirror:
+    """Takes items from training at the cost of an append, and sends them from a thread that may die or never answer."""
+
+    def __init__(self, sink: Sink, warn: Callable[[str], None], backlog: Sequence[Item] = ()):
+        self.sink = sink
+        self.name = sink.name
+        self.num_dropped = 0
+        self._warn = warn
+        self._waiting: deque[Item] = deque()
+        self._backlog = backlog
+        self._news = threading.Condition()
+        self._closing = False
+        self._trouble = self._told = ""
+        self._num_failures = 0
+        self._given_up = False
+        self._thread = threading.Thread(target=self._work, name=f"mirror-{self.name}", daemon=True)
+        self._thread.start()
+
+    # ---- training's side ---------------------------------------------------------------------------------------------
+
+    def row(self, values: dict[str, Any]) -> None:
+        self._put(Item("row", dict(values), time.time()))
+
+    def event(self, values: dict[str, Any]) -> None:
+        self._put(Item(str(values["kind"]), dict(values), time.time()))
+
+    def rewind(self, step: int) -> None:
+        self._put(Item("rewind", {"step": step}, time.time()))
+
+    def _put(self, item: Item) -> None:
+        with self._news:
+            self._waiting.append(item)
+            if self._given_up or len(self._waiting) > NUM_WAITING:
+                self._waiting.popleft()
+                self.num_dropped += 1
+            self._news.notify()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say what went wrong on the other thread, once, from the one that owns the screen."""
+        if self._trouble and not self._told:
+            self._told = self._trouble
+            self._warn(f"mirror {self.name}: {self._told}; training goes on")
+
+    def close(self, deadline: float) -> None:
+        """Wait for the rest to be sent until `deadline` (by time.monotonic), and say what was not."""
+        with self._news:
+            self._closing = True
+            self._news.notify()
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
+        self._tell()
+        with self._news:
+            slow = self._thread.is_alive()
+            missing = self.num_dropped + len(self._waiting) + slow
+        if missing:
+            why = "gave up" if self._given_up else "it does not answer" if slow else "it was too slow"
+            again = f"the run's folder has all: seedbed runs mirror {self.sink.run.name} --to {self.name}"
+            self._warn(f"mirror {self.name}: {missing} rows and events were not sent ({why}); {again}")
+
+    # ---- its own thread ----------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        if not self._tried(lambda: self.sink.open(self.sink.run.config_json())):
+            self._give_up()
+            return
+        for item in self._backlog:
+            if not self._given_up:
+                self._tried(lambda item=item: relay(self.sink, item))
+        while (item := self._next()) is not None:
+            if not self._tried(lambda item=item: relay(self.sink, item)):
+                self.num_dropped += 1
+        self._tried(lambda: self.sink.close(self.sink.run.status()))
+
+    def _next(self) -> Item | None:
+        with self._news:
+            while not self._waiting and not self._closing and not self._given_up:
+                self._news.wait()
+            return None if self._given_up or not self._waiting else self._waiting.popleft()
+
+    def _tried(self, act: Callable[[], None]) -> bool:
+        try:
+            act()
+        except Exception as error:
+            self._num_failures += 1
+            self._trouble = self._trouble or f"{type(error).__name__}: {one_line(str(error))[:200]}"
+            if self._num_failures >= MAX_FAILURES:
+                self._give_up()
+            return False
+        self._num_failures = 0
+        return True
+
+    def _give_up(self) -> None:
+        with self._news:
+            self._given_up = True
+            self.num_dropped += len(self._waiting)
+            self._waiting.clear()
+
+
+def remembered(run: Run) -> dict[str, Any]:
+    """mirrors.json: which mirrors the run has, and what each must know; empty for most runs."""
+    found = lines.decode([_read(run.path / MEMORY)])
+    return found[0] if found else {}
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def relay(sink: Sink, item: Item) -> None:
+    """Say an item in the words that every service knows: numbers, texts, media, checkpoints."""
+    kind, values = item.kind, item.values
+    step = int(values["step"]) if facts.is_number(values.get("step")) else 0
+    if kind == "row":
+        sink.numbers(step, named("train", values), item.time)
+    elif kind in ("eval", "test"):
+        sink.numbers(step, named(kind, values), item.time)
+    elif kind == "sample":
+        _relay_sample(sink, step, values)
+    elif kind == "model":
+        sink.text(step, "model", model_text(values))
+    elif kind == "checkpoint":
+        path = sink.run.path / "checkpoints" / str(values.get("path"))
+        # A slow service may come to it after newer ones have taken its place on the disk.
+        if sink.checkpoints and path.is_dir():
+            sink.checkpoint(path, bool(values.get("best")))
+    elif kind == "rewind":
+        sink.rewind(step)
+    else:
+        sink.text(step, f"event/{kind}", _told(values))
+
+
+def _relay_sample(sink: Sink, step: int, values: dict[str, Any]) -> None:
+    if values.get("text"):
+        sink.text(step, "sample", str(values["text"]))
+    paths = [sink.run.path / str(name) for name in values.get("files") or []]
+    sink.media(step, [path for path in paths if path.is_file()])
+
+
+def named(prefix: str, values: dict[str, Any]) -> dict[str, float]:
+    """The finite numbers of a row or event, under names such as train/loss; the step is their place, not one of them."""
+    known = {key: value for key, value in values.items() if key not in ("step", "time")}
+    return {f"{prefix}/{key.replace('.', '/')}": float(v) for key, v in flat(known).items() if facts.is_number(v)}
+
+
+def _told(values: dict[str, Any]) -> str:
+    known = flat({key: value for key, value in values.items() if key not in ("step", "kind", "time")})
+    return ", ".join(f"{key} {number(value)}" for key, value in known.items() if value not in (None, "", []))
+
+
+def backlog(run: Run) -> list[Item]:
+    """What a run has written so far, as it would have been sent, rows and events in the order of their steps."""
+    rows = [Item("row", row, 0.0) for row in run.rows()]
+    events = [Item(str(event.get("kind")), event, 0.0) for event in run.events()]
+    return _timed(sorted([*rows, *events], key=_place))
+
+
+def _place(item: Item) -> tuple[float, bool]:
+    step = item.values.get("step")
+    return (float(step) if facts.is_number(step) else 0.0), item.kind != "row"
+
+
+def _timed(items: Iterable[Item]) -> list[Item]:
+    """Rows carry no clock of their own: they get that of the event before them."""
+    out, now = [], 0.0
+    for item in items:
+        now = item.values["time"] if facts.is_number(item.values.get("time")) else now
+        out.append(item._replace(time=now or time.time()))
+    return out
