@@ -28,16 +28,24 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
     parser.add_argument("--anomaly", action="store_true", help="stop at the first NaN of a backward pass and name its line; slow")
     parser.add_argument("--dry", action="store_true", help="two steps of everything, resumed and compared; keeps nothing")
+    _mirror_argument(parser)
+
+
+def _mirror_argument(parser: Parser) -> None:
+    kinds = "wandb, tensorboard, trackio, mlflow; +checkpoints sends these too; none"
+    parser.add_argument("--mirror", metavar="NAME,...", help=f"copy the run to {kinds}")
 
 
 @verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
 def _train(given: argparse.Namespace) -> int:
     from seedbed.launch import local
+    from seedbed.track.mirrors import choose
 
     if given.dry:
         return _dry_run(given)
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
+    facts["mirrors"] = choose.read(given.mirror or "")
     return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, **facts)
 
 
@@ -53,13 +61,16 @@ def _dry_run(given: argparse.Namespace) -> int:
 def _resume_arguments(parser: Parser) -> None:
     settings(parser, "RUN")
     parser.add_argument("--force", action="store_true", help="also when the run says it is finished")
+    _mirror_argument(parser)
 
 
 @verb("resume", "RUN [key=value ...]", "go on with a run, bit for bit", _resume_arguments)
 def _resume(given: argparse.Namespace) -> int:
     from seedbed.launch import local
+    from seedbed.track.mirrors import choose
 
-    return local.resume(given.runs, given.name, given.settings, force=given.force)
+    mirrors = None if given.mirror is None else choose.read(given.mirror)
+    return local.resume(given.runs, given.name, given.settings, force=given.force, mirrors=mirrors)
 
 
 # ---- what a trained run can do ---------------------------------------------------------------------------------------

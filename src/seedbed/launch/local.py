@@ -7,6 +7,7 @@ import shutil
 import signal
 import statistics
 import sys
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from seedbed.recipes import Recipe, find
 from seedbed.track import code, journal
 from seedbed.track.console import Console
 from seedbed.track.files import write_atomic
+from seedbed.track.mirrors.choose import Choice, keep, mirrored
 from seedbed.track.model_table import model_text
 from seedbed.track.run import Run, full_name
 from seedbed.train import checkpoint
@@ -66,6 +68,7 @@ def train(
     parent: str | None = None,
     check: Check = "skip",
     anomaly: bool = False,
+    mirrors: Sequence[Choice] = (),
 ) -> int:
     """Start a run and stay with it to its end; the quick checks may stop it before its first step."""
     recipe, preset = find(name)
@@ -76,6 +79,7 @@ def train(
     state = code.state(Path.cwd(), root)
     code.require_clean(state, dirty)
     run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
+    keep(run, mirrors)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         try:
             data = _first_look(run, recipe, config, base, console)
@@ -110,13 +114,23 @@ def _begin(run: Run, recipe: Recipe, config: Config, console: Console, check: Ch
     return _execute(run, recipe, config, data, console, resumed=False)
 
 
-def resume(root: Path, run_name: str, assignments: list[str], *, force: bool = False, check: Check = "quick") -> int:
+def resume(
+    root: Path,
+    run_name: str,
+    assignments: list[str],
+    *,
+    force: bool = False,
+    check: Check = "quick",
+    mirrors: Sequence[Choice] | None = None,
+) -> int:
     """Go on with a run where its newest whole checkpoint left it; one that was only queued begins, after its checks."""
     run = Run.open(root, run_name)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         recipe, saved = saved_config(run)
         if run.status().get("status") == "done" and not assignments and not force:
             raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
+        if mirrors is not None:
+            keep(run, mirrors)
         config = configs.override(saved, assignments)
         changes = configs.diff(configs.flatten(saved), configs.flatten(config))
         for key in changes:
@@ -265,16 +279,17 @@ def _execute(
     patience: int = 0,
 ) -> int:
     run.set_status("running")
-    try:
-        job = open_job(run, recipe, config, data, console, resumed=resumed, patience=patience)
-        with detecting(job) if anomaly else nullcontext():
-            status = fit(job)
-    except BaseException as error:
-        run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error=str(error)[:500])
-        raise
-    finally:
-        run.close()
-    return close_job(job, status)
+    with mirrored(run, console.line, console.warn):
+        try:
+            job = open_job(run, recipe, config, data, console, resumed=resumed, patience=patience)
+            with detecting(job) if anomaly else nullcontext():
+                status = fit(job)
+        except BaseException as error:
+            run.set_status("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", error=str(error)[:500])
+            raise
+        finally:
+            run.close()
+        return close_job(job, status)
 
 
 def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, patience: int = 0) -> Job:

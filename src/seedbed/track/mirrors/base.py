@@ -62,8 +62,8 @@ class Sink(ABC):
         with _remembering:
             write_atomic(self.run.path / MEMORY, lines.pretty({**remembered(self.run), self.name: memory}))
 
-    @classmethod
-    def require(cls) -> None:  # noqa: B027 (most services need nothing besides their package)
+    @classmethod  # noqa: B027 (most services need nothing besides their package)
+    def require(cls) -> None:
         """A UserError where the service could only ask a person, or fail."""
 
     @abstractmethod
@@ -86,6 +86,10 @@ class Sink(ABC):
 
     def rewind(self, step: int) -> None:  # noqa: B027 (most services overwrite by step and need not be told)
         """What comes after `step` will be sent again."""
+
+    def place(self) -> str:
+        """Where a person finds the copy, in a few words."""
+        return ""
 
     @abstractmethod
     def close(self, status: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ def keep(run: Run, choices: Sequence[Choice]) -> None:
 
 
 @contextlib.contextmanager
-def mirrored(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
+def mirrored(run: Run, say: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[None]:
     """While the block runs, what is written to the run goes to its mirrors too; leaving it takes a few seconds at most."""
     choices = _kept(run, warn)
     mirrors = [_start(run, choice, warn) for choice in choices]
@@ -89,6 +89,7 @@ def mirrored(run: Run, warn: Callable[[str], None]) -> Iterator[None]:
         for mirror in mirrors:
             run.listeners.remove(mirror)
             mirror.close(deadline)
+            say(f"mirror  {mirror.name}  {mirror.sink.place()}".rstrip())
 
 
 def _kept(run: Run, warn: Callable[[str], None]) -> tuple[Choice, ...]:
@@ -122,4 +123,4 @@ def send(run: Run, choices: Sequence[Choice], say: Callable[[str], Any]) -> None
         except Exception as error:
             # Whatever a service's package raises, there is nothing of ours to look for in a traceback.
             raise UserError(f"mirror {choice.name}: {type(error).__name__}: {error}") from error
-        say(f"{run.name}: {len(items)} rows and events sent to {choice.name}")
+        say(f"{run.name}: {len(items)} rows and events sent to {choice.name}  {sink.place()}".rstrip())

@@ -19,6 +19,7 @@ class Mlflow(Sink):
     """Its client rather than its global run, which belongs to whoever imported mlflow first."""
 
     def open(self, config: dict[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         mlflow = importlib.import_module("mlflow")
         self._entities = importlib.import_module("mlflow.entities")
         self._client = mlflow.MlflowClient()
@@ -53,6 +54,9 @@ class Mlflow(Sink):
         self._client.log_artifacts(self._id, str(path), f"checkpoints/{path.name}")
         if best:
             self._client.log_batch(self._id, tags=[self._entities.RunTag("best", path.name)])
+
+    def place(self) -> str:
+        return f"experiment {self.memory.get('experiment')}, run {self.memory.get('run_id')}"
 
     def close(self, status: dict[str, Any]) -> None:
         tags = [self._entities.RunTag(key, one_line(str(status[key]))) for key in ("status", "verdict") if key in status]

@@ -57,6 +57,9 @@ class Tensorboard(Sink):
         self._writer.close()
         self._writer = self._new_writer(purge_step=step + 1)
 
+    def place(self) -> str:
+        return f"tensorboard --logdir {self.run.path.parent}"
+
     def close(self, status: dict[str, Any]) -> None:
         ends = {f"end/{key}": float(status[key]) for key in ("loss", "best") if facts.is_number(status.get(key))}
         summary = importlib.import_module("torch.utils.tensorboard.summary")

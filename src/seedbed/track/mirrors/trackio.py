@@ -52,5 +52,8 @@ class Trackio(Sink):
         artifact.add_dir(str(path))
         self._run.log_artifact(artifact, aliases=[path.name, "latest", *(["best"] if best else [])])
 
+    def place(self) -> str:
+        return f"trackio show --project {self.memory.get('project')}"
+
     def close(self, status: dict[str, Any]) -> None:
         self._run.finish()

@@ -28,14 +28,16 @@ class Wandb(Sink):
         raise UserError("W&B knows no key here and would ask for one: run `wandb login` once, or set WANDB_MODE=offline")
 
     def open(self, config: dict[str, Any]) -> None:
-        # Its greetings would tear up the progress line.
+        # Its greetings would tear up the progress line, and nobody asked for reports on how it is used.
         os.environ.setdefault("WANDB_SILENT", "true")
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._wandb = importlib.import_module("wandb")
-        if not self.memory:
+        if "id" not in self.memory:
             self.remember(id=secrets.token_hex(4), project=os.environ.get("WANDB_PROJECT", "seedbed"))
         title = full_name(config["recipe"], config["preset"])
         self._run = self._wandb.init(
-            **self.memory,
+            id=self.memory["id"],
+            project=self.memory["project"],
             name=self.run.name,
             group=config.get("sweep"),
             notes=str(config.get("why") or ""),
@@ -45,6 +47,7 @@ class Wandb(Sink):
             dir=os.environ.get("WANDB_DIR") or str(self.run.path),
             settings=self._settings(),
         )
+        self.remember(url=self._run.url)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
@@ -75,6 +78,9 @@ class Wandb(Sink):
         artifact = self._wandb.Artifact(f"{self.run.name}-checkpoint", type="checkpoint", metadata={"step": path.name})
         artifact.add_dir(str(path))
         self._run.log_artifact(artifact, aliases=[path.name, "latest", *(["best"] if best else [])])
+
+    def place(self) -> str:
+        return self.memory.get("url") or f"offline; wandb sync {self.run.path / 'wandb'}/offline-run-*"
 
     def close(self, status: dict[str, Any]) -> None:
         known = {key: status[key] for key in ("status", "step", "loss", "best", "best_step", "verdict") if key in status}
