@@ -25,7 +25,7 @@ ALLOWED = {
     "track": {"errors", "config", "train"},
     "tune": {"errors", "config", "nn", "data", "dist", "train", "track", "recipes"},
     "checks": {"errors", "config", "nn", "data", "train", "track", "recipes"},
-    "serve": {"errors", "config", "data", "train", "track", "recipes", "launch"},
+    "serve": {"errors", "config", "data", "train", "track", "recipes", "launch", "tune.sweep"},
     "launch": {"errors", "config", "data", "dist", "train", "track", "recipes", "tune", "checks"},
     "recipes": {"errors", "config", "nn", "data", "train", "track.heatmap"},
     "__init__": {"errors", "config", "data", "train"},

@@ -3,6 +3,7 @@
 Any web page a person visits can reach a server on their machine, so names, origins and a token per start are checked.
 """
 
+import contextlib
 import hmac
 import secrets
 import socket
@@ -135,10 +136,8 @@ def names_of(host: str) -> set[str]:
     if is_loopback(host):
         return names
     names |= {socket.gethostname(), socket.getfqdn()}
-    try:
+    with contextlib.suppress(OSError):
         names |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
-    except OSError:
-        pass
     return names - {"0.0.0.0", "::", ""}
 
 
