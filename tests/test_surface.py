@@ -25,9 +25,9 @@ NAMES = {
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit", "sweep", "think", "ablate", "play",
+    "replay", "overfit", "sweep", "think", "ablate", "serve", "play",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
-    "data prepare", "data inspect", "data verify", "data bench", "data show",
+    "data prepare", "data inspect", "data verify", "data bench", "data show", "data record",
 }  # fmt: skip
 
 SYSTEM = {

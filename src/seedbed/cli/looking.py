@@ -29,6 +29,27 @@ def _data_prepare(given: argparse.Namespace) -> int:
     return verbs.prepare(given.path, tokenizer=given.tokenizer, vocab=given.vocab, out=given.out, json=given.json)
 
 
+def _record_arguments(parser: Parser) -> None:
+    parser.add_argument("source", metavar="SIMULATOR", help="box, doom, atari:NAME or gym:ID")
+    parser.add_argument("--frames", type=number(int, 10), default=20_000, metavar="N", help="how many frames (20,000)")
+    parser.add_argument("--size", default="64x64", metavar="HxW", help="pixels, height first (64x64)")
+    parser.add_argument("--seed", type=number(int, 0, 2**31), default=1, metavar="N", help="which world, and which walks (1)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the recording goes; otherwise the cache")
+
+
+@verb(
+    "data record",
+    "SIMULATOR [--frames N] [--size HxW]",
+    "play a simulator by itself, keep frames and controls",
+    _record_arguments,
+)
+def _data_record(given: argparse.Namespace) -> int:
+    from seedbed.data.recordings import verbs
+
+    chosen = {"frames": given.frames, "size": given.size, "seed": given.seed, "out": given.out, "json": given.json}
+    return verbs.record(given.source, **chosen)
+
+
 def _store_argument(parser: Parser) -> None:
     parser.add_argument("path", metavar="STORE", help="the folder that `data prepare` made; what reads it also takes a text")
 

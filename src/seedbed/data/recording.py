@@ -157,6 +157,13 @@ def open_recording(path: str | Path, actions: str = "actions") -> Recording:
     )
 
 
+def find_recording(path: Path, key: str) -> Recording | None:
+    """The recording at `path`, where it is the one that `key` names; another one there is an error when writing."""
+    if not is_store(path) or Store.open(path).manifest.get("recording", {}).get("key") != key:
+        return None
+    return open_recording(path)
+
+
 # ---- writing -------------------------------------------------------------------------------------------------------------
 
 
@@ -287,13 +294,16 @@ def measure_axes(actions_TA: np.ndarray, axes: Sequence[tuple[str, str]]) -> lis
 def _measure(values_T: np.ndarray, name: str, unit: str) -> Axis:
     if name == "dt":
         median = float(np.median(values_T)) if len(values_T) else 1.0
-        return Axis(name, unit, median, (median, median), (median, median), _quantile(values_T, 0.99), False)
+        limit = _quantile(values_T, 0.99)
+        return Axis(name, unit, median, (median, median), (median, median), limit, dead=limit < 1.01 * median)
     size_T = np.abs(values_T)
     moving_T = size_T[size_T > DEAD]
     # A button that is rarely pressed has a 95th percentile of zero over all frames, yet it is not dead.
     typical = _quantile(size_T, 0.95)
     scale = typical if typical > DEAD else _quantile(moving_T, 0.95)
-    sides = [-values_T[values_T < -DEAD], values_T[values_T > DEAD]]
+    # What stays below a tenth of the scale is a trembling hand, not a press of a key.
+    pressed = max(DEAD, 0.1 * scale)
+    sides = [-values_T[values_T < -pressed], values_T[values_T > pressed]]
     full, half = ((0.0 - _quantile(sides[0], q), _quantile(sides[1], q)) for q in (0.9, 0.5))
     dead = len(moving_T) == 0
     return Axis(name, unit, 1.0 if dead else scale, full, half, max(_quantile(size_T, 0.99), 0.0 if dead else scale), dead)
