@@ -1,6 +1,7 @@
 """Recipes by name: the packages in this folder, and any Python file of the user's that is written the same way."""
 
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Callable
@@ -142,27 +143,35 @@ _loaded: dict[Path, tuple[bytes, ModuleType]] = {}
 
 
 def _from_file(path: Path) -> Recipe:
+    source = _source(path)
     try:
-        content = path.read_bytes()
+        content = source.read_bytes()
     except OSError as error:
         raise UserError(f"recipe file {path} cannot be read: {error.strerror}") from None
-    path = path.resolve()
+    path, source = path.resolve(), source.resolve()
     # The same file gives the same module, or one config would not be an instance of the other's class.
-    if path not in _loaded or _loaded[path][0] != content:
-        _loaded[path] = (content, _load(path))
-    module = _loaded[path][1]
+    if source not in _loaded or _loaded[source][0] != content:
+        _loaded[source] = (content, _load(path, source))
+    module = _loaded[source][1]
     presets = _presets(module)
     if not presets:
         raise UserError(f"{path.name} has no preset: write a function annotated `-> Config` that returns one")
-    return Recipe(str(path), presets, lambda part: module, (path,))
+    return Recipe(str(path), presets, lambda part: module, (source,))
 
 
-def _load(path: Path) -> ModuleType:
+def _source(path: Path) -> Path:
+    """The file to read: a job of a cluster holds to the copy from when it was submitted, however the file is edited since."""
+    kept = os.environ.get("SEEDBED_CODE")
+    copy = Path(kept, "files", *path.resolve().parts[1:]) if kept else path
+    return copy if copy.is_file() else path
+
+
+def _load(path: Path, source: Path) -> ModuleType:
     import hashlib
     import importlib.util
 
     name = f"seedbed_recipe_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, path, loader=_FreshLoader(name, str(path)))
+    spec = importlib.util.spec_from_file_location(name, source, loader=_FreshLoader(name, str(source)))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
@@ -173,7 +182,7 @@ def _load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        _explain(error, path)
+        _explain(error, source)
     return module
 
 

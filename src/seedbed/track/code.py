@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
+from seedbed.track import files, lines
 
 MAX_PATCH = 2_000_000
 MAX_FILE = 500_000
 MAX_NAMES = 200
+_CHANGES = ("dirty", "changed", "untracked", "patch_left_out")
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
 
 # Never copied into a run folder, which people share: untracked files that tend to hold passwords.
@@ -41,9 +43,10 @@ def version() -> str:
 
 def state(folder: Path, root: Path | None = None) -> dict[str, Any]:
     """Everything code.json and code.patch hold. The runs folder `root` and its journal do not count as changes."""
+    kept = os.environ.get("SEEDBED_CODE")  # a job of a cluster runs a copy of the code, whatever became of the work tree
     return {
         "version": version(),
-        **_git_state(Path(folder), _own_files(root)),
+        **(_kept_state(Path(kept)) if kept else _git_state(Path(folder), _own_files(root))),
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version_of(name))},
         "platform": platform.platform(),
@@ -70,6 +73,22 @@ def describe(facts: dict[str, Any]) -> str:
         return "no commit yet + code.patch" if "dirty" in facts else "not in a git work tree"
     branch = f" ({facts['branch']})" if facts.get("branch") else ""
     return f"commit {facts['commit'][:10]}{branch}" + (" + code.patch" if facts.get("dirty") else "")
+
+
+def keep(facts: dict[str, Any], folder: Path) -> None:
+    """Write a state into a folder, for whoever runs the copy of the code that lies there."""
+    files.write_synced(folder / "code.json", lines.pretty({k: v for k, v in facts.items() if k != "patch"}))
+    if facts.get("patch"):
+        files.write_synced(folder / "code.patch", facts["patch"].encode(errors="surrogateescape"))
+
+
+def _kept_state(folder: Path) -> dict[str, Any]:
+    """What of a kept state belongs to the code and not to the machine."""
+    facts = lines.read_object(folder / "code.json")
+    patch = folder / "code.patch"
+    text = patch.read_bytes().decode(errors="surrogateescape") if patch.is_file() else ""
+    found = {key: facts[key] for key in ("commit", "branch", *_CHANGES) if key in facts}
+    return {**found, "patch": text} if "dirty" in found else found
 
 
 def _version_of(package: str) -> str | None:

@@ -298,6 +298,8 @@ def _described(config: Any, base: Any) -> dict[str, Any]:
 def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
     import shutil
 
+    from seedbed.track.code import keep
+
     for leftover in files.leftovers(root):
         shutil.rmtree(leftover, ignore_errors=True)
     aside = root / f".new-{os.getpid()}-{time.monotonic_ns()}.tmp"
@@ -306,9 +308,7 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
         (aside / "samples").mkdir()
         (aside / "checkpoints").mkdir()
         files.write_synced(aside / "config.json", lines.pretty(facts))
-        files.write_synced(aside / "code.json", lines.pretty({k: v for k, v in code.items() if k != "patch"}))
-        if code.get("patch"):
-            files.write_synced(aside / "code.patch", code["patch"].encode(errors="surrogateescape"))
+        keep(code, aside)
         files.sync_folder(aside)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)
