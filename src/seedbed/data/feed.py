@@ -124,8 +124,9 @@ class WindowSource(Source):
 class _Locator:
     """Counter to rows; a failure names the sample, and bounds are checked before anything is copied."""
 
-    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool):
-        self.source, self.batch = source, batch
+    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, stride: int):
+        # The items of a step that are this rank's, and those of all ranks: from one step to the next.
+        self.source, self.batch, self.stride = source, batch, stride
         self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
         self.steps_B = np.arange(batch)
         lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
@@ -280,12 +281,12 @@ class _Mapped:
         self.reader = _Reader(source, locator, NUM_SLOTS, pin=device.type == "cuda")
         self.advised = 0
         self.mapped = [rows for rows in self.reader.rows.values() if rows.expect_random()]
-        self.ahead = Prefetch(self._read, NUM_SLOTS, locator.batch)
+        self.ahead = Prefetch(self._read, NUM_SLOTS, locator.stride)
         if device.type == "cpu":
             self.carrier = _Lend(self.reader.slots, parts)
         else:
             static = Slot(source.arrays, source.spans, locator.batch, device, pin=False)
-            self.carrier = (_Ship if device.type == "cuda" else _Copy)(self.reader.slots, static, parts)
+            self.carrier = (_Ship if device.type == "cuda" else _Copy)(self.reader.slots, static, parts, locator.stride)
 
     @property
     def wait(self) -> float:
@@ -305,7 +306,7 @@ class _Mapped:
 
     def _read(self, counter: int, slot: int) -> None:
         """In the thread: announce the pages of batches to come, then copy this one."""
-        step = self.reader.locator.batch
+        step = self.reader.locator.stride
         limit = counter + LOOK_AHEAD * step
         first = self.advised if counter < self.advised <= limit else counter
         # A sample that cannot be located is reported when its turn comes.
@@ -341,7 +342,7 @@ class _Lend:
 class _Copy:
     """To a device without streams of its own: a plain copy."""
 
-    def __init__(self, slots: list[Slot], static: Slot, parts: int):
+    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
         self.slots, self.static, self.parts = slots, static, static.parts(parts)
 
     def divide(self, parts: int) -> None:
@@ -362,8 +363,8 @@ class _Ship:
     Only the calling thread talks to CUDA, so that the reading thread can never disturb a capture.
     """
 
-    def __init__(self, slots: list[Slot], static: Slot, parts: int):
-        self.slots, self.static, self.parts = slots, static, static.parts(parts)
+    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
+        self.slots, self.static, self.parts, self.stride = slots, static, static.parts(parts), stride
         self.stream = torch.cuda.Stream(static.memory.device)
         self.docks = [torch.empty_like(static.memory) for _ in range(2)]
         # The allocator may have handed out memory that earlier work on the present stream still uses.
@@ -384,7 +385,7 @@ class _Ship:
         stream.wait_event(self.arrived[dock])
         self.static.memory.copy_(self.docks[dock], non_blocking=True)
         self.emptied[dock].record(stream)
-        following = counter + len(self.static.values["index"])
+        following = counter + self.stride
         slot = ahead.poll(following)
         if slot is None:
             self.waiting = None
@@ -411,6 +412,8 @@ class _Ship:
 class Feed:
     """Batches on the device. `load` makes a step's items ready, `part` gives micro-batch k of them.
 
+    `share` is (rank, number of ranks): all ranks follow one order, and each takes its own stretch of every batch.
+
     On the host a part may be kept until the next load but one. On a device parts read the same storage at every step, and
     `part` does no host work, so that a CUDA graph can hold it.
     """
@@ -425,13 +428,17 @@ class Feed:
         device: torch.device,
         shuffle: bool = True,
         limit_bytes: int | None = None,
+        share: tuple[int, int] = (0, 1),
     ):
-        if batch % parts:
-            raise UserError(f"a batch of {batch} does not divide into {parts} equal parts")
+        rank, world = share
+        own = batch // world
+        if batch % world or own % parts:
+            raise UserError(f"a batch of {batch} does not divide into {parts * world} equal parts")
         assert source.num_items or not source.arrays, "a source with arrays must say how many items it has"
         self.source, self.device = source, torch.device(device)
         self.num_bytes = sum(array.nbytes for array in source.arrays.values())
-        locator = _Locator(source, batch, seed, shuffle)
+        self._first = rank * own
+        locator = _Locator(source, own, seed, shuffle, stride=batch)
         fits = self.num_bytes <= (room(self.device) if limit_bytes is None else limit_bytes)
         self._tier: _Tier
         if not fits:
@@ -444,8 +451,8 @@ class Feed:
         self._wide = [(name, torch_dtype(np.dtype(dtype))) for name, dtype in source.wide.items()]
 
     def load(self, counter: int) -> None:
-        """Make the samples counter .. counter + batch - 1 ready."""
-        self._tier.load(counter)
+        """Make the samples counter .. counter + batch - 1 ready: those of them that are this rank's."""
+        self._tier.load(counter + self._first)
 
     def part(self, k: int) -> dict[str, Tensor]:
         """Micro-batch k of the loaded step."""

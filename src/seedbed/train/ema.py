@@ -6,13 +6,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from seedbed.dist.ranks import local
+
 
 class Ema:
     """Shadow weights; `decay` is reached by a warm-up so that a short run is not an average of its birth."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.live = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        self.live = {n: local(p) for n, p in module.named_parameters() if p.requires_grad}
         self.shadow = {n: p.detach().clone() for n, p in self.live.items()}
 
     def weight(self, step: int) -> float:

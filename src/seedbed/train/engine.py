@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
+from seedbed.dist.ranks import ALONE, Ranks, local
+from seedbed.dist.shards import Place, Shards, cut
 from seedbed.errors import UserError
 from seedbed.train.ema import Ema
 from seedbed.train.low import to_float8
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE, SCALE_PATIENCE = 2.0**15, 1000
-_RATE, _PROGRESS, _EMA, _EMA2 = range(4)
+_RATE, _PROGRESS, _EMA, _EMA2, _STOP = range(5)
 
 
 def pick_device(name: str) -> torch.device:
@@ -56,14 +58,15 @@ def mix(*numbers: int) -> int:
 class Engine:
     """Runs a system's updates. Recipes see `device`, `variant`, `progress` and `descend`; the loop sees the rest."""
 
-    def __init__(self, system: System, config: Config, device: torch.device) -> None:
-        self.system, self.config, self.device = system, config, device
+    def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = ALONE) -> None:
+        self.system, self.config, self.device, self.ranks = system, config, device, ranks
         self.dtype = DTYPES[config.precision]
         # A setting of the process: every engine says what it wants. Without such units, on a CPU, it changes nothing.
         torch.set_float32_matmul_precision("high" if config.precision == "tf32" and device.type == "cuda" else "highest")
         # Layers are exchanged and taught to forget before anything is compiled, and before the optimizers learn their names.
         self.num_float8 = to_float8(system, device) if config.float8 else None
         recompute_units(system, config.recompute, device)
+        self.shards = cut(system, system.shard_units(), ranks, device) if ranks.degrees.shard > 1 else Shards()
         self.compiled = {part for part, on in _compiled_parts(config).items() if on}
         self._kind = device.type  # kept: to ask a device for it in every step takes microseconds
         modules = system.players()
@@ -74,9 +77,10 @@ class Engine:
         self.ema = Ema(system, config.ema) if config.ema else None
         self.ema2 = Ema(system, config.ema2) if config.ema2 else None  # a second, longer horizon, for sampling
         self.variant: Hashable = None
-        self._dials = torch.zeros(4, device=device)
+        self._dials = torch.zeros(5, device=device)
+        self.wants_stop = False  # this rank was asked to end the run; a step tells the others
         self.rate = self._dials[_RATE]  # a view: what the schedule really gave the step
-        self._host_dials = torch.zeros(4)
+        self._host_dials = torch.zeros(5)
         # 0 or 1, in the dtype in which the fused optimizer asks for it.
         self.halted, self._one = torch.zeros((), device=device), torch.ones((), device=device)
         self.scale = {n: torch.tensor(FIRST_SCALE, device=device) for n in modules} if config.precision == "fp16" else {}
@@ -97,18 +101,19 @@ class Engine:
 
     def begin(self, step: int, progress: float, rate: float | None = None) -> None:
         """Set what changes from step to step: rates (by the schedule unless `rate` is given), progress, dice."""
-        dials = self._host_dials if self._kind == "cpu" else torch.zeros(4, pin_memory=self._kind == "cuda")
+        dials = self._host_dials if self._kind == "cpu" else torch.zeros(5, pin_memory=self._kind == "cuda")
         view = dials.numpy()
         view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate
         view[_PROGRESS] = progress
         view[_EMA] = self.ema.weight(step) if self.ema else 0.0
         view[_EMA2] = self.ema2.weight(step) if self.ema2 else 0.0
+        view[_STOP] = self.wants_stop
         self._dials.copy_(dials, non_blocking=True)
         self.roll_dice(step)
 
     def roll_dice(self, step: int) -> None:
-        """All noise of a step follows from (seed, step): nothing to save, and evaluation cannot disturb training."""
-        seed = mix(self.config.seed, step)
+        """All noise of a step follows from (seed, step, rank): nothing to save, and evaluation cannot disturb training."""
+        seed = mix(self.config.seed, step, *([self.ranks.rank] if self.ranks.rank else []))
         torch.default_generator.manual_seed(seed)
         if self._kind == "cuda":
             torch.cuda.default_generators[self.device.index].manual_seed(seed)
@@ -123,18 +128,11 @@ class Engine:
         self._totals.clear()
         self.norms.clear()
         self._before, self.touched = [b.clone() for b in self._buffers], False
-        if self._num_parts == 1:
+        if self._num_parts == 1 and self.ranks.is_alone:
             out = self._update(parts(0), 0)
         else:
-            batches = [parts(k) for k in range(self._num_parts)]
-            counts = torch.stack([_as_float(self.system.num_targets(b), self.device) for b in batches])
-            shares = counts / counts.sum().clamp_min(1.0)
-            out = {}
-            for k, batch in enumerate(batches):
-                self._share = shares[k]
-                for name, value in self._update(batch, k).items():
-                    out[name] = out[name] + value * shares[k] if name in out else value * shares[k]
-            self._share = None
+            out = self._update_in_parts([parts(k) for k in range(self._num_parts)])
+        self.ranks.first_decides_(self._buffers)
         for buffer, old in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(self.halted != 0, old, buffer))
         if self.ema:
@@ -142,6 +140,39 @@ class Engine:
         if self.ema2:
             self.ema2.update(self._dials[_EMA2] * (1.0 - self.halted))
         return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
+
+    def _update_in_parts(self, batches: list[Batch]) -> dict[str, Tensor]:
+        """One update from micro-batches of all ranks, each weighted by its share of the step's targets."""
+        out: dict[str, Tensor] = {}
+        for k, (batch, share) in enumerate(zip(batches, self._shares(batches), strict=True)):
+            self._share = share
+            for name, value in self._update(batch, k).items():
+                value = value if share is None else value * share
+                out[name] = out[name] + value if name in out else value
+        self._share = None
+        return out if self.ranks.is_alone else self._agreed(out)
+
+    def _shares(self, batches: list[Batch]) -> list[Tensor | None]:
+        """How much each part counts, so that the mean over ranks of the sum over parts is the mean over targets."""
+        counts = [self.system.num_targets(batch) for batch in batches]
+        by_shape = all(isinstance(count, int) for count in counts)  # the same on every rank
+        if by_shape and len(counts) == 1:
+            return [None]
+        counts_K = torch.stack([_as_float(count, self.device) for count in counts])
+        total = counts_K.sum()
+        if not by_shape and not self.ranks.is_alone:
+            return list((counts_K * self.ranks.world / self.ranks.total(total).clamp_min(1.0)).unbind())
+        return list((counts_K / total.clamp_min(1.0)).unbind())
+
+    def _agreed(self, out: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Measurements as means over ranks, and how many ranks want to stop: every rank sees the same and does the same."""
+        values = [value.detach().float().reshape(()) for value in out.values()]
+        mean = self.ranks.total(torch.stack([*values, self._dials[_STOP]])) / self.ranks.world
+        return dict(zip([*out, "stop"], mean.unbind(), strict=True))
+
+    def together(self, value: Tensor) -> Tensor:
+        """A sum over this rank's part of a batch, as the sum over all ranks' parts: for what a recipe counts by itself."""
+        return self.ranks.total(value)
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
         self._part = part
@@ -169,7 +200,7 @@ class Engine:
             loss = loss * self._share
         total = self._totals.get(name)
         self._totals[name] = loss.detach() if total is None else total + loss.detach()
-        scaled = loss * self.scale[name] if self.scale else loss
+        scaled = self.shards.enter(loss * self.scale[name] if self.scale else loss)
         with torch.autocast(self._kind, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():
             scaled.backward(inputs=optimizer.params if len(self.optimizers) > 1 else None)
             if self._part == self._num_parts - 1:
@@ -192,7 +223,8 @@ class Engine:
         for param in optimizer.params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        norm = total_norm(gradients(optimizer.params))
+        self.ranks.average_([p.grad for p in optimizer.params if p.grad is not None and not hasattr(p, "to_local")])
+        norm = self._norm(optimizer)
         scale = self.scale.get(name)
         true_norm = norm if scale is None else norm / scale
         skip = self._guard(name, true_norm)
@@ -204,9 +236,18 @@ class Engine:
             param.grad = None
         self.norms[name] = true_norm
 
+    def _norm(self, optimizer: Optimizer) -> Tensor:
+        """The norm of all gradients together, of which a rank may hold a piece."""
+        if not self.shards:
+            return total_norm(gradients(optimizer.params))
+        pieces = [local(g) for g in gradients(optimizer.params) if hasattr(g, "to_local")]
+        square = self.ranks.total_of_pieces(total_norm(pieces).square())
+        whole = [g for g in gradients(optimizer.params) if not hasattr(g, "to_local")]
+        return (square + total_norm(whole).square() if whole else square).sqrt()
+
     def _guard(self, name: str, norm: Tensor) -> Tensor:
         """1 when this update must not happen. A bad step also halts all later ones until the host has looked."""
-        loss = self._totals[name]
+        loss = self.ranks.total(self._totals[name])
         if not self.scale:
             self._halt_unless_finite(loss, norm)
             return self.halted
@@ -236,12 +277,15 @@ class Engine:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode with averaged weights, no gradients and dice of its own; everything is put back after."""
+        """Evaluation mode with averaged weights, no gradients and dice of its own; everything is put back after.
+
+        Cut weights are whole inside, so that a rank may do what others do not.
+        """
         was_training = self.system.training
         self.system.eval()
         averaged = self.ema.swapped_in() if self.ema else contextlib.nullcontext()
         try:
-            with forked_dice(self.device), averaged, torch.no_grad(), self.autocast():
+            with forked_dice(self.device), averaged, self.shards.gathered(), torch.no_grad(), self.autocast():
                 torch.manual_seed(mix(self.config.seed, -1))
                 yield
         finally:
@@ -259,11 +303,20 @@ class Engine:
                 self.halted.copy_(halted)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """Everything on the device that a checkpoint keeps, by file."""
+        """Everything on the device that a checkpoint keeps, by file; of what is cut, this rank's piece."""
         optim = {f"{player}.{n}": t for player, o in self.optimizers.items() for n, t in o.tensors().items()}
         optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.calm": t for n, t in self.calm.items()}
-        files = {"model": dict(self.system.named_parameters()) | saved_buffers(self.system), "optim": optim}
+        weights: dict[str, Tensor] = {n: local(p) for n, p in self.system.named_parameters()}
+        files = {"model": weights | saved_buffers(self.system), "optim": optim}
         return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
+
+
+    def place(self, file: str, name: str) -> Place | None:
+        """Which rows of a tensor of `tensors` this rank holds; None for all of them."""
+        if file == "optim":
+            _, moment, name = name.split(".", 2) if name.count(".") > 1 else ("", "", name)
+            return self.shards.places.get(name) if moment in ("mean", "square") else None
+        return self.shards.places.get(name)
 
 
 @contextlib.contextmanager

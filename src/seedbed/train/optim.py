@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.config import Optim
+from seedbed.dist.ranks import local
 from seedbed.errors import UserError
 from seedbed.nn.groups import kind_of, rows_of, settings_of
 from seedbed.train.system import ParamGroup
@@ -52,7 +53,7 @@ class AdamW:
     def __init__(self, group: ParamGroup, optim: Optim) -> None:
         self.group, self.optim = group, optim
         self.names = list(group.params)
-        self.params: list[Tensor] = list(group.params.values())
+        self.params = [local(p).detach() if hasattr(p, "to_local") else p for p in group.params.values()]
         self.means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.count = torch.zeros((), device=self.params[0].device)
@@ -63,7 +64,7 @@ class AdamW:
         # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
         torch._fused_adamw_(
             self.params,
-            gradients(self.params),
+            self._gradients(),
             self.means,
             self.squares,
             [],
@@ -85,7 +86,7 @@ class AdamW:
         self.count += 1.0 - skip
         count = self.count.clamp_min(1.0)
         lr, fix1, fix2 = rate * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
-        for param, grad, mean, square in zip(self.params, gradients(self.params), self.means, self.squares, strict=True):
+        for param, grad, mean, square in zip(self.params, self._gradients(), self.means, self.squares, strict=True):
             grad = grad / divisor
             new_mean = torch.lerp(mean, grad, 1.0 - optim.beta1)
             new_square = torch.lerp(square, grad * grad, 1.0 - optim.beta2)
@@ -93,6 +94,10 @@ class AdamW:
             new_param = shrunk - lr / fix1 * new_mean / (new_square.sqrt() / fix2 + optim.eps)
             for old, new in ((mean, new_mean), (square, new_square), (param, new_param)):
                 old.copy_(torch.where(keep, new, old))
+
+    def _gradients(self) -> list[Tensor]:
+        """Of the pieces that this rank holds."""
+        return [local(grad) for grad in gradients(list(self.group.params.values()))]
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield f"count.{self.names[0]}", self.count
@@ -117,6 +122,20 @@ def orthogonalise(x_kmn: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(x_kmn.dtype)
 
 
+def _whole_gradients(params: list[nn.Parameter]) -> dict[int, Tensor]:
+    """Gradients by parameter; those that are cut are gathered, since only a whole matrix can be orthogonalised."""
+    grads = zip(params, gradients(params), strict=True)
+    return {id(p): g.full_tensor() if hasattr(g, "full_tensor") else g for p, g in grads}  # type: ignore[operator]
+
+
+def _own_rows(param: nn.Parameter, first: int, height: int) -> tuple[Tensor, slice]:
+    """What this rank holds of `height` rows from `first` on, and where among them that lies."""
+    mine, start = local(param).detach(), getattr(param, "first_row", 0)
+    low = min(max(first, start), start + len(mine))
+    high = max(low, min(first + height, start + len(mine)))
+    return mine[low - start : high - start], slice(low - first, high - first) if high > low else slice(0, 0)
+
+
 class Muon:
     """Momentum orthogonalised per matrix; matrices of one shape, fused ones taken apart, are processed as one batch."""
 
@@ -129,23 +148,25 @@ class Muon:
                 shapes[height, param.shape[1]].append((f"{name}.{first}", param, first))
                 first += height
         self.buckets = list(shapes.items())
-        self.momenta = [params[0][1].new_zeros(len(params), *shape) for shape, params in self.buckets]
+        self.momenta = [local(params[0][1]).new_zeros(len(params), *shape) for shape, params in self.buckets]
 
     def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
         lr, keep = rate * self.group.lr, skip == 0
         shrink = 1.0 - lr * self.group.weight_decay * keep
         for (shape, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             height = shape[0]
-            grad_kmn = torch.stack([gradients([p])[0][first : first + height] for _, p, first in pieces]) / divisor
+            whole = _whole_gradients([p for _, p, _ in pieces])
+            grad_kmn = torch.stack([whole[id(p)][first : first + height] for _, p, first in pieces]) / divisor
             blended = torch.lerp(momentum_kmn, grad_kmn, 1.0 - self.optim.momentum)
             # `where`, never a product with 0: 0 x NaN is NaN.
             momentum_kmn.copy_(torch.where(keep, blended, momentum_kmn))
             nesterov = torch.lerp(grad_kmn, momentum_kmn, self.optim.momentum)
             scale = 0.2 * math.sqrt(max(shape))
             change = torch.where(keep, orthogonalise(nesterov) * (-scale * lr), 0.0)
-            weights = [p.detach()[first : first + height] for _, p, first in pieces]
+            mine = [_own_rows(p, first, height) for _, p, first in pieces]
+            weights = [weight for weight, _ in mine]
             torch._foreach_mul_(weights, shrink)
-            torch._foreach_add_(weights, list(change.unbind()))
+            torch._foreach_add_(weights, [one[rows] for one, (_, rows) in zip(change.unbind(), mine, strict=True)])
 
     plain_step = step
 

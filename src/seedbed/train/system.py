@@ -117,6 +117,14 @@ class System(nn.Module):
         """The modules that `compile=blocks` compiles one by one."""
         return iter(())
 
+    def shard_units(self) -> Iterator[nn.Module]:
+        """Modules called once in a forward pass, which `dist.shard` gathers one by one; all other weights stay for the step."""
+        return iter(())
+
+    def why_one_rank(self) -> str:
+        """Why a batch of this system cannot be spread over ranks, in words; empty where it can."""
+        return ""
+
     def variant(self, step: int, num_steps: int) -> Hashable:
         """What the host decides before a step (a length, a number of iterations); every value is captured apart."""
         return None

@@ -1,0 +1,102 @@
+"""Weights cut into pieces over ranks by FSDP2, gathered unit by unit where they are used, and whole for evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.dist.ranks import Ranks, local
+
+# Rows that a rank holds: the first, and how many there are in all.
+Place = tuple[int, int]
+
+
+@dataclass
+class Shards:
+    """A system whose parameters are pieces; without any, everything here does nothing."""
+
+    system: nn.Module | None = None
+    units: list[Any] = field(default_factory=list)
+    places: dict[str, Place] = field(default_factory=dict)
+    _whole: bool = False
+
+    def __bool__(self) -> bool:
+        return self.system is not None
+
+    def enter(self, loss: Tensor) -> Tensor:
+        """The loss as something whose backward pass brings every gradient to its owner."""
+        return self.system.descent(loss) if self.system is not None else loss  # type: ignore[operator]
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Every parameter whole on every rank: inside, ranks may go different ways, since nothing is sent."""
+        if self.system is None or self._whole:
+            yield
+            return
+        self._whole = True
+        for unit in self.units:
+            unit.set_reshard_after_forward(False, recurse=False)
+            unit.unshard()
+        try:
+            yield
+        finally:
+            for unit in self.units:
+                unit.reshard()
+                unit.set_reshard_after_forward(unit is not self.system, recurse=False)
+            self._whole = False
+
+    def require_cut(self) -> None:
+        assert not self._whole, "weights were changed piece by piece while they were gathered"
+
+
+def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device) -> Shards:
+    """Cut every parameter along its first axis, in place: each unit is gathered when it is called, the rest for a whole step.
+
+    The system is built on the host and moves to the device unit by unit, so that a device never holds all of it. Names stay;
+    a single number cannot be cut and stays whole.
+    """
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+
+    declared = {name: vars(p).get("declaration") for name, p in system.named_parameters()}
+    single = {p for p in system.parameters() if p.ndim == 0}
+    for param in single:
+        param.data = param.data.to(device)
+    mesh = ranks.mesh if ranks.degrees.replicate > 1 else ranks.mesh["shard"]  # type: ignore[index]
+    cut_units: list[Any] = []
+    for unit in units:
+        fully_shard(unit, mesh=mesh, ignored_params=single)
+        cut_units.append(unit)
+    system.descent = _same
+    fully_shard(system, mesh=mesh, ignored_params=single, reshard_after_forward=False)
+    system.to(device)
+    for method in ("update", "descent"):
+        register_fsdp_forward_method(system, method)
+    with torch.no_grad():
+        system.descent(torch.zeros((), device=device))  # the first to be called is the root of all units
+    shards = Shards(system, [*cut_units, system])
+    for unit in shards.units:
+        unit.reshard()
+    for name, param in system.named_parameters():
+        if declared[name] is not None:
+            param.declaration = declared[name]
+        if hasattr(param, "to_local"):
+            shards.places[name] = _place(param, ranks)
+            param.first_row = shards.places[name][0]
+    return shards
+
+
+def _same(loss: Tensor) -> Tensor:
+    return loss
+
+
+def _place(param: Tensor, ranks: Ranks) -> Place:
+    """FSDP2 gives every rank the same number of rows, rounded up, and the last ones what is left."""
+    rows = param.shape[0]
+    first = min(-(-rows // ranks.degrees.shard) * ranks.shard_rank, rows)
+    assert len(local(param)) == min(-(-rows // ranks.degrees.shard), rows - first)
+    return first, rows
