@@ -126,21 +126,26 @@ def resume(
     """Go on with a run where its newest whole checkpoint left it; one that was only queued begins, after its checks."""
     run = Run.open(root, run_name)
     with run.lock(), closing(Console(run.path / "console.log")) as console:
-        recipe, saved = saved_config(run)
-        if run.status().get("status") == "done" and not assignments and not force:
-            raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
+        recipe, saved, config = may_resume(run, assignments, force)
         if mirrors is not None:
             keep(run, mirrors)
-        config = configs.override(saved, assignments)
-        changes = configs.diff(configs.flatten(saved), configs.flatten(config))
-        for key in changes:
-            if key not in FREE_KEYS and not key.startswith(FREE_GROUPS):
-                raise UserError(f"{key} cannot change on resume: it would be another run; start one with --parent {run.name}")
-        for key, (old, new) in changes.items():
+        for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
             console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
         if run.status().get("status") == "queued":
             return _begin(run, recipe, config, console, check)
         return _execute(run, recipe, config, recipe.open_data(config), console, resumed=True)
+
+
+def may_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
+    """A run's recipe, its settings as saved and as they are to be; refused when it is finished or would be another run."""
+    recipe, saved = saved_config(run)
+    if run.status().get("status") == "done" and not assignments and not force:
+        raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
+    config = configs.override(saved, assignments)
+    for key in configs.diff(configs.flatten(saved), configs.flatten(config)):
+        if key not in FREE_KEYS and not key.startswith(FREE_GROUPS):
+            raise UserError(f"{key} cannot change on resume: it would be another run; start one with --parent {run.name}")
+    return recipe, saved, config
 
 
 def sample(root: Path, run_name: str, options: dict[str, Any], *, checkpoint_name: str = "", write: Any = None) -> int:
