@@ -109,6 +109,10 @@ class Appender:
         self._waiting.clear()
         self._prefix = b""
 
+    def sync(self) -> None:
+        """What was written so far survives a power cut."""
+        fsync(self._fd)
+
     def _keep(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
             os.ftruncate(self._fd, self._size)

@@ -203,6 +203,16 @@ class Run:
         except OSError as error:
             self._tolerate(name, error)
 
+    def sync(self) -> None:
+        """Rows and events survive a power cut from here on: a checkpoint must not outlive the story that led to it."""
+        for name, appender in self._appenders.items():
+            try:
+                appender.sync()
+            except OSError as error:
+                self._tolerate(name, error)
+        with contextlib.suppress(OSError):
+            files.sync_folder(self.path)
+
     def _tolerate(self, name: str, error: OSError) -> None:
         """Training can do without this write: the first failure of a series warns, and nothing is raised."""
         if name not in self._troubled:

@@ -412,6 +412,7 @@ def _save(job: Job, best: bool) -> bool:
         return True
     try:
         with job.clock.lap("save"):
+            job.run.sync()
             path = checkpoint.save(folder, job.step, job.engine.tensors(), _state(job))
             if best:
                 checkpoint.mark_best(folder, path)

@@ -1,0 +1,227 @@
+"""The faults themselves: each is a function that, called in a run's own process, patches what will go wrong there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from seedbed.data import feed, prefetch
+from seedbed.drills.lab import Fault
+from seedbed.track import files
+from seedbed.train import loop
+from seedbed.train.engine import Engine
+
+
+def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault:
+    """Do something to the job just before it takes step number `step`, the first `times` times."""
+
+    def inject() -> None:
+        real, left = loop._take_step, [times]
+
+        def take(job: loop.Job) -> None:
+            if job.step + 1 == step and left[0]:
+                left[0] -= 1
+                act(job)
+            real(job)
+
+        loop._take_step = take
+
+    return inject
+
+
+def send(number: int) -> Callable[[loop.Job], None]:
+    """A signal to the run itself."""
+    return lambda job: os.kill(os.getpid(), number)
+
+
+def hang(job: loop.Job) -> None:
+    """A step that never ends."""
+    while True:
+        time.sleep(1.0)
+
+
+# ---- the disk --------------------------------------------------------------------------------------------------------
+
+
+class Opened:
+    """Which path a file descriptor of the write layer belongs to, and which files it made."""
+
+    def __init__(self) -> None:
+        self.paths: dict[int, Path] = {}
+        self.new: set[str] = set()
+        for name in ("open_write", "open_append"):
+            setattr(files, name, self._noting(getattr(files, name)))
+
+    def _noting(self, real: Callable[[Path], int]) -> Callable[[Path], int]:
+        def open_and_note(path: Path) -> int:
+            if not path.exists():
+                self.new.add(str(path))
+            fd = real(path)
+            self.paths[fd] = path
+            return fd
+
+        return open_and_note
+
+
+def disk_full(*names: str, from_step: int = 1, to_step: int = 10**9) -> Fault:
+    """No space for files whose path holds one of these names, while the run is between two steps."""
+
+    def inject() -> None:
+        opened, real, job_step = Opened(), files.write, [0]
+
+        def write(fd: int, data: bytes) -> None:
+            path = str(opened.paths.get(fd, ""))
+            if from_step <= job_step[0] <= to_step and any(name in path for name in names):
+                real(fd, data[: len(data) // 2])
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+            real(fd, data)
+
+        files.write = write
+        _follow_steps(job_step)
+
+    return inject
+
+
+def _follow_steps(step: list[int]) -> None:
+    real = loop._take_step
+
+    def take(job: loop.Job) -> None:
+        step[0] = job.step + 1
+        real(job)
+
+    loop._take_step = take
+
+
+class Meter:
+    """Counts what the write layer does: bytes written, and calls that give or make names durable."""
+
+    def __init__(self) -> None:
+        self.num_bytes = self.num_calls = 0
+        self._write = files.write
+        files.write = self.write
+        for name in ("fsync", "replace", "sync_folder"):
+            setattr(files, name, self._counted(getattr(files, name)))
+
+    def write(self, fd: int, data: bytes) -> None:
+        self._write(fd, data)
+        self.num_bytes += len(data)
+
+    def before_call(self) -> None:
+        """Something is about to be made durable."""
+        self.num_calls += 1
+
+    def _counted(self, real: Callable[..., None]) -> Callable[..., None]:
+        def call(*given: Any) -> None:
+            self.before_call()
+            real(*given)
+
+        return call
+
+
+class Trap(Meter):
+    """Kills the process at a byte that is written, or right before a call of the write layer."""
+
+    def __init__(self, at_byte: int = 1 << 62, at_call: int = 1 << 62) -> None:
+        super().__init__()
+        self.at_byte, self.at_call = at_byte, at_call
+
+    def write(self, fd: int, data: bytes) -> None:
+        room = self.at_byte - self.num_bytes
+        if len(data) > room:
+            self._write(fd, data[:room])
+            die()
+        super().write(fd, data)
+
+    def before_call(self) -> None:
+        super().before_call()
+        if self.num_calls > self.at_call:
+            die()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)  # the signal may take an instant to arrive
+
+
+# ---- memory and numbers ----------------------------------------------------------------------------------------------
+
+
+def out_of_memory(limit: int, from_step: int) -> Fault:
+    """From a step on there is memory for `limit` items at a time."""
+
+    def inject() -> None:
+        real, step = Engine._update, [0]
+        _follow_steps(step)
+
+        def update(self: Engine, batch: Any, part: int) -> Any:
+            if step[0] >= from_step and len(next(iter(batch.values()))) > limit:
+                real(self, batch, -1)  # the forward and backward pass leave their marks before memory runs out
+                raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB (injected)")
+            return real(self, batch, part)
+
+        Engine._update = update
+
+    return inject
+
+
+@torch.no_grad()
+def spoil_weight(job: loop.Job) -> None:
+    next(iter(job.engine.tensors()["model"].values())).view(-1)[0] = float("nan")
+
+
+@torch.no_grad()
+def spoil_moment(job: loop.Job) -> None:
+    optim = job.engine.tensors()["optim"]
+    name = next(n for n, t in optim.items() if t.ndim > 1)
+    optim[name].view(-1)[0] = float("nan")
+
+
+def spoil_batch(job: loop.Job) -> None:
+    """The next forward pass gets inputs that are not finite."""
+    module = next(m for m in job.system.modules() if isinstance(m, torch.nn.Embedding))
+    handle: Any = None
+
+    def once(_module: torch.nn.Module, _given: Any, out: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return out.masked_fill(torch.ones_like(out, dtype=torch.bool), float("nan"))
+
+    handle = module.register_forward_hook(once)
+
+
+def spoil_gradient(job: loop.Job) -> None:
+    """The next backward pass brings one gradient that is not finite."""
+    param = next(p for p in job.system.parameters() if p.ndim > 1)
+    handle: Any = None
+
+    def once(grad: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return grad * float("nan")
+
+    handle = param.register_hook(once)
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def thread_reads(fill: Callable[[int], None]) -> Fault:
+    """Data too large for memory, so that a thread reads it; `fill` is called there with every counter."""
+
+    def inject() -> None:
+        feed.room = lambda device: 0
+        prefetch.TIMEOUT = 2.0
+        real = feed._Reader.fill
+
+        def read(self: Any, counter: int, slot: int) -> None:
+            fill(counter)
+            real(self, counter, slot)
+
+        feed._Reader.fill = read
+
+    return inject

@@ -1,0 +1,292 @@
+"""Where drills take place: a folder that goes away, runs as processes of their own, and exact comparison of what they leave.
+
+Every run is forked from this process, which has torch loaded and no threads: it starts in milliseconds and dies like any other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from seedbed.track.run import Run
+from seedbed.train import checkpoint
+
+# A GPT as small as they come that still has every kind of state: two optimizers, dropout, an average, accumulation.
+RECIPE = "gpt/demo"
+TINY = (
+    *("device=cpu", "precision=fp32", "batch=8", "accum=2", "ema=0.99", "limit.valid=8", "guard.stall=none"),
+    *("model.depth=1", "model.width=32", "model.heads=2", "model.dropout=0.1", "data.block=16"),
+    *("every.log=1", "every.eval=0", "every.sample=0", "every.save=8", "steps=40"),
+)
+STEPS, EVERY = 40, 8
+# What may differ between equal runs: how long things took and when, and how full the memory was.
+CLOCKS = {"seconds", "memory", "items_per_s", "wait", "mfu", "mfu_measured", "time"}
+
+Fault = Callable[[], None]
+
+
+class Failed(Exception):
+    """A drill that did not end as it must; the text says what was found."""
+
+
+class NotRun(Exception):
+    """A drill that cannot be held here; the text says why."""
+
+
+@dataclass
+class Tally:
+    """What a drill counts. `steps_lost` are steps that no checkpoint held although the design says that one should."""
+
+    injected: int = 0
+    detected: int = 0
+    steps_lost: int = 0
+    said: list[str] = field(default_factory=list)
+    exact: str = "-"
+
+    def saw(self, sentence: str) -> None:
+        """One fault more, and the line by which a person learns of it."""
+        self.injected += 1
+        self.detected += 1
+        if sentence not in self.said:
+            self.said.append(sentence)
+
+
+@dataclass
+class Child:
+    """A command in a process of its own; what it says goes to a file."""
+
+    pid: int
+    out: Path
+    _popen: subprocess.Popen | None = None
+    _code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code once it has one, negative for a signal."""
+        if self._code is None and self._popen:
+            self._code = self._popen.poll()
+        elif self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self._code = os.waitstatus_to_exitcode(status) if pid else None
+        return self._code
+
+    def signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def said(self) -> str:
+        return self.out.read_text(errors="replace")
+
+
+class Lab:
+    """One drill's folder and clock."""
+
+    def __init__(self, folder: Path, short: bool, limit: float):
+        self.folder, self.short = folder, short
+        self.root = folder / "runs"
+        self.root.mkdir(parents=True)
+        self.deadline = time.monotonic() + limit
+        self.children: list[Child] = []
+
+    # ---- processes ---------------------------------------------------------------------------------------------------
+
+    def start(self, *words: str, fault: Fault | None = None) -> Child:
+        """`seedbed WORDS` in a forked process; `fault` is injected there before it begins."""
+        out = self._output()
+        pid = os.fork()
+        if not pid:
+            _become(["seedbed", *words], self.folder, self.root, out, fault)
+        self.children.append(Child(pid, out))
+        return self.children[-1]
+
+    def start_fresh(self, *words: str) -> Child:
+        """`seedbed WORDS` by a new interpreter, which also has to load everything."""
+        out = self._output()
+        command = [sys.executable, "-m", "seedbed", *words]
+        env = {**os.environ, "SEEDBED_RUNS": str(self.root), "OMP_NUM_THREADS": "1"}
+        with out.open("wb") as file:
+            popen = subprocess.Popen(command, cwd=self.folder, env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
+        self.children.append(Child(popen.pid, out, popen))
+        return self.children[-1]
+
+    def _output(self) -> Path:
+        return self.folder / f"said-{len(self.children):03d}.txt"
+
+    def wait(self, child: Child) -> int:
+        """The exit code of a command, which must come before the drill's time is over."""
+        self.until(lambda: child.poll() is not None, child, "to end")
+        code = child.poll()
+        assert code is not None
+        return code
+
+    def until(self, true: Callable[[], Any], child: Child, what: str) -> None:
+        """Wait for something to become true."""
+        while not true():
+            if time.monotonic() > self.deadline:
+                child.signal(signal.SIGKILL)
+                raise Failed(f"waited in vain for a run {what}: {last_line(child.said())}")
+            time.sleep(0.002)
+
+    def run(self, *words: str, fault: Fault | None = None, code: int = 0) -> str:
+        """A command that must end with this exit code; what it said."""
+        child = self.start(*words, fault=fault)
+        found = self.wait(child)
+        if found != code:
+            raise Failed(f"`{words[0]}` ended with {found} instead of {code}: {last_line(child.said())}")
+        return child.said()
+
+    def train(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
+        return self.run(*training(name, *settings), fault=fault, code=code)
+
+    def resume(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
+        return self.run("resume", name, *settings, fault=fault, code=code)
+
+    def close(self) -> None:
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while child.poll() is None:
+                    time.sleep(0.002)
+
+    # ---- what runs leave ---------------------------------------------------------------------------------------------
+
+    def run_folder(self, name: str) -> Path:
+        return self.root / name
+
+    def checkpoints(self, name: str) -> Path:
+        return self.root / name / "checkpoints"
+
+    def newest(self, name: str) -> checkpoint.Checkpoint:
+        saved = checkpoint.load_newest(self.checkpoints(name), warn=lambda text: None)
+        if saved is None:
+            raise Failed(f"run {name} has no checkpoint")
+        return saved
+
+    def events(self, name: str, kind: str) -> list[dict[str, Any]]:
+        return [event for event in Run.open(self.root, name).events() if event["kind"] == kind]
+
+    def status(self, name: str) -> str:
+        return Run.open(self.root, name).status().get("status", "")
+
+    def same_end(self, one: str, other: str) -> None:
+        """Weights, moments, averages, counters and every logged row of two runs are equal in every bit, or the drill failed."""
+        a, b = self.newest(one), self.newest(other)
+        for what, wrong in (("checkpoints", differences(a, b)), ("rows", self._row_differences(one, other))):
+            if wrong:
+                raise Failed(f"{what} of {one} and {other} differ: {wrong[0]}" + f" and {len(wrong) - 1} more" * (len(wrong) > 1))
+
+    def _row_differences(self, one: str, other: str) -> list[str]:
+        a, b = (self.rows(name) for name in (one, other))
+        steps = [[row.get("step") for row in rows] for rows in (a, b)]
+        if steps[0] != steps[1]:
+            return [f"{len(a)} rows to step {steps[0][-1:]} against {len(b)} to step {steps[1][-1:]}"]
+        return [f"step {x['step']}" for x, y in zip(a, b, strict=True) if x != y]
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """A run's log points without what the clock decides."""
+        return [{k: v for k, v in row.items() if k not in CLOCKS} for row in Run.open(self.root, name).rows()]
+
+
+def training(name: str, *settings: str) -> list[str]:
+    """The words that start a small run; later settings win."""
+    return ["train", RECIPE, *merged(TINY, settings), "--run", name, "--no-check", "--dirty"]
+
+
+def merged(*groups: tuple[str, ...]) -> list[str]:
+    """key=value words, the last one for each key."""
+    return list({word.partition("=")[0]: word for group in groups for word in group}.values())
+
+
+def differences(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> list[str]:
+    """Everything in which two checkpoints are not the same, the clock's seconds left aside."""
+    wrong = [f"{f} tensors" for f in a.tensors.keys() ^ b.tensors.keys()]
+    for file in a.tensors.keys() & b.tensors.keys():
+        mine, other = a.tensors[file], b.tensors[file]
+        wrong += [f"{file}: {n}" for n in mine.keys() | other.keys() if not same_bits(mine.get(n), other.get(n))]
+    return wrong + [f"state: {k}" for k in a.state.keys() | b.state.keys() if k != "clock" and a.state.get(k) != b.state.get(k)]
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def last_line(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
+
+
+def line_with(said: str, words: str) -> str:
+    """The line that tells of something; a drill fails when nobody told."""
+    found = next((line.strip() for line in said.splitlines() if words in line), None)
+    if found is None:
+        raise Failed(f"nobody said {words!r}; the last line was: {last_line(said)}")
+    return found
+
+
+def _become(argv: list[str], folder: Path, root: Path, out: Path, fault: Fault | None) -> NoReturn:
+    """In the child: stand where a command started by hand would stand, and run it."""
+    code = 1
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        _redirect(out)
+        os.chdir(folder)
+        os.environ["SEEDBED_RUNS"] = str(root)
+        sys.argv = argv
+        if fault:
+            fault()
+        runpy.run_module("seedbed", run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as leaving:
+        code = leaving.code if isinstance(leaving.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _redirect(out: Path) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    fd, null = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+
+
+def preload() -> None:
+    """Load what every run needs once, before anything is forked."""
+    import matplotlib.figure  # noqa: F401
+
+    from seedbed.launch import local  # noqa: F401
+    from seedbed.recipes import find
+
+    torch.set_num_threads(1)
+    torch.empty(2, device="meta").normal_()  # loads what building on paper needs
+    find(RECIPE)
+
+
+@contextlib.contextmanager
+def opened(folder: Path, short: bool, limit: float) -> Iterator[Lab]:
+    """A lab whose processes are all gone afterwards."""
+    lab = Lab(folder, short, limit)
+    try:
+        yield lab
+    finally:
+        lab.close()
