@@ -1,0 +1,125 @@
+"""Convolution cells for pictures: no norms, conditions that scale and shift every cell, and only what exports to a browser.
+
+Shape suffixes: B batch, C channels, H W pixels, F features of the condition.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.nn.init import fill_, normal_
+
+SLOPE = 0.2
+# Conditions speak from the first step on: a modulation of zero would have to be found before it could help.
+FILM_SPREAD = 0.3
+
+
+def leaky(x: Tensor) -> Tensor:
+    return F.leaky_relu(x, SLOPE)
+
+
+def init_conv(conv: nn.Conv2d | nn.Linear, generator: torch.Generator, gain: float = 1.0) -> None:
+    """Fan-in normal weights that keep the variance through a leaky layer; gain 0 starts silent."""
+    fan_in = conv.weight[0].numel()
+    normal_(conv.weight, gain * math.sqrt(2.0 / ((1.0 + SLOPE**2) * fan_in)), generator)
+    if conv.bias is not None:
+        fill_(conv.bias, 0.0)
+
+
+class Condition(nn.Module):
+    """Numbers (controls, a noise level) to the features that every cell listens to."""
+
+    def __init__(self, num_inputs: int, width: int) -> None:
+        super().__init__()
+        self.enter, self.mix = nn.Linear(num_inputs, width), nn.Linear(width, width)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for layer in (self.enter, self.mix):
+            init_conv(layer, generator)
+
+    def forward(self, numbers_BN: Tensor) -> Tensor:
+        return leaky(self.mix(leaky(self.enter(numbers_BN))))
+
+
+class Film(nn.Module):
+    """x (1 + scale) + shift, both from the condition."""
+
+    def __init__(self, features: int, channels: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, 2 * channels)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        init_conv(self.linear, generator, FILM_SPREAD)
+
+    def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
+        scale_BC11, shift_BC11 = self.linear(condition_BF)[:, :, None, None].chunk(2, dim=1)
+        return x_BCHW * (1.0 + scale_BC11) + shift_BC11
+
+
+class Cell(nn.Module):
+    """x + conv(leaky(film(conv(leaky(x))))): the identity at birth."""
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.film = Film(features, channels)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        init_conv(self.first, generator)
+        self.film.init_weights(generator)
+        init_conv(self.second, generator, 0.0)
+
+    def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
+        return x_BCHW + self.second(leaky(self.film(self.first(leaky(x_BCHW)), condition_BF)))
+
+    def flops(self, positions: int) -> float:
+        return conv_flops(self.first, positions) + conv_flops(self.second, positions) + linear_flops(self.film.linear)
+
+
+class Down(nn.Module):
+    """Half the height and width; the condition acts on what comes out."""
+
+    def __init__(self, channels: int, out: int, features: int) -> None:
+        super().__init__()
+        self.conv, self.film = nn.Conv2d(channels, out, 3, stride=2, padding=1), Film(features, out)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        init_conv(self.conv, generator)
+        self.film.init_weights(generator)
+
+    def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
+        return self.film(self.conv(x_BCHW), condition_BF)
+
+    def flops(self, positions: int) -> float:
+        """For so many positions of what comes out."""
+        return conv_flops(self.conv, positions) + linear_flops(self.film.linear)
+
+
+class Up(nn.Module):
+    """Twice the height and width, by a product and a shuffle of channels into places."""
+
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, 4 * out, 1)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        init_conv(self.conv, generator)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return F.pixel_shuffle(self.conv(leaky(x_BCHW)), 2)
+
+    def flops(self, positions: int) -> float:
+        """For so many positions of what goes in."""
+        return conv_flops(self.conv, positions)
+
+
+def conv_flops(conv: nn.Conv2d, positions: int) -> float:
+    """Of one picture's forward pass."""
+    return 2.0 * conv.weight.numel() * positions
+
+
+def linear_flops(linear: nn.Linear) -> float:
+    return 2.0 * linear.weight.numel()

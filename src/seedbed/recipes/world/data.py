@@ -1,0 +1,120 @@
+"""Windows of a recording on their way to the network, and the noise they meet there: both follow from counters alone.
+
+Shape suffixes: B windows, T frames of a window, N frames of the recording, A control axes, H W pixels, J drawn numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from seedbed.config import Config
+from seedbed.data.feed import Data, Source
+from seedbed.data.recording import Recording
+from seedbed.nn import dice
+from seedbed.recipes.world.model import layout_of
+
+# What each stream of random numbers is for.
+LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA = range(401, 407)
+TABLE = 1 << 21
+_TABLE_SEED = 20
+MEAN_FRAMES = 4096
+
+
+class WindowsOfPlay(Source):
+    """Windows of `before` remembered and `after` following frames, with the controls between them, from one part."""
+
+    def __init__(self, recording: Recording, part: str, before: int, after: int) -> None:
+        self.recording, self.part, self.before, self.after = recording, part, before, after
+        self.start_N = recording.need_starts(part, before, after) - (before - 1)
+        self.num_items = len(self.start_N)
+        span = before + after
+        self.arrays = {"frames": recording.frames_THWC, "action": recording.scaled()}
+        self.spans = {"frames": span, "action": span}
+
+    def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
+        return self.start_N[index_B]
+
+    def first(self, num: int) -> Source:
+        part: Any = super().first(num)
+        part.start_N = self.start_N[: part.num_items]
+        return part
+
+    def windows(self, num: int, before: int, after: int) -> np.ndarray:
+        """The first rows of `num` windows at even distances, always the same ones; none where no window is that long."""
+        start_N = self.recording.starts(self.part, before, after) - (before - 1)
+        start_N = start_N[(start_N >= self.start_N[0]) & (start_N <= self.start_N[-1])]
+        return start_N[np.arange(min(num, len(start_N))) * len(start_N) // max(1, min(num, len(start_N)))]
+
+    def take(self, start_B: np.ndarray, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Frames (B, T, H, W, 3) as bytes and scaled controls (B, T, A) of these windows."""
+        rows_BT = start_B[:, None] + np.arange(span)
+        frames = torch.from_numpy(np.ascontiguousarray(self.recording.frames_THWC[rows_BT]))
+        return frames.to(device), torch.from_numpy(self.arrays["action"][rows_BT]).to(device)
+
+
+@dataclass
+class WorldData(Data):
+    """The windows of a recording, and the recording itself."""
+
+    recording: Recording = field(kw_only=True)
+
+    @functools.cached_property
+    def mean_frame(self) -> np.ndarray:
+        """The mean of the training part, float32 in [0, 255]."""
+        low, high = self.recording.spans("train")[0]
+        rows = np.unique(np.linspace(low, high - 1, min(MEAN_FRAMES, high - low)).astype(np.int64))
+        return self.recording.frames_THWC[rows].mean(0, dtype=np.float64).astype(np.float32)
+
+
+class Dust(nn.Module):
+    """Normal numbers by counter: a table made once, read from a place that each sample's counter names.
+
+    Fresh normal numbers for every remembered pixel would cost more than the network does on a processor.
+    """
+
+    table_J: Tensor
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        made = dice.normal(dice.keys(_TABLE_SEED, torch.arange(64), CONTEXT), TABLE // 64).flatten()
+        self.register_buffer("table_J", made, persistent=False)
+
+    def forward(self, index_B: Tensor, stream: int, turn: int, shape: tuple[int, ...]) -> Tensor:
+        """(B, *shape) for the samples with these counters; `turn` tells several draws of one sample apart."""
+        num = int(np.prod(shape))
+        reps = -(-num // (TABLE // 2))
+        size = -(-num // reps)
+        first_BR = dice.integers(dice.keys(self.seed, index_B, stream + 64 * turn), 2 * reps, TABLE - size)
+        sign_BR1 = ((first_BR[:, reps:] & 1) * 2 - 1).to(self.table_J.dtype)[..., None]
+        rows_BRJ = self.table_J.unfold(0, size, 1)[first_BR[:, :reps]]
+        return (rows_BRJ * sign_BR1).flatten(1)[:, :num].unflatten(1, shape)
+
+    def level(self, index_B: Tensor, highest: float) -> Tensor:
+        """A level of noise for each sample, uniform from 0."""
+        return dice.uniform(dice.keys(self.seed, index_B, LEVEL), 1)[:, 0] * highest
+
+
+def open_data(config: Config) -> WorldData:
+    """The recording that `config.data` names, made first where it is a simulator's; training refuses one that is misaligned."""
+    from seedbed.recipes.world.recordings import find_recording
+
+    recording = find_recording(config.data, say=lambda line: print(line, file=sys.stderr))
+    height, width = recording.frames_THWC.shape[1:3]
+    before, after = layout_of(config.model, height, width).num_frames, config.model.rollout
+    parts = {part: WindowsOfPlay(recording, part, before, after) for part in ("train", "valid", "test")}
+    facts = {
+        "name": config.data.recording,
+        "fingerprint": recording.fingerprint,
+        "frames": f"{recording.num_frames:,} of {width}x{height} pixels, {parts['train'].num_items:,} windows to train on",
+        "controls": ", ".join(f"{axis.name} [{axis.unit}]" for axis in recording.axes if not axis.dead),
+        "convention": recording.facts["recording"]["convention"],
+    }
+    return WorldData(parts["train"], parts["valid"], facts, test=parts["test"], recording=recording)

@@ -1,0 +1,157 @@
+"""Rollouts on held-out windows and what they are held against: copy-last, the mean frame, and the best mix of both.
+
+Shape suffixes: B windows, T frames, A control axes, H W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.recipes.world.data import WindowsOfPlay, WorldData
+from seedbed.recipes.world.memory import Memory, quantise, to_float
+from seedbed.recipes.world.metrics import psnr, sharpness
+
+if TYPE_CHECKING:
+    from seedbed.recipes.world.system import Emulator
+
+HORIZONS = (1, 4, 16, 64, 256)
+# Windows and horizon of an evaluation while training; the examination looks at more and further.
+NUM_QUICK = {"cuda": 128, "mps": 64, "cpu": 48}
+QUICK_HORIZON = 16
+NUM_FITTED = 512
+TOGETHER = {"cuda": 512, "mps": 64, "cpu": 64}
+
+
+@dataclass
+class Walk:
+    """Windows as evaluation sees them: true frames in [-1, 1] and controls, the memory's share first."""
+
+    frames_BTCHW: Tensor
+    action_BTA: Tensor
+    start_B: np.ndarray
+    before: int
+
+    @property
+    def index_B(self) -> Tensor:
+        """Counters of their noise: by place in the recording, so that no batch size changes them."""
+        return torch.from_numpy(self.start_B).to(self.action_BTA.device)
+
+    def target(self, step: int) -> Tensor:
+        """The true frame after `step` steps."""
+        return self.frames_BTCHW[:, self.before - 1 + step]
+
+    def action(self, step: int) -> Tensor:
+        """The control that leads to it."""
+        return self.action_BTA[:, self.before - 2 + step]
+
+    def memory(self, system: Emulator, step: int = 1) -> Memory:
+        """The true memory before `step`."""
+        return Memory.start(self.frames_BTCHW[:, step - 1 : self.before - 1 + step], system.layout)
+
+
+def walks(system: Emulator, source: WindowsOfPlay, num: int, horizon: int) -> Iterator[Walk]:
+    """`num` fixed windows with `horizon` following frames, a few at a time; fewer or none where the recording is short."""
+    device, before = next(system.parameters()).device, system.layout.num_frames
+    start_N = source.windows(num, before, horizon)
+    for first in range(0, len(start_N), TOGETHER[device.type]):
+        start_B = start_N[first : first + TOGETHER[device.type]]
+        frames, action_BTA = source.take(start_B, before + horizon, device)
+        yield Walk(to_float(frames), action_BTA, start_B, before)
+
+
+def free_run(
+    system: Emulator, walk: Walk, num_steps: int, actions: list[Tensor] | None = None, level: float = 0.0
+) -> Iterator[tuple[int, Tensor]]:
+    """Step and frame, quantised, on its own frames; with the walk's own controls unless others are given."""
+    memory = walk.memory(system)
+    for step in range(1, num_steps + 1):
+        action_BA = walk.action(step) if actions is None else actions[step - 1]
+        frame = system.dream(memory, action_BA, walk.index_B, step, level)
+        memory = memory.push(frame)
+        yield step, memory.last
+
+
+def forced(system: Emulator, walk: Walk, step: int) -> Tensor:
+    """The frame after `step` steps from the true frames before it."""
+    return quantise(system.dream(walk.memory(system, step), walk.action(step), walk.index_B, step))
+
+
+class Judge:
+    """Scores an emulator. Baselines are fitted on the training part once."""
+
+    def __init__(self, data: WorldData) -> None:
+        self.data = data
+        self.latest: dict[str, float] = {}
+        self._fades: dict[int, float] = {}
+
+    def mean_frame(self, device: torch.device) -> Tensor:
+        return (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(device)
+
+    def fade(self, horizon: int) -> float:
+        """The weight of the last frame, against the mean frame, that gives training windows the most decibels at this horizon."""
+        if horizon not in self._fades:
+            source = self.data.train
+            assert isinstance(source, WindowsOfPlay)
+            start_N = source.windows(NUM_FITTED, 1, horizon)
+            if not len(start_N):
+                return 0.0
+            frames = self.data.recording.frames_THWC
+            last, after = (frames[start_N + d].astype(np.float32) - self.data.mean_frame for d in (0, horizon))
+            # Squared errors of any mixture follow from three sums per window.
+            ll, la, aa = (np.einsum("nhwc,nhwc->n", a, b) for a, b in ((last, last), (last, after), (after, after)))
+            weights = np.linspace(0.0, 1.0, 41)[:, None]
+            errors = np.maximum(weights**2 * ll - 2 * weights * la + aa, 1.0)
+            self._fades[horizon] = float(weights[np.log(errors).mean(1).argmin(), 0])
+        return self._fades[horizon]
+
+    def baselines(self, walk: Walk, horizon: int) -> dict[str, Tensor]:
+        """Pictures of the trivial predictors for this horizon."""
+        last, mean = walk.target(0), self.mean_frame(walk.frames_BTCHW.device)
+        weight = self.fade(horizon)
+        return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
+
+    @torch.no_grad()
+    def quick(self, system: Emulator, source: WindowsOfPlay) -> dict[str, float]:
+        """The cheap part of the battery. The first entry, lower is better, decides what is best."""
+        device = next(system.parameters()).device
+        horizon = max(QUICK_HORIZON, system.config.model.rollout)
+        while horizon > 1 and not len(source.windows(1, system.layout.num_frames, horizon)):
+            horizon //= 2
+        marks = [h for h in HORIZONS if h <= horizon]
+        sums: dict[str, Tensor] = {}
+        total = 0
+        for walk in walks(system, source, NUM_QUICK[device.type], horizon):
+            total += len(walk.start_B)
+            for name, value in self._quick(system, walk, horizon, marks).items():
+                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * len(walk.start_B)
+        found = {name: float(value) / total for name, value in sums.items()}
+        found["gap"] = found.pop("gap_free") / max(found.pop("gap_forced"), 1e-9)
+        near = 4 if "free_4" in found else 1
+        found["listens"] = found[f"free_{near}"] - found.pop("deaf")
+        self.latest = found
+        return found
+
+    def _quick(self, system: Emulator, walk: Walk, horizon: int, marks: list[int]) -> dict[str, Tensor]:
+        errors, free, rest = [], {}, {}
+        length = min(max(system.ladder.length, 4), horizon)
+        for step, frame in free_run(system, walk, horizon):
+            error = (frame - walk.target(step)).abs().mean()
+            errors.append(error)
+            if step in marks:
+                free[f"free_{step}"] = psnr(frame, walk.target(step)).mean()
+                for name, picture in self.baselines(walk, step).items():
+                    rest[f"{name}_{step}"] = psnr(picture, walk.target(step)).mean()
+                rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(walk.target(step)).mean()
+            if step == length:
+                rest["gap_free"], rest["gap_forced"] = error, (forced(system, walk, step) - walk.target(step)).abs().mean()
+        near = 4 if 4 in marks else 1
+        other = [walk.action(step).roll(1, 0) for step in range(1, near + 1)]
+        deaf = [frame for _, frame in free_run(system, walk, near, other)][-1]
+        rest["deaf"] = psnr(deaf, walk.target(near)).mean()
+        return {"free_l1": torch.stack(errors).mean(), **free, **rest}

@@ -1,0 +1,92 @@
+"""What the network remembers: past frames at one or several sizes, written in one place by training, play and export alike.
+
+Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers of a pixel (frames x colours, newest last).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEVELS = 127.5  # a byte b stands for b / 127.5 - 1
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many frames are kept at which size: `scales` maps a reduction of height and width to a number of frames."""
+
+    scales: tuple[tuple[int, int], ...]
+
+    @property
+    def num_frames(self) -> int:
+        """How many frames back the memory reaches."""
+        return max(num for _, num in self.scales)
+
+    def names(self) -> list[str]:
+        return [name_of(reduction) for reduction, _ in self.scales]
+
+    def shapes(self, height: int, width: int) -> dict[str, tuple[int, int, int]]:
+        """The shape of every entry of `Memory.tensors()`, without the batch."""
+        return {name_of(r): (3 * num, height // r, width // r) for r, num in self.scales}
+
+
+def name_of(reduction: int) -> str:
+    return f"m{reduction}"
+
+
+def quantise(x: Tensor) -> Tensor:
+    """Clamp to [-1, 1] and round to the 256 levels that a picture has. Rounded, never cut: cutting darkens at every step."""
+    return ((x.clamp(-1.0, 1.0) + 1.0) * LEVELS).round() / LEVELS - 1.0
+
+
+def to_float(frames_HWC: Tensor) -> Tensor:
+    """Bytes (..., H, W, 3) to numbers (..., 3, H, W) in [-1, 1]; `to_bytes` gives the same bytes back."""
+    return frames_HWC.movedim(-1, -3).to(torch.float32) / LEVELS - 1.0
+
+
+def to_bytes(frames_CHW: Tensor) -> Tensor:
+    """Numbers (..., 3, H, W) to bytes (..., H, W, 3)."""
+    return ((frames_CHW.float().clamp(-1.0, 1.0) + 1.0) * LEVELS).round().to(torch.uint8).movedim(-3, -1)
+
+
+def reduce(frames_BMHW: Tensor, reduction: int) -> Tensor:
+    """The mean over squares of pixels, rounded as a stored picture is."""
+    return frames_BMHW if reduction == 1 else quantise(F.avg_pool2d(frames_BMHW, reduction))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Frames in [-1, 1] as they enter the network. A value, not a state: `push` gives a new one."""
+
+    layout: Layout
+    kept: dict[str, Tensor]
+
+    @classmethod
+    def start(cls, frames_BTCHW: Tensor, layout: Layout) -> Memory:
+        """From true frames, oldest first; at least as many as the memory reaches back."""
+        assert frames_BTCHW.shape[1] >= layout.num_frames, "too few frames to fill the memory"
+        kept = {}
+        for reduction, num in layout.scales:
+            kept[name_of(reduction)] = reduce(frames_BTCHW[:, -num:].flatten(1, 2), reduction)
+        return cls(layout, kept)
+
+    def push(self, frame_BCHW: Tensor) -> Memory:
+        """With one more frame and without the oldest. The frame is clamped and rounded here and nowhere else."""
+        frame_BCHW = quantise(frame_BCHW)
+        kept = {}
+        for reduction, _ in self.layout.scales:
+            old_BMHW = self.kept[name_of(reduction)]
+            kept[name_of(reduction)] = torch.cat((old_BMHW[:, 3:], reduce(frame_BCHW, reduction)), dim=1)
+        return Memory(self.layout, kept)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The network's inputs, by name."""
+        return self.kept
+
+    @property
+    def last(self) -> Tensor:
+        """The newest frame."""
+        return self.kept["m1"][:, -3:]

@@ -1,0 +1,71 @@
+"""How near a picture is to another: decibels, a structural distance, sharpness, and by how many pixels it moved.
+
+Pictures lie in [-1, 1]. Shape suffixes: B pictures, C colours, H W pixels.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seedbed.recipes.world.memory import quantise
+
+WINDOW, SIGMA = 7, 1.5
+_C1, _C2 = 0.01**2, 0.03**2
+
+
+def psnr(frame_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+    """(B,) decibels of each picture after quantising; a perfect one counts as 100."""
+    square_B = (quantise(frame_BCHW.float()) - target_BCHW).div(2).square().flatten(1).mean(1)
+    return -10.0 * square_B.clamp_min(1e-10).log10()
+
+
+def dissimilarity(frame_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
+    """(B,) 1 - SSIM of grey pictures on [0, 1]: blur and broken structure count, a slight change of light hardly does."""
+    x, y = (((p.clamp(-1, 1) + 1) / 2).mean(1, keepdim=True) for p in (frame_BCHW.float(), target_BCHW.float()))
+    at = torch.arange(WINDOW, device=x.device, dtype=x.dtype) - WINDOW // 2
+    line = torch.exp(-0.5 * (at / SIGMA) ** 2)
+    kernel = torch.outer(line, line)[None, None] / line.sum() ** 2
+    mean_x, mean_y = F.conv2d(x, kernel), F.conv2d(y, kernel)
+    var_x, var_y = F.conv2d(x * x, kernel) - mean_x**2, F.conv2d(y * y, kernel) - mean_y**2
+    both = F.conv2d(x * y, kernel) - mean_x * mean_y
+    map_B1HW = (2 * mean_x * mean_y + _C1) * (2 * both + _C2) / ((mean_x**2 + mean_y**2 + _C1) * (var_x + var_y + _C2))
+    return 1.0 - map_B1HW.flatten(1).mean(1)
+
+
+def sharpness(frame_BCHW: Tensor) -> Tensor:
+    """(B,) the mean absolute difference of neighbouring pixels."""
+    x = frame_BCHW.float().clamp(-1, 1)
+    across, down = (x[..., 1:] - x[..., :-1]).abs(), (x[..., 1:, :] - x[..., :-1, :]).abs()
+    return across.flatten(1).mean(1) + down.flatten(1).mean(1)
+
+
+def shift(before_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
+    """(B, 2) pixels to the right and downwards by which the picture moved, by phase correlation with a sub-pixel peak."""
+    grey = [p.float().mean(1) for p in (before_BCHW, after_BCHW)]
+    height, width = grey[0].shape[-2:]
+    window_HW = torch.outer(
+        torch.hann_window(height, periodic=False, device=grey[0].device), torch.hann_window(width, device=grey[0].device)
+    )
+    one, two = (torch.fft.rfft2((g - g.mean((-2, -1), keepdim=True)) * window_HW) for g in grey)
+    cross = one.conj() * two
+    peak_BHW = torch.fft.irfft2(cross / cross.abs().clamp_min(1e-12), s=(height, width))
+    best_B = peak_BHW.flatten(1).argmax(1)
+    y_B, x_B = best_B // width, best_B % width
+    return torch.stack((_refined(peak_BHW, y_B, x_B, width, True), _refined(peak_BHW, y_B, x_B, height, False)), 1)
+
+
+def _refined(peak_BHW: Tensor, y_B: Tensor, x_B: Tensor, size: int, across: bool) -> Tensor:
+    """The peak's place along one axis: the top of a parabola through it and its neighbours, as a signed distance."""
+    item_B, at_B = torch.arange(len(y_B), device=y_B.device), x_B if across else y_B
+    low, mid, high = (
+        peak_BHW[item_B, y_B, (x_B + d) % size] if across else peak_BHW[item_B, (y_B + d) % size, x_B] for d in (-1, 0, 1)
+    )
+    bend = (low - 2 * mid + high).clamp_max(-1e-12)
+    place_B = at_B + (0.5 * (low - high) / bend).clamp(-0.5, 0.5)
+    return torch.where(place_B > size / 2, place_B - size, place_B)
+
+
+def decibels(mse: float) -> float:
+    return -10.0 * math.log10(max(mse, 1e-10))

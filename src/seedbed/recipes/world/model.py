@@ -1,0 +1,186 @@
+"""The generator: from remembered frames and a control to the next frame, as a change of the last one.
+
+Shape suffixes: B batch, C channels, H W pixels, A control axes, M remembered numbers of a pixel, F features of the condition.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.errors import UserError
+from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
+from seedbed.recipes.world.memory import Layout, name_of
+from seedbed.recipes.world.presets import ModelConfig, num_parameters
+
+# Channels of the 5 M generator at 1/2, 1/4 ... 1/64 of the picture. Small pictures have fewer scales: the last ones of these.
+WIDTHS = (20, 32, 56, 96, 160, 256)
+MANY = 5e6
+MIN_SIDE = 3  # the smallest map: below it a 3x3 kernel sees little but padding
+FEATURES = (48, 256)
+TAPS = 7  # weights of a row, the pixel itself in the middle
+
+
+def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
+    """Channels by scale, finest first, from the one dial and the picture's size."""
+    num = num_scales(height, width)
+    factor = math.sqrt(num_parameters(size) / MANY)
+    return tuple(max(8, 4 * round(factor * channels / 4)) for channels in WIDTHS[-num:])
+
+
+def num_scales(height: int, width: int) -> int:
+    """How often the picture can be halved."""
+    num = 0
+    while num < len(WIDTHS) and height % 2 ** (num + 1) == 0 == width % 2 ** (num + 1):
+        if min(height, width) // 2 ** (num + 1) < MIN_SIDE:
+            break
+        num += 1
+    if num < 2:
+        raise UserError(f"frames of {width}x{height} pixels cannot be halved twice; record them at multiples of 8, such as 64x64")
+    return num
+
+
+def layout_of(config: ModelConfig, height: int, width: int) -> Layout:
+    """Which frames are remembered at which size: a pyramid reaches further back at coarser sizes, as far as there are any."""
+    scales = [(1, config.memory)]
+    if config.pyramid:
+        for reduction, factor in ((4, 2), (16, 4), (64, 8)):
+            if reduction <= 2 ** num_scales(height, width):
+                scales.append((reduction, factor * config.memory))
+    return Layout(tuple(scales))
+
+
+def strides_of(height: int, width: int) -> tuple[int, ...]:
+    """Steps of transport, coarse first: enough to reach a twelfth of the picture."""
+    return (4, 1) if max(height, width) > 12 * (TAPS // 2) else (1,)
+
+
+def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Tensor:
+    """Each pixel from its neighbours along one axis, by weights of its own; nothing moves where they are zero."""
+    reach, size = TAPS // 2 * stride, x_BCHW.shape[dim]
+    first, last = x_BCHW.narrow(dim, 0, 1), x_BCHW.narrow(dim, size - 1, 1)
+    wide = torch.cat([first] * reach + [x_BCHW] + [last] * reach, dim=dim)
+    for k in range(TAPS):
+        x_BCHW = x_BCHW + weights_BKHW[:, k : k + 1] * wide.narrow(dim, k * stride, size)
+    return x_BCHW
+
+
+class Trunk(nn.Module):
+    """A U-net without norms, heavier on the way up; the condition acts at every scale."""
+
+    def __init__(
+        self, inputs: dict[str, int], num_conditions: int, num_out: int, widths: tuple[int, ...], config: ModelConfig
+    ) -> None:
+        super().__init__()
+        self.widths = widths
+        features = min(max(2 * widths[-1], FEATURES[0]), FEATURES[1])
+        self.condition = Condition(num_conditions, features)
+        before = (inputs["m1"], *widths[:-1])
+        self.down = nn.ModuleList(Down(a, b, features) for a, b in zip(before, widths, strict=True))
+        # Coarser memories join where the map has their size.
+        joins = {str(k): name_of(2**k) for k in range(1, len(widths) + 1) if name_of(2**k) in inputs}
+        self.joins = joins
+        self.join = nn.ModuleDict({k: nn.Conv2d(inputs[name], widths[int(k) - 1], 3, padding=1) for k, name in joins.items()})
+        self.encode = nn.ModuleList(
+            nn.ModuleList(Cell(c, features) for _ in range(config.cells // 2 if k else 0)) for k, c in enumerate(widths)
+        )
+        self.up = nn.ModuleList(Up(b, a) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        num_up = [max(1, config.cells // 2), *[config.cells] * (len(widths) - 1)]
+        self.decode = nn.ModuleList(
+            nn.ModuleList(Cell(c, features) for _ in range(num)) for c, num in zip(widths, num_up, strict=True)
+        )
+        self.noise = nn.ParameterList(nn.Parameter(torch.zeros(1, c, 1, 1)) for c in widths)
+        self.out = nn.Conv2d(widths[0], num_out, 3, padding=1)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for module in self.modules():
+            if isinstance(module, Cell | Down | Up | Condition):
+                module.init_weights(generator)
+        for conv in self.join.values():
+            assert isinstance(conv, nn.Conv2d)
+            init_conv(conv, generator)
+        init_conv(self.out, generator, 0.0)
+
+    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> Tensor:
+        """`num_out` channels at half the picture's height and width."""
+        condition_BF = self.condition(numbers_BN)
+        x, skips = memory["m1"], []
+        for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
+            x = down(leaky(x) if k > 1 else x, condition_BF)
+            if str(k) in self.joins:
+                x = x + self.join[str(k)](memory[self.joins[str(k)]])
+            for cell in cells:  # type: ignore[union-attr]
+                x = cell(x, condition_BF)
+            skips.append(x)
+        for k in reversed(range(len(self.widths))):
+            if k < len(self.widths) - 1:
+                x = self.up[k](x) + skips[k]
+            stride = 2 ** (k + 1)
+            x = x + self.noise[k] * noise_B1HW[:, :, ::stride, ::stride]
+            for cell in self.decode[k]:  # type: ignore[union-attr]
+                x = cell(x, condition_BF)
+        return self.out(leaky(x))
+
+    def flops(self, height: int, width: int) -> float:
+        """Of a forward pass for one picture: products of convolutions and layers."""
+        at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
+        total = linear_flops(self.condition.enter) + linear_flops(self.condition.mix) + conv_flops(self.out, at[0])
+        total += sum(down.flops(n) for down, n in zip(self.down, at, strict=True))  # type: ignore[operator]
+        total += sum(up.flops(n) for up, n in zip(self.up, at[1:], strict=True))  # type: ignore[operator]
+        for k, n in enumerate(at):
+            total += sum(cell.flops(n) for part in (self.encode, self.decode) for cell in part[k])  # type: ignore[union-attr]
+        for k, conv in self.join.items():
+            assert isinstance(conv, nn.Conv2d)
+            total += conv_flops(conv, at[int(k) - 1])
+        return total
+
+    def input_flops(self, height: int, width: int) -> float:
+        """The part of `flops` whose inputs are given and need no gradient."""
+        at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
+        joins = sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
+        return conv_flops(self.down[0].conv, at[0]) + joins + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
+
+
+class WorldNet(nn.Module):
+    """The next frame: the last frame as it was given, moved about, plus what has changed; the last frame itself at birth.
+
+    Where the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
+    steps of their strides: what only moves stays sharp, and the network need not learn to copy.
+    """
+
+    def __init__(self, config: ModelConfig, height: int, width: int, num_axes: int) -> None:
+        super().__init__()
+        self.config, self.height, self.width, self.num_axes = config, height, width, num_axes
+        self.layout = layout_of(config, height, width)
+        self.strides = strides_of(height, width) if config.transport else ()
+        inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
+        num_out = 12 + 2 * TAPS * len(self.strides)
+        self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config)
+
+    def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
+        """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
+        said = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW).float()
+        frame_B3HW = memory["m1"][:, -3:]
+        if self.strides:
+            rows = F.interpolate(said[:, 12:], scale_factor=2.0, mode="nearest").split(TAPS, dim=1)
+            for n, stride in enumerate(self.strides):
+                frame_B3HW = transport(frame_B3HW, rows[2 * n], stride, 3)
+                frame_B3HW = transport(frame_B3HW, rows[2 * n + 1], stride, 2)
+        return frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
+
+    def flops(self) -> float:
+        return self.trunk.flops(self.height, self.width)
+
+    def flops_per_frame(self) -> float:
+        """To train on one predicted frame: forward, and twice that on the way back but for inputs, which need no gradient."""
+        return 3.0 * self.flops() - self.trunk.input_flops(self.height, self.width)
+
+
+def build_model(config: ModelConfig, height: int, width: int, num_axes: int, seed: int) -> WorldNet:
+    """The generator with weights drawn from `seed`."""
+    net = WorldNet(config, height, width, num_axes)
+    net.trunk.init_weights(torch.Generator().manual_seed(seed))
+    return net

@@ -1,0 +1,5 @@
+"""stub"""
+
+
+def open_up(system, batch):
+    return None

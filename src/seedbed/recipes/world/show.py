@@ -1,0 +1,7 @@
+"""stub"""
+
+from seedbed.train.system import Sample
+
+
+def show(system, request, engine):
+    return Sample()

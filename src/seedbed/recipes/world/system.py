@@ -1,0 +1,231 @@
+"""The world system: a generator trained in stages, judged on its own frames, and what every emulator of a world shares.
+
+Shape suffixes: B windows, A control axes, H W pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.config import Config
+from seedbed.data.feed import Source
+from seedbed.nn.modulate import full_precision
+from seedbed.recipes.world import adversary
+from seedbed.recipes.world.alarms import world_alarms
+from seedbed.recipes.world.data import OWN, Dust, WindowsOfPlay, WorldData
+from seedbed.recipes.world.evaluate import Judge
+from seedbed.recipes.world.export_web import export_web
+from seedbed.recipes.world.memory import Layout, Memory
+from seedbed.recipes.world.model import WorldNet, build_model, layout_of
+from seedbed.recipes.world.objective import Noises, Rollout, Window, l1, open_window, roll
+from seedbed.recipes.world.player import WorldPlayer
+from seedbed.recipes.world.presets import NEVER
+from seedbed.recipes.world.probe import open_up
+from seedbed.recipes.world.show import show
+from seedbed.recipes.world.stages import OPEN, Ladder, Stage
+from seedbed.train.engine import mix
+from seedbed.train.system import Batch, Request, Sample, System
+
+if TYPE_CHECKING:
+    from seedbed.train.engine import Engine
+    from seedbed.train.probe import Probe
+    from seedbed.train.watch import Alarm
+
+CRITIC = "critic"
+FACTS = ("loss_critic", "critic_won", "critic_margin", "r1", "r2", "adversarial", "gradient_ratio")
+# Weights of adversarial gradients are smoothed over about so many steps.
+SMOOTH = 0.98
+
+
+class Emulator(System):
+    """What dreams: from a memory and a control to the next frame. Training is up to the kinds of it."""
+
+    layout: Layout
+
+    def __init__(self, config: Config, data: WorldData) -> None:
+        super().__init__()
+        self.config, self.data = config, data
+        self.height, self.width = data.recording.frames_THWC.shape[1:3]
+        self.num_axes = len(data.recording.axes)
+        self.layout = layout_of(config.model, self.height, self.width)
+        self.dust = Dust(config.seed)
+        self.noises = Noises(self.dust, config.model.context_noise, config.model.blank)
+        self.ladder = Ladder(config.model)
+        self.judge = Judge(data)
+
+    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+        """The next frame, unclamped, by the code that play uses too; noise follows from the counters of window and turn."""
+        raise NotImplementedError
+
+    def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
+        return self.dust(index_B, OWN, turn, (1, self.height, self.width))
+
+    def variant(self, step: int, num_steps: int) -> Stage:
+        return self.ladder.stage(step, num_steps)
+
+    @torch.no_grad()
+    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
+        """Free-running error on fixed held-out windows with their true controls, beside what trivial predictors reach."""
+        assert isinstance(source, WindowsOfPlay)
+        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+            found = self.judge.quick(self, source)
+        if source is self.data.valid:
+            gap, error, near = found["gap"], found["free_l1"], found["free_4"]
+            self.ladder.measured(gap, found["listens"], error, near)
+        return found
+
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        return show(self, request, engine)
+
+    def play(self, runtime: str) -> WorldPlayer:
+        return WorldPlayer(self, runtime)
+
+    def export_web(self, folder: Path) -> list[Path]:
+        return export_web(WorldPlayer(self, "torch"), folder)
+
+    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
+        return world_alarms(measured, self.judge.latest, progress)
+
+    def state(self) -> dict[str, Any]:
+        return {"ladder": self.ladder.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.ladder.load_state(state["ladder"])
+
+    def describe(self) -> dict[str, Any]:
+        kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)
+        closed = "open loop only" if self.config.model.closed >= NEVER else f"closed loop from {self.config.model.closed:.0%}"
+        return {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
+
+
+class World(Emulator):
+    """The generator: one pass per frame."""
+
+    weight: Tensor
+
+    def __init__(self, config: Config, data: WorldData) -> None:
+        super().__init__(config, data)
+        model = config.model
+        self.net = build_model(model, self.height, self.width, self.num_axes, mix(config.seed, 1))
+        self.critic: adversary.Critic | None = None
+        if model.adversarial < NEVER:
+            self.critic = adversary.Critic(self.num_axes, len(self.net.trunk.widths), model.critic_lr)
+            self.critic.init_weights(torch.Generator().manual_seed(mix(config.seed, 2)))
+        self.register_buffer("weight", torch.zeros(2))  # of the adversary's gradient, smoothed; and how often it was measured
+        if model.channels_last:
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def players(self) -> dict[str, nn.Module]:
+        return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}
+
+    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+        level_B = action_BA.new_full((len(action_BA),), level)
+        return self.net(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean error of all predictions: one step on true memories, and from the second stage on half of them rolled out."""
+        stage = engine.variant if engine is not None and isinstance(engine.variant, Stage) else OPEN
+        error, _, _, measured = self._errors(batch, stage)
+        return error, measured
+
+    def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
+        stage = engine.variant if isinstance(engine.variant, Stage) else OPEN
+        error, rollout, window, measured = self._errors(batch, stage)
+        if self.critic is None:
+            engine.descend(error)
+        elif stage.name not in ("critic", "adversarial") or rollout is None:
+            measured |= dict.fromkeys(FACTS, torch.zeros_like(error.detach()))
+            engine.descend(error)
+            engine.norms[CRITIC] = torch.zeros_like(error.detach())  # all stages must measure the same things
+        else:
+            assert window is not None
+            measured |= self._contest(self.critic, error, rollout, window, stage, engine)
+        # The error of true memories means the same in every stage; the others stand beside it.
+        return {"loss": measured.pop("loss_open"), **measured}
+
+    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rollout | None, Window | None, dict[str, Tensor]]:
+        """Every step of a run costs about the same: a longer rollout has fewer rows."""
+        num, length = len(batch["index"]), stage.length
+        num_open = num if length == 1 else (num + 1) // 2
+        window = open_window(batch, self.layout, 1, slice(0, num_open))
+        first = roll(self.net, window, self.noises)
+        copied = l1(window.memory.last, window.targets[0])
+        measured = {"loss_open": first.errors[0].detach(), "copy_last": copied}
+        if length == 1 and stage.name == "open":
+            return first.errors[0], None, None, {**measured, "loss_closed": first.errors[0].detach(), "own_frames": _one(copied)}
+        num_closed = max(1, (num - num_open) // length) if length > 1 else num
+        window = open_window(batch, self.layout, length, slice(num - num_closed, num)) if length > 1 else window
+        rolled = roll(self.net, window, self.noises) if length > 1 else first
+        closed = torch.stack(rolled.errors).mean()
+        error = 0.5 * (first.errors[0] + closed) if length > 1 else closed
+        lengths = length * _one(copied)
+        return error, rolled, window, {**measured, "loss_closed": closed.detach(), "own_frames": lengths}
+
+    def _contest(
+        self, critic: adversary.Critic, error: Tensor, rollout: Rollout, window: Window, stage: Stage, engine: Engine
+    ) -> dict[str, Tensor]:
+        """Both players' turns on the last frame of the rollout; the generator keeps its error as the main thing."""
+        model = self.config.model
+        real, fake, action = window.targets[-1], rollout.frames[-1].float(), window.actions[-1]
+        memory = rollout.memory.tensors()["m1"]
+        with full_precision(real.device):
+            facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
+        engine.descend(facts["loss_critic"], CRITIC)
+        with full_precision(real.device):
+            wish = adversary.generator_loss(critic, real, fake, memory, action)
+        last = self.net.trunk.out.weight
+        weight, against = adversary.held_weight(error, wish, last, model.ratio)
+        if stage.name == "adversarial":
+            # The first measurement counts whole, later ones are smoothed.
+            keep = SMOOTH * (self.weight[1] > 0).float()
+            self.weight.copy_(torch.stack((self.weight[0] * keep + weight * (1.0 - keep), self.weight[1] + 1.0)))
+            error = error + stage.balance * self.weight[0].detach() * wish
+        engine.descend(error)
+        facts |= {"adversarial": wish, "gradient_ratio": against}
+        return {name: facts[name].detach() for name in FACTS}
+
+    # ---- for the loop ----------------------------------------------------------------------------------------------
+
+    def probe(self, batch: Batch) -> Probe:
+        return open_up(self, batch)
+
+    def compile_units(self) -> Iterator[nn.Module]:
+        yield self.net
+
+    def flops_per_item(self) -> float:
+        """An item is a window; in every stage a step makes about one prediction for each."""
+        return self.net.flops_per_frame()
+
+    def describe(self) -> dict[str, Any]:
+        widths = " ".join(map(str, self.net.trunk.widths))
+        adversarial = {} if self.critic is None else {"adversary": f"from {self.config.model.adversarial:.0%}, when gates allow"}
+        cost = {"GFLOP/frame": f"{self.net.flops() / 1e9:.3f} to play, {self.net.flops_per_frame() / 1e9:.3f} to train"}
+        return {
+            **super().describe(),
+            **adversarial,
+            "channels": f"{widths} at 1/2 .. 1/{2 ** len(self.net.trunk.widths)}",
+            **cost,
+        }
+
+
+def _one(like: Tensor) -> Tensor:
+    return torch.ones_like(like)
+
+
+def build(config: Config, data: WorldData) -> Emulator:
+    """The recipe's entry point."""
+    if config.model.kind == "edm":
+        from seedbed.recipes.world.edm import Denoiser
+
+        return Denoiser(config, data)
+    return World(config, data)
+
+
+__all__ = ["Emulator", "World", "WorldNet", "build"]
