@@ -210,7 +210,7 @@ def _read(path: Path) -> bytes:
 def relay(sink: Sink, item: Item) -> None:
     """Say an item in the words that every service knows: numbers, texts, media, checkpoints."""
     kind, values = item.kind, item.values
-    step = int(values["step"]) if facts.is_number(values.get("step")) else 0
+    step = _step(values)
     if kind == "row":
         sink.numbers(step, named("train", values), item.time)
     elif kind in ("eval", "test"):
@@ -255,9 +255,12 @@ def backlog(run: Run) -> list[Item]:
     return _timed(sorted([*rows, *events], key=_place))
 
 
-def _place(item: Item) -> tuple[float, bool]:
-    step = item.values.get("step")
-    return (float(step) if facts.is_number(step) else 0.0), item.kind != "row"
+def _place(item: Item) -> tuple[int, bool]:
+    return _step(item.values), item.kind != "row"
+
+
+def _step(values: dict[str, Any]) -> int:
+    return int(values["step"]) if facts.is_number(values.get("step")) else 0
 
 
 def _timed(items: Iterable[Item]) -> list[Item]:

@@ -42,7 +42,8 @@ class Trackio(Sink):
         self._run.log({title: self._trackio.Markdown(body)}, step=step)
 
     def media(self, step: int, paths: Sequence[Path]) -> None:
-        kinds = {**dict.fromkeys(_IMAGES, self._trackio.Image), **dict.fromkeys(_FILMS, self._trackio.Video)}
+        image, film = self._trackio.Image, self._trackio.Video
+        kinds = {kind: make for kinds, make in ((_IMAGES, image), (_FILMS, film)) for kind in kinds}
         found = {f"sample/{path.stem}": kinds[path.suffix.lower()](path) for path in paths if path.suffix.lower() in kinds}
         if found:
             self._run.log(found, step=step)
