@@ -29,9 +29,10 @@ class Recorder:
         self.path, self.player, self.of, self.run = path, player, of, run
         self.num_frames, self.num_episodes = 0, 0
         self._actions: list[np.ndarray] = []
+        self._commands: list[np.ndarray] = []
         self._poses: list[np.ndarray] = []
         self._episodes: list[int] = []
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115: it lives as long as the recording
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     @property
     def full(self) -> bool:
@@ -43,7 +44,8 @@ class Recorder:
         self._take(dream)
 
     def add(self, dream: Dream) -> None:
-        self._actions[-1] = dream.action_A
+        self._actions[-1] = dream.done_A if self.of == "simulator" else dream.action_A
+        self._commands[-1] = dream.action_A
         self._take(dream)
 
     def _take(self, dream: Dream) -> None:
@@ -54,7 +56,8 @@ class Recorder:
             assert dream.pose_44 is not None
             self._poses.append(dream.pose_44)
         # Where the frame leads is not known yet: the next step says so, or an episode ends here.
-        self._actions.append(np.zeros(len(self.player.axes), np.float32))
+        for rows in (self._actions, self._commands):
+            rows.append(np.zeros(len(self.player.axes), np.float32))
         self._episodes.append(self.num_episodes - 1)
         self.num_frames += 1
 
@@ -76,6 +79,7 @@ class Recorder:
             np.array(self._episodes),
             [(axis.name, axis.unit) for axis in self.player.axes],
             pose=np.stack(self._poses) if simulated else None,
+            command=np.stack(self._commands) if simulated else None,
             source={"kind": "played", "of": self.of, "run": self.run},
             simulator=self.player.simulator() if simulated else None,
         )

@@ -20,13 +20,18 @@ class Dream(Protocol):
     """One visitor's walk: it begins at a real frame and goes on from its own. Nothing of it is shared with another's."""
 
     frame_HWC: np.ndarray  # uint8, what was dreamed last
-    beside_HWC: np.ndarray | None  # uint8, what really happens there; None when nobody asked or nothing is known
     action_A: np.ndarray  # the control that led to it, in recorded units
+    done_A: np.ndarray  # what the simulator made of it: a wall may have been in the way
     pose_44: np.ndarray | None  # where the simulator stands
     seed: int
     num_steps: int  # since the last reset
-    level: float  # of the noise on the memory
+    level: float  # of noise on the memory, as the network is told
     locked: bool  # the same noise at every step
+
+    @property
+    def beside_HWC(self) -> np.ndarray | None:
+        """uint8, what really happens there; None when nobody asked."""
+        ...
 
     def reset(self, seed: int, beside: str = NOTHING) -> None:
         """Back to the real frames of this seed."""

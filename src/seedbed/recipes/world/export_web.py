@@ -6,12 +6,15 @@ Shape suffixes: A control axes, H W pixels, S seeds, K steps, M remembered numbe
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import shutil
 import tempfile
 import warnings
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,8 +68,7 @@ def write_onnx(net: WorldNet, path: Path) -> None:
     example = (torch.zeros(1, net.num_axes), torch.zeros(1), torch.zeros(1, 1, net.height, net.width))
     memory = tuple(torch.zeros(1, *shape) for shape in shapes.values())
     names = ["action", "level", "noise", *shapes]
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # the exporter speaks of its own internals
+    with _quietly(), torch.no_grad():
         program = torch.onnx.export(
             _Flat(net).eval(),
             (*example, *memory),
@@ -78,6 +80,20 @@ def write_onnx(net: WorldNet, path: Path) -> None:
         )
         assert program is not None
         program.save(str(path), external_data=False)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """The exporter speaks of its own internals, and of packages that nobody here needs."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
 
 
 def needs_onnx(*packages: str) -> None:
