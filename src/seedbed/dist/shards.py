@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.dist.ranks import Ranks, local
 
-# Rows that a rank holds: the first, and how many there are in all.
-Place = tuple[int, int]
+
+class Rows(NamedTuple):
+    """Rows of a tensor that a rank holds: from `first` to before `last`, of `num` in all."""
+
+    first: int
+    last: int
+    num: int
 
 
 @dataclass
@@ -22,7 +27,7 @@ class Shards:
 
     system: nn.Module | None = None
     units: list[Any] = field(default_factory=list)
-    places: dict[str, Place] = field(default_factory=dict)
+    rows: dict[str, Rows] = field(default_factory=dict)
     _whole: bool = False
 
     def __bool__(self) -> bool:
@@ -85,8 +90,8 @@ def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.dev
         if declared[name] is not None:
             param.declaration = declared[name]
         if hasattr(param, "to_local"):
-            shards.places[name] = _place(param, ranks)
-            param.first_row = shards.places[name][0]
+            shards.rows[name] = _place(param, ranks)
+            param.first_row = shards.rows[name].first
     return shards
 
 
@@ -94,9 +99,11 @@ def _same(loss: Tensor) -> Tensor:
     return loss
 
 
-def _place(param: Tensor, ranks: Ranks) -> Place:
+def _place(param: Tensor, ranks: Ranks) -> Rows:
     """FSDP2 gives every rank the same number of rows, rounded up, and the last ones what is left."""
-    rows = param.shape[0]
-    first = min(-(-rows // ranks.degrees.shard) * ranks.shard_rank, rows)
-    assert len(local(param)) == min(-(-rows // ranks.degrees.shard), rows - first)
-    return first, rows
+    num = param.shape[0]
+    size = -(-num // ranks.degrees.shard)
+    first = min(size * ranks.shard_rank, num)
+    rows = Rows(first, min(first + size, num), num)
+    assert len(local(param)) == rows.last - rows.first, "torch cuts tensors in another way"
+    return rows

@@ -159,6 +159,8 @@ class StepRunner:
     def _why_not_captured(self) -> str:
         if self.engine.device.type != "cuda":
             return f"no CUDA graphs on {self.engine.device.type}"
+        if self.engine.config.dist.world > 1:
+            return "several ranks take it together"
         return "capture=off" if self.engine.config.capture == "off" else ""
 
     def _give_up_compiling(self, error: Exception) -> None:

@@ -1,12 +1,14 @@
 """Checkpoints: complete, atomic, verified by checksum, and falling back to the one before when damaged.
 
-A checkpoint is a folder `step-000240/` with safetensors files, `state.json`, and `manifest.json` with the sha256 of each.
-It is built aside, synced and re-read before one rename gives it its name, so a folder with that name is whole.
+A checkpoint is a folder `step-000240/` with safetensors files, `state.json`, and `manifest.json` with the sha256 of each and,
+where ranks wrote pieces, their rows. It is built aside, synced and re-read before one rename gives it its name: then it is whole.
 """
 
 import hashlib
 import json
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from seedbed.dist.ranks import ALONE, Ranks
+from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -38,58 +42,181 @@ class Checkpoint:
         return int(self.state["step"])
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one rank saves and reads of a checkpoint: which rows of a tensor, by file and name, None being all. Alone, everything."""
+
+    ranks: Ranks = ALONE
+    rows: Callable[[str, str], Rows | None] = lambda file, name: None
+
+
+WHOLE = Part()
+
+
 def folder_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> Path:
-    """Write a checkpoint so that at every instant the folder holds only whole ones."""
-    final, aside = folder / folder_name(step), folder / f".aside-{folder_name(step)}"
-    if final.exists():
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], part: Part = WHOLE) -> Path:
+    """Write a checkpoint so that at every instant the folder holds only whole ones; all ranks call it, and all learn the end.
+
+    Every rank writes the pieces it holds; the first one writes what is whole, then state and manifest, and gives the name.
+    """
+    final, aside, ranks = folder / folder_name(step), folder / f".aside-{folder_name(step)}", part.ranks
+    if ranks.tell(final.exists()):
         return final
-    folder.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
     try:
-        hashes = {}
-        for name, group in tensors.items():
-            data = safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in group.items()})
-            hashes[f"{name}.safetensors"] = _write(aside / f"{name}.safetensors", data)
-        hashes["state.json"] = _write(aside / "state.json", json.dumps({**state, "step": step}, indent=1).encode())
-        manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "sha256": hashes}
-        _write(aside / "manifest.json", json.dumps(manifest, indent=1).encode())
-        for name, wanted in hashes.items():
-            if _hash_file(aside / name) != wanted:
-                raise OSError(f"{aside / name} reads back differently from what was written: the disk is failing")
-        files.sync_folder(aside)
-        files.replace(aside, final)
-        files.sync_folder(folder)
+        _agree(ranks, lambda: _make_aside(folder, aside) if ranks.is_first else None)
+        written = _agree(ranks, lambda: _write_part(aside, tensors, part))
+        _agree(ranks, lambda: _commit(aside, final, step, state, written) if ranks.is_first else None)
     except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
+        if ranks.is_first:
+            shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
 
 
-def load(path: Path) -> Checkpoint:
-    """Read and verify one checkpoint; raises Damaged with the reason."""
+def _agree(ranks: Ranks, act: Callable[[], Any]) -> list[Any]:
+    """What `act` gives on every rank; an error of the disk on one rank is raised on all of them."""
+    if ranks.is_alone:
+        return [act()]
+    done, problem = None, ""
+    try:
+        done = act()
+    except OSError as error:
+        problem = f"rank {ranks.rank}: {error}"
+    found = ranks.collect([done, problem])
+    for _, told in found:
+        if told:
+            raise OSError(told)
+    return [done for done, _ in found]
+
+
+def _make_aside(folder: Path, aside: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir()
+
+
+def _write_part(aside: Path, tensors: dict[str, dict[str, Tensor]], part: Part) -> dict[str, dict[str, Any]]:
+    """Write this rank's files: checksum and, where a tensor is a piece, [its first row, rows in all], by file."""
+    ranks, written = part.ranks, {}
+    if ranks.copy_rank:
+        return {}  # the other copies of the weights hold the same
+    for file, group in tensors.items():
+        pieces = {n: rows for n in group if (rows := part.rows(file, n)) is not None}
+        own = {n: t for n, t in group.items() if (len(t) if n in pieces else ranks.is_first)}
+        if not own and not ranks.is_first:
+            continue
+        of_all = f"-{ranks.shard_rank + 1:05d}-of-{ranks.degrees.shard:05d}" if ranks.degrees.shard > 1 else ""
+        path = aside / f"{file}{of_all}.safetensors"
+        wanted = _write(path, safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in own.items()}))
+        _read_back(path, wanted)
+        written[path.name] = {"sha256": wanted, "pieces": {n: [pieces[n].first, pieces[n].num] for n in own if n in pieces}}
+    return written
+
+
+def _commit(aside: Path, final: Path, step: int, state: dict[str, Any], written: list[dict[str, dict[str, Any]]]) -> None:
+    """Everything is on the disk: say so in the manifest, and rename."""
+    facts = {name: fact for part in written for name, fact in part.items()}
+    hashes = {name: fact["sha256"] for name, fact in facts.items()}
+    hashes["state.json"] = _write(aside / "state.json", json.dumps({**state, "step": step}, indent=1).encode())
+    _read_back(aside / "state.json", hashes["state.json"])
+    manifest = {"format": FORMAT, "step": step, "torch": torch.__version__, "sha256": hashes}
+    pieces = {name: fact["pieces"] for name, fact in facts.items() if fact["pieces"]}
+    _write(aside / "manifest.json", json.dumps({**manifest, **({"pieces": pieces} if pieces else {})}, indent=1).encode())
+    files.sync_folder(aside)
+    files.replace(aside, final)
+    files.sync_folder(final.parent)
+
+
+def _read_back(path: Path, wanted: str) -> None:
+    if _hash_file(path) != wanted:
+        raise OSError(f"{path} reads back differently from what was written: the disk is failing")
+
+
+def load(path: Path, part: Part = WHOLE) -> Checkpoint:
+    """Read and verify one checkpoint, of which ranks read what they hold; raises Damaged with the reason, on all of them."""
     manifest = _read_json(path / "manifest.json")
     if manifest.get("format") != FORMAT:
         raise Damaged(f"{path.name}: format {manifest.get('format')} is not {FORMAT}; written by another version")
-    contents = {name: _verified(path / name, wanted) for name, wanted in manifest["sha256"].items()}
-    state = json.loads(contents.pop("state.json"))
-    tensors = {name.removesuffix(".safetensors"): safetensors.torch.load(data) for name, data in contents.items()}
-    return Checkpoint(path, tensors, state)
+    hashes = dict(manifest["sha256"])
+    if part.ranks.is_alone and "pieces" not in manifest:
+        contents = {name: _verified(path / name, wanted) for name, wanted in hashes.items()}
+        state = json.loads(contents.pop("state.json"))
+        tensors = {name.removesuffix(".safetensors"): safetensors.torch.load(data) for name, data in contents.items()}
+        return Checkpoint(path, tensors, state)
+    state = json.loads(_verified(path / "state.json", hashes.pop("state.json")))
+    _verify_together(path, hashes, part.ranks)
+    return Checkpoint(path, _read_rows(path, hashes, manifest.get("pieces", {}), part), state)
 
 
-def load_newest(folder: Path, warn: Any = print) -> Checkpoint | None:
-    """The newest checkpoint that is whole; damaged ones are named and passed over. None when there never was one."""
-    paths = steps_in(folder)
-    for path in reversed(paths):
+def _verify_together(path: Path, hashes: dict[str, str], ranks: Ranks) -> None:
+    """Every file is checked by one rank, and all learn what is wrong."""
+    problem = ""
+    for name, wanted in ranks.mine(sorted(hashes.items())):
         try:
-            return load(path)
+            if _hash_file(path / name) != wanted:
+                problem = f"{path.name}/{name} does not match its checksum"
+        except OSError as error:
+            problem = f"{path.name}/{name} cannot be read ({error.strerror})"
+    found = next((told for told in ranks.collect(problem) if told), "")
+    if found:
+        raise Damaged(found)
+
+
+def _read_rows(path: Path, hashes: dict[str, str], pieces: dict[str, Any], part: Part) -> dict[str, dict[str, Tensor]]:
+    """Tensors put together from the pieces that overlap what this rank holds; nothing else is read."""
+    tensors: dict[str, dict[str, Tensor]] = {}
+    missed: dict[str, dict[str, int]] = {}
+    for name in sorted(hashes):
+        file = re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", name)
+        group, missing = tensors.setdefault(file, {}), missed.setdefault(file, {})
+        with safetensors.safe_open(path / name, framework="pt") as opened:
+            for key in opened.keys():  # noqa: SIM118, it is no dict
+                _read_piece(opened, key, pieces.get(name, {}).get(key), part.rows(file, key), group, missing)
+    for file, found in missed.items():
+        for key, num in found.items():
+            if num:
+                raise Damaged(f"{path.name} lacks {num} rows of {file} tensor {key}")
+    return tensors
+
+
+def _read_piece(
+    opened: Any, key: str, piece: list[int] | None, wanted: Rows | None, group: dict[str, Tensor], missing: dict[str, int]
+) -> None:
+    """Copy the rows that are wanted of one saved piece; `missing` counts those that other pieces must bring."""
+    if piece is None and wanted is None:
+        group[key] = opened.get_tensor(key)
+        return
+    held = opened.get_slice(key)
+    shape, empty = held.get_shape(), held[:0]
+    first, num = piece or (0, shape[0])
+    low, high = (wanted.first, wanted.last) if wanted else (0, num)
+    if wanted and wanted.num != num:  # another model: `restore` will say so
+        group[key] = torch.empty(num, *shape[1:], device="meta")
+        return
+    if key not in group:
+        group[key], missing[key] = empty.new_empty(high - low, *shape[1:]), high - low
+    start, stop = max(low, first), min(high, first + shape[0])
+    if stop > start:
+        group[key][start - low : stop - low] = held[start - first : stop - first]
+        missing[key] -= stop - start
+
+
+def load_newest(folder: Path, warn: Any = print, part: Part = WHOLE) -> Checkpoint | None:
+    """The newest checkpoint that is whole; damaged ones are named and passed over. None when there never was one."""
+    names = part.ranks.tell([path.name for path in steps_in(folder)])
+    for name in reversed(names):
+        try:
+            return load(folder / name, part)
         except Damaged as problem:
             warn(f"checkpoint damaged, falling back to the one before: {problem}")
-    if paths:
+    if names:
         raise UserError(f"every checkpoint in {folder} is damaged; start the run again under another name")
     return None
 

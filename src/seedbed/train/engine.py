@@ -17,7 +17,7 @@ from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.dist.ranks import ALONE, Ranks, local
-from seedbed.dist.shards import Place, Shards, cut
+from seedbed.dist.shards import Rows, Shards, cut
 from seedbed.errors import UserError
 from seedbed.train.ema import Ema
 from seedbed.train.low import to_float8
@@ -311,12 +311,12 @@ class Engine:
         return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
 
 
-    def place(self, file: str, name: str) -> Place | None:
+    def rows(self, file: str, name: str) -> Rows | None:
         """Which rows of a tensor of `tensors` this rank holds; None for all of them."""
         if file == "optim":
             _, moment, name = name.split(".", 2) if name.count(".") > 1 else ("", "", name)
-            return self.shards.places.get(name) if moment in ("mean", "square") else None
-        return self.shards.places.get(name)
+            return self.shards.rows.get(name) if moment in ("mean", "square") else None
+        return self.shards.rows.get(name)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +25,7 @@ from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
 from seedbed.train.ring import Ring, spelled
+from seedbed.train.saver import Saver
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import Request, System
 from seedbed.train.watch import Alarm, Point, Watch
@@ -58,20 +60,33 @@ class Job:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.feed = Feed(self.data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=self.engine.device)
+        self.ranks = self.engine.ranks
+        self.part = checkpoint.Part(self.ranks, self.engine.rows)
+        self.saver, self._all_stop = Saver(), False
+        shape = {"batch": config.batch, "parts": config.accum, "share": (self.ranks.rank, self.ranks.world)}
+        self.feed = Feed(self.data.train, seed=config.seed, device=self.engine.device, **shape)
         self.runner = StepRunner(self.engine, self.feed, self.console.line)
         self.readback = Readback(self.engine.device)
         self.incidents = Incidents(config.guard)
         self.ring = Ring()
         self.watch = Watch(self.engine, self.feed)
         self.clock = Stopwatch()
-        self.meter = Meter(self.system.flops_per_item(), self.engine.device, config.precision)
+        self.meter = Meter(self.system.flops_per_item() / self.num_ranks, self.engine.device, config.precision)
         self.total_items = config.steps * config.batch
 
     @property
     def num_ranks(self) -> int:
         """How many processes take each step together."""
-        return 1
+        return self.ranks.world
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run was asked to end; of several ranks, whether all know of it."""
+        return bool(self.stop_signal) if self.ranks.is_alone else self._all_stop
+
+    def stop_together(self) -> None:
+        """Some rank was asked to end the run, and a step has told all of them."""
+        self._all_stop, self.stop_signal = True, self.stop_signal or signal.SIGTERM
 
     @property
     def counter(self) -> int:
@@ -132,7 +147,7 @@ def fit(job: Job) -> str:
 def _train(job: Job, last_step: int) -> None:
     """Step after step until the last one, a signal or trouble; the tools act between them."""
     tools = instruments(job.config)
-    while job.status == "running" and not job.stop_signal:
+    while job.status == "running" and not job.is_stopped:
         if job.step >= last_step:
             if _settled(job):
                 break
@@ -159,6 +174,9 @@ def advance(job: Job, num_steps: int) -> None:
 
 def _take_step(job: Job) -> None:
     engine = job.engine
+    if job.saver.is_over:
+        _end_save(job)
+    engine.wants_stop = bool(job.stop_signal)
     engine.variant = job.system.variant(job.step, job.config.steps)
     job.feed.load(job.counter)
     if engine.variant not in job.runner.ready:
@@ -179,7 +197,7 @@ def _warm_up(job: Job) -> None:
         job.engine.begin(job.step, job.progress)
         job.runner.prepare()
         if job.config.budget and job.step == 0:
-            seconds = _time_steps(job)
+            seconds = job.ranks.tell(_time_steps(job))
             # A rehearsed step skips the optimizer's writes and a real run logs: leave room, the budget is a promise.
             job.total_items = max(1, int(0.94 * job.config.budget / seconds)) * job.config.batch
             length = job.total_items // job.config.batch
@@ -194,7 +212,7 @@ def _time_steps(job: Job) -> float:
         for count in (2, 0):
             start, counter = time.perf_counter(), job.counter
             done = 0
-            while done < (count or 400) and (count or done < 5 or time.perf_counter() - start < 1.5):
+            while done < (count or 400) and (count or done < 5 or job.ranks.tell(time.perf_counter() - start < 1.5)):
                 job.feed.load(counter)
                 job.engine.begin(job.step, job.progress)
                 job.readback.push(0, job.runner())
@@ -218,6 +236,8 @@ def _look(job: Job, step: int, values: list[float]) -> bool:
     job.ring.measure(step, values)
     measured = dict(zip(job.runner.names, values, strict=True))
     rate = measured.pop("rate")
+    if measured.pop("stop", 0.0):
+        job.stop_together()
     if measured.pop("halted"):
         _on_not_finite(job, step, measured)
         return True
@@ -266,18 +286,21 @@ _ANSWERS = {
 def _keep_evidence(job: Job, step: int, what: str, measured: dict[str, float]) -> None:
     """Save the state from before the bad step, which the guard has kept: `replay` starts exactly there."""
     folder = job.run.path / "incidents"
-    if len(checkpoint.steps_in(folder)) >= MAX_INCIDENTS:
+    if job.ranks.tell(len(checkpoint.steps_in(folder))) >= MAX_INCIDENTS:
         return
+    _end_save(job)
     facts = {"what": what, **{k: spelled(v) for k, v in measured.items()}}
     state = _state(job) | {"items": job.items - job.config.batch, "incident": facts}
     try:
         with job.clock.lap("save"):
-            checkpoint.save(folder, step, job.engine.tensors(), state)
+            checkpoint.save(folder, step, job.engine.tensors(), state, job.part)
     except OSError as error:
         job.console.line(f"step {step}: the state before it could not be kept for replay ({error})")
 
 
 def _write_ring(job: Job) -> None:
+    if not job.ranks.is_first:
+        return
     config = job.config
     facts = {"seed": config.seed, "batch": config.batch, "accum": config.accum, "total_items": job.total_items}
     try:
@@ -299,8 +322,9 @@ def _alarm(job: Job, step: int, found: list[Alarm]) -> None:
 def _send_back(job: Job, answer: str, trouble: str) -> bool:
     """Restore the best checkpoint with its optimizer state and skip the data that led here; or stop, naming the trouble."""
     job.readback.drop()
+    _end_save(job)
     folder = job.run.path / "checkpoints"
-    found = _best_or_newest(folder, job.console.line) if answer == "rollback" else None
+    found = _best_or_newest(job, folder) if answer == "rollback" else None
     if found is None:
         job.status = trouble
         if answer == "rollback":
@@ -312,21 +336,30 @@ def _send_back(job: Job, answer: str, trouble: str) -> bool:
     job.clock = clock
     job.incidents.load_state(incidents)
     job.skipped_items = counter - job.items
-    checkpoint.forget_after(folder, job.step)
+    forget_after(job, job.step)
     job.run.rewind(job.step, events=False)
     job.run.event(before, "rollback", to=job.step, skipped_items=job.skipped_items)
     job.console.line(f"rolled back {before} -> {job.step} ({job.incidents.num_rollbacks} of {job.config.guard.max_rollbacks})")
     return True
 
 
-def _best_or_newest(folder: Any, warn: Callable[[str], None]) -> checkpoint.Checkpoint | None:
-    path = checkpoint.best(folder)
-    if path:
+def forget_after(job: Job, step: int) -> None:
+    """Remove checkpoints beyond `step`, once every rank has read what it needs."""
+    job.ranks.meet()
+    if job.ranks.is_first:
+        checkpoint.forget_after(job.run.path / "checkpoints", step)
+    job.ranks.meet()
+
+
+def _best_or_newest(job: Job, folder: Path) -> checkpoint.Checkpoint | None:
+    best = checkpoint.best(folder)
+    name = job.ranks.tell(best.name if best else None)
+    if name:
         try:
-            return checkpoint.load(path)
+            return checkpoint.load(folder / name, job.part)
         except checkpoint.Damaged as problem:
-            warn(f"the best checkpoint is damaged: {problem}")
-    return checkpoint.load_newest(folder, warn)
+            job.console.line(f"the best checkpoint is damaged: {problem}")
+    return checkpoint.load_newest(folder, job.console.line, job.part)
 
 
 # ---- instruments ---------------------------------------------------------------------------------------------------
@@ -351,7 +384,7 @@ def _log(job: Job, step: int, measured: dict[str, float], rate: float) -> None:
 def evaluate(job: Job) -> None:
     """The recipe's numbers on held-out data, with the averaged weights when there are any."""
     with job.clock.lap("eval"), job.engine.evaluating():
-        numbers = job.system.evaluate(job.data.valid, job.engine)
+        numbers = job.ranks.tell(job.system.evaluate(job.data.valid, job.engine))
     value = next(iter(numbers.values()))
     improved = job.best is None or value < job.best
     if improved:
@@ -385,7 +418,7 @@ def test(job: Job) -> None:
     if job.data.test is None:
         return
     with job.clock.lap("eval"), job.engine.evaluating():
-        numbers = job.system.evaluate(job.data.test, job.engine)
+        numbers = job.ranks.tell(job.system.evaluate(job.data.test, job.engine))
     job.run.event(job.step, "test", **numbers, weights="ema" if job.engine.ema else "live")
     job.console.evaluation(job.step, numbers, improved=False, part="test")
 
@@ -393,9 +426,12 @@ def test(job: Job) -> None:
 def sample(job: Job) -> None:
     """What the model can do by now, for a person to look at."""
     folder = job.run.path / "samples"
-    folder.mkdir(exist_ok=True)
     with job.clock.lap("sample"), job.engine.evaluating():
+        if not job.ranks.is_first:
+            return job.ranks.meet()
+        folder.mkdir(exist_ok=True)
         shown = job.system.sample(Request(folder / f"step-{job.step:06d}"), job.engine)
+        job.ranks.meet()
     names = [str(f.relative_to(job.run.path)) for f in shown.files]
     job.run.event(job.step, "sample", text=shown.text, files=names, **shown.facts)
     job.console.sample(job.step, shown.text, names)
@@ -408,12 +444,31 @@ def save(job: Job) -> None:
 
 def _save(job: Job, best: bool) -> bool:
     folder = job.run.path / "checkpoints"
-    if not best and (folder / checkpoint.folder_name(job.step)).exists():
+    _end_save(job)
+    if not best and job.ranks.tell((folder / checkpoint.folder_name(job.step)).exists()):
         return True
-    try:
+    if job.ranks.is_alone:
         with job.clock.lap("save"):
-            job.run.sync()
-            path = checkpoint.save(folder, job.step, job.engine.tensors(), _state(job))
+            return _saved(job, lambda: checkpoint.save(folder, job.step, job.engine.tensors(), _state(job)), best)
+    with job.clock.lap("save"):
+        job.saver.start(folder, job.step, job.engine.tensors(), _state(job), job.part, best)
+    return True
+
+
+def _end_save(job: Job) -> bool:
+    """Wait for the checkpoint under way, if there is one, and tell how it ended; False when it could not be written."""
+    if not job.saver.is_busy:
+        return True
+    with job.clock.lap("save"):
+        return _saved(job, job.saver.result, job.saver.is_best)
+
+
+def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
+    """A checkpoint is there, or is not: the folder and a person must know."""
+    folder = job.run.path / "checkpoints"
+    try:
+        path = write()
+        if job.ranks.is_first:
             if best:
                 checkpoint.mark_best(folder, path)
             checkpoint.prune(folder, job.config.keep)
@@ -421,7 +476,7 @@ def _save(job: Job, best: bool) -> bool:
         job.run.event(job.step, "save_failed", error=str(error))
         job.console.line(f"step {job.step}: no checkpoint could be written ({error}); the ones before are whole")
         return False
-    job.run.event(job.step, "checkpoint", path=path.name, best=best)
+    job.run.event(checkpoint.step_of(path), "checkpoint", path=path.name, best=best)
     _set_status(job)
     return True
 
@@ -471,15 +526,16 @@ def _finish(job: Job) -> None:
         pass
     job.clock.pause()
     if job.status == "running":
-        if job.stop_signal:
+        if job.is_stopped:
             job.status = "interrupted"
             _save(job, best=False)
+            _end_save(job)
         else:
             job.status = "done"
             evaluate(job)
             test(job)
             sample(job)
-            if not _save(job, best=False):
+            if not (_save(job, best=False) and _end_save(job)):
                 raise UserError("the run is finished but its last checkpoint could not be written; free some space and resume")
     _alarm(job, job.step, job.watch.end())
     job.run.event(job.step, "end", status=job.status)
