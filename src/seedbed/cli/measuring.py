@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from seedbed.cli import queueing
 from seedbed.cli.words import Parser, Verb, number, registrar, settings
 from seedbed.errors import UserError
 
@@ -85,6 +86,8 @@ def _sweep_arguments(parser: Parser) -> None:
     parser.add_argument("--retry", action="store_true", help="try failed trials again")
     parser.add_argument("--join", metavar="NAME", help="work on a sweep that was started elsewhere")
     parser.add_argument("--show", metavar="NAME", help="print where a sweep stands")
+    queueing.place_argument(parser)
+    queueing.dry_argument(parser)
 
 
 @verb(
@@ -104,12 +107,16 @@ def _sweep(given: argparse.Namespace) -> int:
         suggest=given.suggest,
         retry=given.retry,
     )
-    if given.join:
-        return verbs.join(given.join, options, _trials)
-    if not given.name:
+    if not given.name and not given.join:
         raise UserError("name a RECIPE/PRESET and what to vary, or a sweep with --show or --join; see: seedbed sweep --help")
     how = {"num_seeds": given.seeds, "patience": given.patience, "sampler": given.sampler}
-    return verbs.start(given.name, given.settings, options, _trials, name=given.sweep, why=given.why, **how)
+    facts = {"name": given.sweep, "why": given.why, **how}
+    if not queueing.stays_here(given):
+        return queueing.sweep(given, options, facts)
+    queueing.refuse_dry(given)
+    if given.join:
+        return verbs.join(given.join, options, _trials)
+    return verbs.start(verbs.draft(given.name, given.settings, options, **facts), options, _trials)
 
 
 def _trials() -> Any:

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from seedbed.cli import queueing
 from seedbed.cli.words import Parser, Verb, number, registrar, settings
 from seedbed.errors import UserError
 
@@ -28,6 +29,7 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="start although a check failed; the journal will tell")
     parser.add_argument("--anomaly", action="store_true", help="stop at the first NaN of a backward pass and name its line; slow")
     parser.add_argument("--dry", action="store_true", help="two steps of everything, resumed and compared; keeps nothing")
+    queueing.place_argument(parser)
     _mirror_argument(parser)
 
 
@@ -38,6 +40,8 @@ def _mirror_argument(parser: Parser) -> None:
 
 @verb("train", "RECIPE/PRESET [key=value ...]", "start a run; -m says why, --run names it", _train_arguments)
 def _train(given: argparse.Namespace) -> int:
+    if not queueing.stays_here(given):
+        return queueing.train(given)
     from seedbed.launch import local
     from seedbed.track.mirrors import choose
 
@@ -60,17 +64,35 @@ def _dry_run(given: argparse.Namespace) -> int:
 
 def _resume_arguments(parser: Parser) -> None:
     settings(parser, "RUN")
-    parser.add_argument("--force", action="store_true", help="also when the run says it is finished")
+    parser.add_argument("--force", action="store_true", help="also when the run is finished, or a check before its start fails")
+    parser.add_argument("--no-check", action="store_true", help="begin a queued run without the quick checks")
+    queueing.place_argument(parser)
+    queueing.dry_argument(parser)
     _mirror_argument(parser)
 
 
 @verb("resume", "RUN [key=value ...]", "go on with a run, bit for bit", _resume_arguments)
 def _resume(given: argparse.Namespace) -> int:
+    if not queueing.stays_here(given):
+        return queueing.resume(given)
     from seedbed.launch import local
     from seedbed.track.mirrors import choose
 
+    queueing.refuse_dry(given)
     mirrors = None if given.mirror is None else choose.read(given.mirror)
-    return local.resume(given.runs, given.name, given.settings, force=given.force, mirrors=mirrors)
+    check: local.Check = "skip" if given.no_check else "force" if given.force else "quick"
+    return local.resume(given.runs, given.name, given.settings, force=given.force, check=check, mirrors=mirrors)
+
+
+def _cancel_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a run or a sweep that was handed to a cluster")
+
+
+@verb("cancel", "RUN|SWEEP", "take its job out of the queue; it is saved first and can go on", _cancel_arguments)
+def _cancel(given: argparse.Namespace) -> int:
+    from seedbed.launch import slurm
+
+    return slurm.cancel(given.runs, given.name)
 
 
 # ---- what a trained run can do ---------------------------------------------------------------------------------------

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from seedbed.config import Config
 from seedbed.errors import UserError
-from seedbed.recipes import find
+from seedbed.recipes import Recipe, find
 from seedbed.track import code
 from seedbed.track.listing import print_json
 from seedbed.track.run import full_name
@@ -52,19 +52,46 @@ def show(root: Path, name: str, as_json: bool) -> int:
     return EXIT_OK
 
 
-def start(
+@dataclass(frozen=True)
+class Draft:
+    """A sweep that has been read and found right, and not yet written anywhere."""
+
+    recipe: Recipe
+    preset: str
+    base: Config
+    grid: Grid
+    settings: list[dict[str, Any]]
+    name: str
+    facts: dict[str, Any]
+    code: dict[str, Any]
+    notes: list[str]
+
+    @property
+    def num_trials(self) -> int:
+        return len(self.settings) or int(self.facts["suggest"])
+
+    @property
+    def config(self) -> Config:
+        """The settings of the first trial."""
+        return grids.config_of(self.base, self.grid, self.settings[0] if self.settings else _end(self.grid, "low"))
+
+    def write(self, root: Path) -> Sweep:
+        """The sweep's folder, or the one that is there when it is the same sweep."""
+        return Sweep.create_or_join(root, self.name, self.grid, self.settings, **self.facts)
+
+
+def draft(
     recipe_name: str,
     assignments: list[str],
     options: Options,
-    launch: Callable[[], Checker],
     *,
     name: str | None = None,
     why: str = "",
     num_seeds: int | None = None,
     patience: int = 0,
     sampler: str = "optuna",
-) -> int:
-    """Start a sweep, or go on with it when it is there; everything is refused before anything is written."""
+) -> Draft:
+    """Read a sweep; everything is refused here, before anything is written."""
     recipe, preset = find(recipe_name)
     base = recipe.preset(preset)
     assert preset is not None
@@ -76,13 +103,21 @@ def start(
     state = code.state(Path.cwd(), options.root)
     code.require_clean(state, options.dirty)
     facts = {"recipe": recipe.name, "preset": preset, "patience": patience, "sampler": sampler if searching else None}
-    told = {"why": why, "suggest": options.suggest, "code": {k: v for k, v in state.items() if k != "patch"}}
-    name = name or default_name(recipe.name, preset, grid)
-    sweep = Sweep.create_or_join(options.root, name, grid, settings, **facts, **told)
+    facts |= {"why": why, "suggest": options.suggest, "code": {k: v for k, v in state.items() if k != "patch"}}
+    commas = grids.takes_commas(base, assignments)
+    notes = [
+        f"note: {word} is one value in every trial, its commas belong to it; | separates values: 'key=1,2|3,4'" for word in commas
+    ]
+    return Draft(recipe, preset, base, grid, settings, name or default_name(recipe.name, preset, grid), facts, state, notes)
+
+
+def start(made: Draft, options: Options, launch: Callable[[], Checker]) -> int:
+    """Start a sweep, or go on with it when it is there."""
+    sweep = made.write(options.root)
     screen = Screen(sweep, quiet=options.json)
-    for word in grids.takes_commas(base, assignments):
-        screen.say(f"note: {word} is one value in every trial, its commas belong to it; | separates values: 'key=1,2|3,4'")
-    return _work(Room(sweep, recipe, preset, base, state, screen.say), options, launch, screen)
+    for note in made.notes:
+        screen.say(note)
+    return _work(Room(sweep, made.recipe, made.preset, made.base, made.code, screen.say), options, launch, screen)
 
 
 def join(name: str, options: Options, launch: Callable[[], Checker]) -> int:
@@ -103,8 +138,8 @@ def _checked_cells(base: Config, grid: Grid, searching: bool, title: str) -> lis
     if searching:
         if not grid.spans and all(axis.key == "seed" for axis in grid.axes):
             raise UserError("there is nothing to suggest; name a range or choices: --suggest 20 optim.lr=1e-4..1e-2")
-        for end in ({s.key: s.value(s.low) for s in grid.spans}, {s.key: s.value(s.high) for s in grid.spans}):
-            grids.config_of(base, grid, end | {axis.key: axis.values[0] for axis in grid.axes})
+        for end in ("low", "high"):
+            grids.config_of(base, grid, _end(grid, end))
         return []
     settings = grids.cells(grid)
     for cell in settings:
@@ -113,6 +148,12 @@ def _checked_cells(base: Config, grid: Grid, searching: bool, title: str) -> lis
         alone = " ".join(["seedbed train", title, *words(grid.fixed)])
         raise UserError(f"that is a single trial and no sweep; give a key several values, as in optim.lr=1e-3,3e-3, or: {alone}")
     return settings
+
+
+def _end(grid: Grid, which: Literal["low", "high"]) -> dict[str, Any]:
+    """The cell at one end of all ranges, with the first of the choices."""
+    spans = {span.key: span.value(getattr(span, which)) for span in grid.spans}
+    return spans | {axis.key: axis.values[0] for axis in grid.axes}
 
 
 def _work(room: Room, options: Options, launch: Callable[[], Checker], screen: Screen) -> int:
