@@ -196,13 +196,14 @@ def test_a_damaged_store_stops_a_run_and_is_mended_by_the_named_command(tmp_path
     assert "10 bytes instead of" in said[0] and "building it again" in said[0]
 
 
-def test_rebuilding_finds_what_opening_does_not(tmp_path):
+def test_damage_is_named_before_use_and_rebuilding_mends_it(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     made = prepare_text(config)
     data = bytearray((made.path / "tokens.bin").read_bytes())
     data[100] ^= 1
     (made.path / "tokens.bin").write_bytes(data)
-    assert prepare_text(config).verify()
+    with pytest.raises(DamagedStore, match=r"tokens.bin: chunk 0"):
+        prepare_text(config)
     assert prepare_text(config, rebuild=True).verify() == []
 
 

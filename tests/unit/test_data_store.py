@@ -129,7 +129,7 @@ VERIFY_TABLE = [
 def test_damage_seen_by_verify(tmp_path, spoil, words):
     path = build(tmp_path / "s").path
     spoil(path)
-    problems = Store.open(path).verify()
+    problems = Store.open(path, check=False).verify()
     assert problems and words[0] in problems[0]
     assert all(any(w in p for w in words) for p in problems), problems
 
@@ -141,8 +141,35 @@ def test_every_single_bit_flip_is_found(tmp_path):
         data = bytearray(good)
         data[place // 8] ^= 1 << place % 8
         (path / "tokens.bin").write_bytes(data)
-        problems = Store.open(path).verify()
+        with pytest.raises(DamagedStore, match=f"chunk {place // 8 // 1000} "):
+            Store.open(path)
+        problems = Store.open(path, check=False).verify()
         assert f"chunk {place // 8 // 1000} " in problems[0]
+
+
+def test_of_a_large_store_a_share_is_hashed_and_another_one_each_time(tmp_path, monkeypatch):
+    path = build(tmp_path / "s").path
+    flip(path)
+    monkeypatch.setattr("seedbed.data.store.SURE_BYTES", 2000)  # two of its six chunks
+    found = 0
+    for _ in range(60):
+        try:
+            Store.open(path)
+            monkeypatch.setattr("seedbed.data.store._sound", set())
+        except DamagedStore:
+            found += 1
+    assert 5 < found < 45
+
+
+def test_a_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
+    path = build(tmp_path / "s").path
+    Store.open(path)
+    with monkeypatch.context() as patch:
+        patch.setattr("seedbed.data.store._chunk_problem", lambda *given: pytest.fail("hashed again"))
+        Store.open(path)
+    flip(path)
+    with pytest.raises(DamagedStore):
+        Store.open(path)
 
 
 @pytest.mark.parametrize("make", ["missing", "folder", "file"])

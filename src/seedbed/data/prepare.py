@@ -94,7 +94,7 @@ def _open_named(config: TextConfig) -> Store:
 def _existing(path: Path, key: str, rebuild: bool, say: Say) -> Store | None:
     """The store at `path` if it is sound and the one asked for; None when it is damaged and may be replaced."""
     try:
-        store = Store.open(path)
+        store = Store.open(path, check=not rebuild)
         problems = store.verify(Meter("verifying")) if rebuild else []
         if problems:
             raise damaged(path, problems[0], store.manifest)

@@ -7,6 +7,7 @@ import hashlib
 import json
 import mmap
 import os
+import random
 import re
 import shlex
 import shutil
@@ -24,6 +25,8 @@ from seedbed.track import files
 FORMAT = 1
 CHUNK = 16 << 20
 MAX_MANIFEST = 64 << 20
+# What is hashed before use, so that starting stays a matter of a second: a store up to this size whole, a larger one in part.
+SURE_BYTES = 1 << 30
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -50,13 +53,33 @@ class Store:
         self.path, self.manifest, self.arrays = path, manifest, arrays
 
     @classmethod
-    def open(cls, path: Path) -> "Store":
-        """Open after quick checks: the manifest is whole, every file has its size."""
+    def open(cls, path: Path, *, check: bool = True) -> "Store":
+        """Open after quick checks: the manifest is whole, every file has its size, and chunks match their checksums.
+
+        Of a store beyond `SURE_BYTES` some chunks are hashed, others each time; `check=False` hashes none.
+        """
         manifest = _read_manifest(path)
         for name in manifest["files"]:
             if not (path / name).is_file():
                 raise damaged(path, f"{name} is missing", manifest)
-        return cls(path, manifest, {name: _map(path, name, manifest) for name in manifest["arrays"]})
+        store = cls(path, manifest, {name: _map(path, name, manifest) for name in manifest["arrays"]})
+        if check:
+            store._refuse_damage()
+        return store
+
+    def _refuse_damage(self) -> None:
+        stats = [(self.path / f"{name}.bin").stat() for name in self.arrays]
+        key = (str(self.path.resolve()), self.fingerprint, *((s.st_size, s.st_mtime_ns, s.st_ino) for s in stats))
+        if key in _sound:
+            return
+        chunks = [(name, k) for name in self.arrays for k in range(len(self.manifest["arrays"][name]["chunks"]))]
+        if len(chunks) * CHUNK > SURE_BYTES:
+            chunks = random.Random().sample(chunks, SURE_BYTES // CHUNK)
+        for name, k in chunks:
+            flat = self.arrays[name].reshape(-1).view(np.uint8)
+            if problem := _chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
+                raise damaged(self.path, problem, self.manifest)
+        _sound.add(key)
 
     @property
     def fingerprint(self) -> str:
@@ -128,6 +151,19 @@ def _map(path: Path, name: str, manifest: dict[str, Any]) -> np.ndarray:
         return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
 
 
+# Stores of this process whose chunks were hashed and have not been written since.
+_sound: set[tuple[Any, ...]] = set()
+
+
+def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
+    """What is wrong with one chunk; nothing when it is sound."""
+    chunk = flat[number * CHUNK : (number + 1) * CHUNK]
+    if hashlib.sha256(chunk.data).hexdigest() == sha:
+        return ""
+    start = number * CHUNK
+    return f"{name}.bin: chunk {number} (bytes {start:,} to {start + len(chunk) - 1:,}) differs from its checksum"
+
+
 def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator[str]:
     """One line per chunk, empty when it is sound; after the last one, what is wrong with the values."""
     flat = array.reshape(-1).view(np.uint8)
@@ -136,11 +172,9 @@ def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator
         yield f"{name}.bin has {len(starts)} chunks, its manifest names {len(info['chunks'])}"
     low, high = [], []
     for start, sha in zip(starts, info["chunks"], strict=False):
-        chunk = flat[start : start + CHUNK]
-        sound = hashlib.sha256(chunk.data).hexdigest() == sha
-        number, last = start // CHUNK, start + len(chunk) - 1
-        yield "" if sound else f"{name}.bin: chunk {number} (bytes {start:,} to {last:,}) differs from its checksum"
+        yield _chunk_problem(name, flat, start // CHUNK, sha)
         if "max" in info:
+            chunk = flat[start : start + CHUNK]
             low.append(chunk.view(array.dtype).min())
             high.append(chunk.view(array.dtype).max())
     if high and [int(min(low)), int(max(high))] != [info["min"], info["max"]]:
@@ -227,7 +261,7 @@ class Writer:
         files.write_atomic(self.aside / "manifest.json", json.dumps(manifest, indent=1))
         _move_into_place(self.aside, self.path)
         (self.path / "progress.json").unlink(missing_ok=True)
-        return Store.open(self.path)
+        return Store.open(self.path, check=False)
 
     def close(self) -> None:
         for array in self.arrays.values():
