@@ -213,6 +213,7 @@ function drawChoices() {
 
 function choose(name) {
   page.beside = name;
+  $("anchor").disabled = name === "nothing";
   $("beside-name").textContent = name;
   for (const button of $("besides").children) button.setAttribute("aria-checked", button.dataset.beside === name);
   reset(page.seed);
@@ -262,7 +263,8 @@ function drawValues(action) {
   page.facts.axes.forEach((axis, n) => {
     const row = $("axes").children[n];
     const unit = axis.unit ? ` ${axis.unit}` : "";
-    row.querySelector("output").textContent = `${action[n].toFixed(Math.abs(action[n]) < 10 ? 3 : 1)}${unit}`;
+    const digits = Math.abs(action[n]) < 10 ? 3 : 1;
+    row.querySelector("output").textContent = `${(Math.round(action[n] * 1000) / 1000 || 0).toFixed(digits)}${unit}`;
     const fill = row.querySelector(".fill");
     if (!fill) return;
     const [low, high] = [0, place(axis, action[n]) - 50].sort((a, b) => a - b);
