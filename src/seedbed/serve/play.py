@@ -108,12 +108,16 @@ class House:
             while (message := await socket.receive())["type"] != "websocket.disconnect":
                 await _send(socket, await self._in_thread(visit.answer, message.get("text")))
         finally:
-            await self._in_thread(visit.close)
+            # Not awaited: a server that stops cancels what waits, but its threads finish what they have begun.
+            self._threads().submit(visit.close)
 
-    async def _in_thread(self, act: Any, *arguments: Any) -> Any:
+    def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="play")
-        return await asyncio.get_running_loop().run_in_executor(self._pool, act, *arguments)
+        return self._pool
+
+    async def _in_thread(self, act: Any, *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads(), act, *arguments)
 
     def _visit(self, name: str) -> Visit:
         return Visit(name, self.player(name), Run.open(self.root, name).path)
