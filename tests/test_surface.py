@@ -24,7 +24,7 @@ NAMES = {
 }  # fmt: skip
 
 VERBS = {
-    "demo", "doctor", "check", "train", "resume", "sample", "export", "find-lr", "find-batch", "profile", "plan",
+    "demo", "doctor", "check", "train", "resume", "cancel", "sample", "export", "find-lr", "find-batch", "profile", "plan",
     "replay", "overfit", "sweep", "think", "ablate", "serve", "play",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "data prepare", "data inspect", "data verify", "data bench", "data show", "data record",

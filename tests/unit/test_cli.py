@@ -80,6 +80,8 @@ def calls(monkeypatch) -> Calls:
 
 RUNS = Path("runs")
 TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None, "check": "quick", "anomaly": False}
+TRAIN |= {"mirrors": ()}
+RESUME = {"force": False, "check": "quick", "mirrors": None}
 TUNING = {"root": RUNS, "json": False}
 WORDS = [
     ("train gpt/demo", "train", ("gpt/demo", []), TRAIN),
@@ -92,8 +94,10 @@ WORDS = [
     ("--runs other train gpt/demo", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
     ("train gpt/demo --runs other", "train", ("gpt/demo", []), {**TRAIN, "root": Path("other")}),
     ("--runs=a train gpt/demo --runs b", "train", ("gpt/demo", []), {**TRAIN, "root": Path("b")}),
-    ("resume first", "resume", (RUNS, "first", []), {"force": False}),
-    ("resume first batch=16 --force --dirty", "resume", (RUNS, "first", ["batch=16"]), {"force": True}),
+    ("resume first", "resume", (RUNS, "first", []), RESUME),
+    ("resume first --no-check", "resume", (RUNS, "first", []), {**RESUME, "check": "skip"}),
+    ("resume first batch=16 --force --dirty", "resume", (RUNS, "first", ["batch=16"]),
+     {**RESUME, "force": True, "check": "force"}),
     ("demo", "demo", (RUNS,), {}),
     ("demo --dirty", "demo", (RUNS,), {}),
     ("sample first --no-stream", "sample", (RUNS, "first", {}), {"checkpoint_name": "", "write": None}),

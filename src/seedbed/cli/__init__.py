@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedbed.cli import looking, measuring, sharing, training
+from seedbed.cli import looking, measuring, serving, sharing, training
 from seedbed.cli.words import Parser
 from seedbed.errors import UserError
 
@@ -16,7 +16,7 @@ EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 # Troubles of the disk that a person can mend; any other OSError is ours to explain.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
-VERBS = {**training.VERBS, **measuring.VERBS, **looking.VERBS, **sharing.VERBS}
+VERBS = {**training.VERBS, **measuring.VERBS, **looking.VERBS, **sharing.VERBS, **serving.VERBS}
 GROUPS = {"runs": "list", "data": None}
 SECTIONS = {
     "demo": "train",
@@ -167,11 +167,11 @@ def _group_help(group: str) -> int:
 def _overview(root: Path, as_json: bool) -> int:
     """What there is to train, and what was trained last."""
     from seedbed import recipes
-    from seedbed.track import facts, listing
+    from seedbed.track import listing
     from seedbed.track.text import clip, width
 
     known = {name: recipes.describe(name) for name in recipes.names()}
-    found = facts.summaries(root)
+    found = listing.look(root)
     if as_json:
         return listing.print_json({"recipes": known, "runs": found})
     print("seedbed: raise generative models from scratch\n\nrecipes")

@@ -5,17 +5,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seedbed.track import facts, lines
+from seedbed.track import facts, lines, queue
 from seedbed.track.run import full_name
 from seedbed.track.text import age, clip, number, one_line, table
 
 
 def list_runs(root: Path, as_json: bool) -> int:
-    found = facts.summaries(root)
+    found = look(root)
     if as_json:
         return print_json(found)
     print(runs_table(folded(found)) if found else f"no runs in {root} yet; start one with: seedbed train RECIPE/PRESET")
     return 0
+
+
+def look(root: Path) -> list[dict[str, Any]]:
+    """Every run, newest first, with what the queue of a cluster says of it."""
+    found = facts.summaries(root)
+    queue.add(found)
+    return found
 
 
 def folded(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -38,23 +45,20 @@ def folded(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def runs_table(found: list[dict[str, Any]]) -> str:
     """Summaries as a table, cut to the width of the terminal."""
-    header = ("name", "recipe", "status", "step", "loss", "best", "age", "why")
-    return table(header, [_cells(s) for s in found], right=(3, 4, 5, 6))
+    header = ["name", "recipe", "status", "step", "loss", "best", "age", "why"]
+    rows = [_cells(s) for s in found]
+    if any(s["queue"] for s in found):
+        header.insert(3, "queue")
+        for s, cells in zip(found, rows, strict=True):
+            cells.insert(3, s["queue"] or "")
+    return table(header, rows, right=range(len(header) - 5, len(header) - 1))
 
 
-def _cells(s: dict[str, Any]) -> tuple[str, ...]:
+def _cells(s: dict[str, Any]) -> list[str]:
     recipe = full_name(s["recipe"], s["preset"]) if s["recipe"] else "-"
     why = one_line(str(s["why"] or ""))
-    return (
-        s["name"],
-        clip(recipe, 28),
-        s["status"],
-        number(s["step"]),
-        number(s["loss"]),
-        number(s["best"]),
-        age(s["created"]),
-        why,
-    )
+    numbers = [number(s["step"]), number(s["loss"]), number(s["best"]), age(s["created"])]
+    return [s["name"], clip(recipe, 28), s["status"], *numbers, why]
 
 
 def print_json(values: Any) -> int:

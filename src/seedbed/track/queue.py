@@ -1,6 +1,5 @@
 """What Slurm says of the jobs that were submitted for runs and sweeps: one short call of squeue, and silence without one."""
 
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -37,6 +36,8 @@ def ask(numbers: Iterable[str]) -> dict[str, list[tuple[str, str]]] | None:
     wanted = list(dict.fromkeys(numbers))
     if not wanted:
         return {}
+    import subprocess  # most listings have no use for it
+
     words = ["squeue", "--noheader", "--array", f"--jobs={','.join(wanted)}", "--format=%F|%T|%r"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=_PATIENCE, check=False)
@@ -52,6 +53,12 @@ def ask(numbers: Iterable[str]) -> dict[str, list[tuple[str, str]]] | None:
         if job in wanted and state:
             found.setdefault(job, []).append((state, reason))
     return found
+
+
+def told(folder: Path) -> str:
+    """What the queue says of the jobs of a folder, in a few words; empty when none of them waits or runs."""
+    found = ask(jobs(folder)) or {}
+    return "; ".join(f"job {job}: {spelled(tasks)}" for job, tasks in found.items())
 
 
 def in_queue(folder: Path) -> list[str]:
@@ -70,12 +77,19 @@ def spelled(tasks: list[tuple[str, str]]) -> str:
 
 def add(found: list[dict[str, Any]]) -> None:
     """Let summaries of runs tell the queue's word under `queue`, and correct a status that only the queue can know."""
-    numbers = {s["name"]: jobs(Path(s["path"]))[-1:] for s in found}
-    told = ask(job for each in numbers.values() for job in each)
-    for s in found:
-        tasks = [task for job in numbers[s["name"]] for task in (told or {}).get(job, [])]
-        s["queue"] = f"{numbers[s['name']][0]} {spelled(tasks)}" if tasks else None
-        if tasks and tasks[0][0] == "RUNNING" and s["status"] == "interrupted":
+    numbers = [jobs(Path(s["path"]))[-1:] or _jobs_of_sweep(s) for s in found]
+    told = ask(job for each in numbers for job in each)
+    for s, own in zip(found, numbers, strict=True):
+        live = [job for job in own if job in (told or {})]
+        s["queue"] = "; ".join(f"{job} {spelled((told or {})[job])}" for job in live) or None
+        if s["sweep"]:
+            continue
+        if live and s["status"] == "interrupted" and told and told[live[0]][0][0] == "RUNNING":
             s["status"] = "running"  # a node whose locks are not seen from here
-        elif numbers[s["name"]] and told is not None and not tasks and s["status"] == "queued":
+        elif own and not live and told is not None and s["status"] == "queued":
             s["status"] = "cancelled"
+
+
+def _jobs_of_sweep(summary: dict[str, Any]) -> list[str]:
+    name = summary["sweep"]
+    return jobs(Path(summary["path"]).parent.parent / "sweeps" / name) if isinstance(name, str) else []

@@ -9,7 +9,7 @@ from typing import Any
 
 from seedbed.config import diff
 from seedbed.errors import UserError
-from seedbed.track import code, facts, files, journal, lines
+from seedbed.track import code, facts, files, journal, lines, queue
 from seedbed.track.listing import print_json
 from seedbed.track.model_table import model_text
 from seedbed.track.run import Run, flat, full_name
@@ -22,6 +22,7 @@ def show(root: Path, name: str, as_json: bool) -> int:
     """Everything about one run on one screen."""
     run = Run.open(root, name)
     config, status, short = run.config_json(), run.status(), facts.summary(run)
+    queue.add([short])
     rows = lines.decode(files.tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
     events = lines.decode(files.tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
     checkpoints, best = run.checkpoints()
@@ -66,6 +67,7 @@ def _overview(run: Run, config: dict, status: dict, short: dict, checkpoints: li
         "created": f"{config.get('created')} ({age(config.get('created'))} ago)",
         "code": code.describe(run.code_json()),
         "error": str(status.get("error") or ""),
+        "queue": f"job {short['queue']}" if short["queue"] else "",
         "loss": number(short["loss"]),
         "best": number(short["best"]) if short["best"] is not None else "",
         "checkpoints": kept + (f" (best {best})" if best else ""),

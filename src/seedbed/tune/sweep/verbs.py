@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
-from seedbed.track import code
+from seedbed.track import code, queue
 from seedbed.track.listing import print_json
 from seedbed.track.run import full_name
 from seedbed.tune.sweep import grid as grids
@@ -46,9 +46,12 @@ class Options:
 def show(root: Path, name: str, as_json: bool) -> int:
     """Print where a sweep stands."""
     found = reports.look(Sweep.open(root, name))
+    told = queue.told(found.sweep.path)
     if as_json:
-        return print_json(found.to_json())
+        return print_json({**found.to_json(), "queue": told or None})
     reports.print_report(found)
+    if told:
+        print(f"queue: {told}")
     return EXIT_OK
 
 
