@@ -21,7 +21,7 @@ def make_runs(root: Path, num_runs: int, num_rows: int, num_kinds: int = 20, num
     """Write `num_runs` ended runs of `num_rows` rows, every fifth group of them a sweep; rows are shared by kinds of runs."""
     root.mkdir(parents=True, exist_ok=True)
     kinds = [_rows(random.Random(seed + kind), num_rows) for kind in range(min(num_kinds, num_runs))]
-    start = datetime(2026, 3, 1, 9, 0).astimezone()
+    start = datetime.now().astimezone() - timedelta(minutes=40 * num_runs)
     names: list[str] = []
     for number in range(num_runs):
         group = number // num_per_sweep

@@ -19,6 +19,9 @@ from seedbed.track.text import spell
 
 # Events that have a place of their own on the page, or say nothing on a time line.
 _ELSEWHERE = {"sample", "model", "start", "checkpoint", "eval", "test"}
+# Curves without noise to take away.
+_STEADY = {"lr", "memory", "epoch"}
+_USUAL = 500
 AXES = ("step", "seconds", "items")
 MAX_POINTS, MAX_CONSOLE, MAX_SAMPLES = 4000, 1 << 16, 200
 
@@ -33,11 +36,11 @@ def run_page(shelf: Shelf, name: str) -> dict[str, Any]:
     try:
         config = run.config_json()
     except UserError as problem:
-        return {**page, "damaged": str(problem), "events": time_line(shelf.events(name)), "notes": [], "config": []}
+        return {**page, "damaged": str(problem), "events": time_line(shelf, name), "notes": [], "config": []}
     status, events = run.status(), shelf.events(name)
     page |= {"version": config.get("version"), "hash": config.get("hash"), "code": code.describe(run.code_json())}
     page |= {"command": run.command(), "error": status.get("error"), "verdict": status.get("verdict")}
-    page |= {"config": config_table(run, config), "children": _children(shelf, name), "events": time_line(events)}
+    page |= {"config": config_table(run, config), "children": _children(shelf, name), "events": time_line(shelf, name)}
     page |= {"preflight": _preflight(run, events), "time": _time_use(shelf, name, status), "notes": notes(shelf, name)}
     page["checkpoints"], page["metric"] = _checkpoints(run)
     return page | {"opens": _opens(config, page["checkpoints"])}
@@ -74,9 +77,9 @@ def config_table(run: Run, config: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def time_line(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What happened, in words: spikes, roll-backs, restarts, stalls."""
-    out = []
+def time_line(shelf: Shelf, name: str) -> list[dict[str, Any]]:
+    """What happened, in words, and where it stands on each axis: spikes, roll-backs, restarts, stalls."""
+    out, events = [], shelf.events(name)
     for event in events:
         if event.get("kind") in _ELSEWHERE:
             continue
@@ -87,7 +90,10 @@ def time_line(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
         )
         alarm = event.get("kind") in facts.INCIDENTS and event.get("kind") != "resume"
         out.append({"step": event.get("step"), "kind": str(event.get("kind")), "what": str(told)[:400], "alarm": alarm})
-    return lines.finite(out[-500:])
+    out = out[-500:]
+    steps = np.array([float(e["step"]) if facts.is_number(e["step"]) else math.nan for e in out])
+    places = {axis: _moved(shelf, name, steps, axis).tolist() for axis in AXES}
+    return lines.finite([{**event, "at": {axis: places[axis][i] for axis in AXES}} for i, event in enumerate(out)])
 
 
 def notes(shelf: Shelf, name: str) -> list[dict[str, str]]:
@@ -188,8 +194,9 @@ def series(shelf: Shelf, name: str, keys: list[str], axis: str, num: int, weight
     for key in keys:
         x, y = _curve(shelf, name, key, axis)
         found = {"raw": thin(*clip_to(x, y, *span), num)}
-        if weight > 0 and len(y) > 2:
-            found["smooth"] = thin(*clip_to(x, smooth(y, weight), *span), num)
+        if weight > 0 and len(y) > 2 and "/" not in key and key not in _STEADY:
+            # The same slider does the same to the eye on a long run as on a short one.
+            found["smooth"] = thin(*clip_to(x, smooth(y, weight ** min(1.0, _USUAL / len(y))), *span), num)
         out[key] = {part: {"x": _plain(px), "y": _plain(py)} for part, (px, py) in found.items()}
     return out
 
@@ -201,12 +208,18 @@ def _curve(shelf: Shelf, name: str, key: str, axis: str) -> tuple[np.ndarray, np
         return np.array(columns.column(axis)), np.array(columns.column(key))
     found = [e for e in shelf.events(name) if e.get("kind") == kind and facts.is_number(e.get("step"))]
     found = [e for e in found if facts.is_number(e.get(metric))]
-    x = np.array([float(e["step"]) for e in found])
-    if axis != "step" and columns.num_rows:
-        steps, there = np.array(columns.column("step")), np.array(columns.column(axis))
-        known = ~np.isnan(steps) & ~np.isnan(there)
-        x = np.interp(x, steps[known], there[known]) if known.any() else x * np.nan
-    return x, np.array([float(e[metric]) for e in found])
+    steps = np.array([float(e["step"]) for e in found])
+    return _moved(shelf, name, steps, axis), np.array([float(e[metric]) for e in found])
+
+
+def _moved(shelf: Shelf, name: str, steps: np.ndarray, axis: str) -> np.ndarray:
+    """Steps on another axis, by the rows around them."""
+    if axis == "step":
+        return steps
+    columns = shelf.columns(name)
+    known, there = np.array(columns.column("step")), np.array(columns.column(axis))
+    both = ~np.isnan(known) & ~np.isnan(there)
+    return np.interp(steps, known[both], there[both]) if both.any() else steps * np.nan
 
 
 def _plain(values: np.ndarray) -> list[float | None]:
