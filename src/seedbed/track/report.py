@@ -158,7 +158,7 @@ def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -
 
 def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
     steps, raw = zip(*_thinned(losses), strict=True)
-    smooth = _smoothed(raw)
+    smooth = smoothed(raw)
     axis.plot(steps, raw, color="tab:blue", alpha=0.3, linewidth=0.8, marker="o" if len(raw) < 3 else None)
     axis.plot(steps, smooth, color="tab:blue", linewidth=1.6, label=f"training loss, at the end {number(smooth[-1])}")
     # A spike must not flatten the rest of the curve: the smoothed curve sets the scale.
@@ -204,7 +204,7 @@ def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return points[:: -(-len(points) // _MAX_POINTS)]
 
 
-def _smoothed(values: Sequence[float]) -> list[float]:
+def smoothed(values: Sequence[float]) -> list[float]:
     """The mean of the middle half of a window around each point: no lag behind the curve, and deaf to spikes."""
     out = []
     for index in range(len(values)):

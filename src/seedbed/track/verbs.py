@@ -111,19 +111,20 @@ def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
     a, b = Run.open(root, first), Run.open(root, second)
     config_a, config_b = a.config_json(), b.config_json()
     settings = diff(flat(config_a["config"]), flat(config_b["config"]))
-    results = [_results(a), _results(b)]
+    found = [results(a), results(b)]
     if as_json:
-        return print_json({"runs": [a.name, b.name], "config": settings, "results": results})
+        return print_json({"runs": [a.name, b.name], "config": settings, "results": found})
     if (config_a["recipe"], config_a["preset"]) != (config_b["recipe"], config_b["preset"]):
         settings = {"preset": tuple(full_name(c["recipe"], c["preset"]) for c in (config_a, config_b)), **settings}
     rows = [[key, *(clip(one_line(spell(value)), 40) for value in pair)] for key, pair in settings.items()]
     print(table(["settings", a.name, b.name], rows or [["(all equal)", "", ""]]))
-    shown = [_results_in_words(found) for found in results]
+    shown = [results_in_words(one) for one in found]
     print("\n" + table(["results", a.name, b.name], [[key, shown[0][key], shown[1][key]] for key in shown[0]]))
     return 0
 
 
-def _results(run: Run) -> dict[str, Any]:
+def results(run: Run) -> dict[str, Any]:
+    """What came of a run, in numbers."""
     rows, (metric, points) = run.rows(), facts.evaluations(run.events())
     mean, sd = facts.mean_and_sd(facts.last_losses(rows))
     saved = run.status()
@@ -141,7 +142,7 @@ def _results(run: Run) -> dict[str, Any]:
     }
 
 
-def _results_in_words(found: dict[str, Any]) -> dict[str, str]:
+def results_in_words(found: dict[str, Any]) -> dict[str, str]:
     seconds = found["seconds"]
     return {
         "status": f"{found['status']} at step {number(found['step'])}",
