@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.cli.words import Parser, Verb, number, registrar, settings
+from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -13,20 +14,46 @@ verb = registrar(VERBS)
 
 
 def _prepare_arguments(parser: Parser) -> None:
-    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME; images with --size")
+    parser.add_argument("path", metavar="TEXT", help="a file, a folder, reference, stdlib or hf:NAME; images with --size; a take")
     parser.add_argument("--tokenizer", default="char", metavar="KIND", help="char, char75, bpe or the path of a tokenizer.json")
     parser.add_argument("--vocab", type=number(int, 257), default=4096, metavar="N", help="how many ids bpe learns")
-    parser.add_argument("--size", type=number(int, 4), metavar="N", help="decode images, to squares of N pixels")
+    parser.add_argument("--size", metavar="N|HxW", help="decode images, to squares of N pixels; frames of a take, to HxW (64x64)")
+    parser.add_argument(
+        "--shift-actions", type=number(int, -64, 64), default=0, metavar="N", help="action[t] becomes action[t+N]"
+    )
+    parser.add_argument(
+        "--flip", action="append", default=[], metavar="AXIS", help="change the sign of a control; may be repeated"
+    )
+    parser.add_argument("--accept-lag", action="store_true", help="keep a take although its controls look shifted or reversed")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the store goes; otherwise the cache")
 
 
-@verb("data prepare", "TEXT|IMAGES [options]", "turn a text into tokens on disk, or images into pixels", _prepare_arguments)
+@verb(
+    "data prepare",
+    "TEXT|IMAGES|TAKE [options]",
+    "text into tokens, images into pixels, a take into a recording",
+    _prepare_arguments,
+)
 def _data_prepare(given: argparse.Namespace) -> int:
     from seedbed.data import verbs
+    from seedbed.data.recordings import importing
+    from seedbed.data.recordings import verbs as recording_verbs
 
+    if importing.is_importable(given.path):
+        mending = {"shift": given.shift_actions, "flip": given.flip, "accept": given.accept_lag}
+        return recording_verbs.prepare(given.path, size=given.size, **mending, out=given.out, json=given.json)
+    if given.shift_actions or given.flip or given.accept_lag:
+        raise UserError(f"{given.path} has no controls to mend: --shift-actions, --flip and --accept-lag are for takes")
     if given.size:
-        return verbs.prepare_pictures(given.path, size=given.size, out=given.out, json=given.json)
+        return verbs.prepare_pictures(given.path, size=_side(given.size), out=given.out, json=given.json)
     return verbs.prepare(given.path, tokenizer=given.tokenizer, vocab=given.vocab, out=given.out, json=given.json)
+
+
+def _side(text: str) -> int:
+    try:
+        return number(int, 4)(text)
+    except argparse.ArgumentTypeError as problem:
+        raise UserError(f"--size: {problem}; images become squares of N pixels") from None
 
 
 def _record_arguments(parser: Parser) -> None:

@@ -101,22 +101,26 @@ def require_aligned(recording: Recording) -> Verdict:
         raise UserError(
             f"{recording.path}: the controls stand {count} frame{'s' * (count > 1)} too {when}: the pictures agree with "
             f"action[t{verdict.lag:+d}] (confidence {verdict.confidence:.0%}; it explains {verdict.scores[verdict.lag]:.0%} of "
-            f"their motion, action[t] {verdict.scores[0]:.0%})\n{_way_out(recording, f'--shift-actions {verdict.lag}')}"
+            f"their motion, action[t] {verdict.scores[0]:.0%})\n{_way_out(recording, verdict)}"
         )
     wrong = verdict.wrong_axes
     if wrong:
-        flags = " ".join(f"--flip {name}" for name in wrong)
         raise UserError(
             f"{recording.path}: {' and '.join(wrong)} {'runs' if len(wrong) == 1 else 'run'} against the convention "
             f"(x forward, y left, z up, right-handed turns; confidence {min(verdict.signs[n].confidence for n in wrong):.0%})\n"
-            f"{_way_out(recording, flags)}"
+            f"{_way_out(recording, verdict)}"
         )
     return verdict
 
 
-def _way_out(recording: Recording, flags: str) -> str:
-    source = recording.facts["source"].get("path") or recording.path
-    return f"mend it: seedbed data prepare {source} {flags} --out DIR   (or keep it as it is: --accept-lag)"
+def _way_out(recording: Recording, verdict: Verdict) -> str:
+    """The command that mends it, from the files it was made of: what they were given before counts too."""
+    source = recording.facts["source"]
+    shift = source.get("shift", 0) + verdict.lag
+    flip = sorted(set(source.get("flip", ())) ^ set(verdict.wrong_axes))
+    flags = ([f"--shift-actions {shift}"] if shift else []) + [f"--flip {name}" for name in flip]
+    words = " ".join(["seedbed data prepare", str(source.get("path") or recording.path), *flags, "--out DIR"])
+    return f"mend it: {words}   (or keep it as it is: --accept-lag)"
 
 
 def examine(recording: Recording) -> Verdict:
@@ -130,11 +134,11 @@ def examine(recording: Recording) -> Verdict:
     motion_PF = picture_motion(recording.frames_THWC, first_P)
     action_TA = recording.scaled()[:, live].astype(np.float64)
     action_LPA = np.stack([action_TA[first_P + lag] for lag in LAGS])
-    sums = _block_sums(action_LPA, motion_PF, num_blocks)
+    inner, outer, squares = _block_sums(action_LPA, motion_PF, num_blocks)
     rng = np.random.Generator(np.random.PCG64(0))
     drawn_RK = rng.multinomial(num_blocks, np.full(num_blocks, 1 / num_blocks), NUM_RESAMPLINGS).astype(np.float64)
     drawn_RK = np.concatenate((np.ones((1, num_blocks)), drawn_RK))
-    fits = [_fit(drawn_RK, *(s[n] for s in sums[:2]), sums[2]) for n in range(len(LAGS))]
+    fits = [_fit(drawn_RK, inner[n], outer[n], squares) for n in range(len(LAGS))]
     score_LR = np.stack([score_R for score_R, _ in fits])
     best = int(score_LR[:, 0].argmax())
     names = [recording.axes[n].name for n in live]

@@ -180,11 +180,13 @@ def write_recording(
     source: dict[str, Any],
     simulator: dict[str, Any] | None = None,
     key: str = "",
+    accepted: bool = False,
 ) -> Recording:
     """Write a recording aside, move it into place, open it.
 
     `frames` gives uint8 pictures [H, W, 3] or pieces [N, H, W, 3]. The other arguments may be lists that the same iterator
     fills: they are read after the last frame. `key` names what is recorded: a recording of that key is found, not made again.
+    `accepted` tells the lag doctor that a person has seen its verdict.
     """
     from seedbed.data.prepare import prepared
 
@@ -195,7 +197,7 @@ def write_recording(
         except BaseException:
             writer.discard()
             raise
-        return _commit(writer, tables, axes_names_units, {"source": source, "simulator": simulator}, key)
+        return _commit(writer, tables, axes_names_units, {"source": source, "simulator": simulator}, key, accepted)
 
     path = Path(path).expanduser().absolute()
     if not key and path.exists():
@@ -313,7 +315,9 @@ def _quantile(values: np.ndarray, q: float) -> float:
     return float(np.quantile(values, q)) if len(values) else 0.0
 
 
-def _commit(writer: Writer, tables: dict[str, np.ndarray], axes: Sequence[tuple[str, str]], origin: dict, key: str) -> Store:
+def _commit(
+    writer: Writer, tables: dict[str, np.ndarray], axes: Sequence[tuple[str, str]], origin: dict, key: str, accepted: bool
+) -> Store:
     for name, table in tables.items():
         writer.array(name, table.dtype, table.shape[1:])
         writer.append(name, table)
@@ -330,6 +334,7 @@ def _commit(writer: Writer, tables: dict[str, np.ndarray], axes: Sequence[tuple[
         "axes": measured,
         "median_dt": float(np.median(dt_T)) if len(dt_T) else 0.0,
         "gap": gap,
+        "accepted": accepted,
         "num_episodes": int(ends(tables["episode"]).sum()),
     }
     return writer.commit(splits=splits, limits={}, extra=[], recording=facts, **origin)

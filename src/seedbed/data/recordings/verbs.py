@@ -12,6 +12,7 @@ from seedbed.data.recording import Recording
 from seedbed.errors import UserError
 
 EXIT_OK = 0
+DEFAULT_SIZE = "64x64"
 HELP = "box, doom, atari:NAME or gym:ID"
 
 
@@ -22,6 +23,18 @@ def record(source: str, *, frames: int, size: str, seed: int, out: Path | None =
     recording = _record(source, frames, height, width, seed, out)
     seconds = time.monotonic() - start
     return show_result(recording, seconds, json)
+
+
+def prepare(
+    path: str, *, size: str | None, shift: int, flip: list[str], accept: bool, out: Path | None = None, json: bool = False
+) -> int:
+    """Make a recording of somebody's files, or find it; the lag doctor looks at every one."""
+    from seedbed.data.recordings.importing import Mending, prepare_recording
+
+    start = time.monotonic()
+    height, width = read_size(size or DEFAULT_SIZE)
+    recording = prepare_recording(path, height, width, Mending(shift, tuple(flip), accept), out=out, say=say)
+    return show_result(recording, time.monotonic() - start, json)
 
 
 def _record(source: str, frames: int, height: int, width: int, seed: int, out: Path | None) -> Recording:

@@ -1,0 +1,184 @@
+"""A take: frames on their way from files to a recording, with their times, poses or controls, and what was done to them.
+
+Shape suffixes: T frames, A control axes, H W pixels.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from seedbed.data import poses
+from seedbed.data.meter import Meter
+from seedbed.data.recording import check_time
+from seedbed.errors import UserError
+
+POSE_AXES = (("x", "m"), ("y", "m"), ("z", "m"), ("roll", "rad"), ("pitch", "rad"), ("yaw", "rad"), ("dt", "s"))
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+# Files up to this size are hashed whole; of larger ones, the beginning and the end.
+HASHED = 64 << 20
+# A matrix whose columns are this far from upright and of length one is no rotation.
+TWISTED = 1e-2
+
+
+@dataclass(frozen=True)
+class Take:
+    """What an importer found. `frames(height, width)` decodes; the tables are there before anything is decoded."""
+
+    kind: str
+    files: tuple[Path, ...]
+    frames: Callable[[int, int], Iterator[np.ndarray]]
+    time_T: np.ndarray
+    episode_T: np.ndarray
+    actions_TA: np.ndarray
+    axes: tuple[tuple[str, str], ...]
+    pose_T44: np.ndarray | None = None
+    notes: tuple[str, ...] = ()
+
+    def identity(self) -> str:
+        """Names the content of the files that it was read from."""
+        found = hashlib.sha256()
+        for file in self.files:
+            found.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+            with open(file, "rb") as handle:
+                found.update(handle.read(HASHED))
+                if file.stat().st_size > 2 * HASHED:
+                    handle.seek(-HASHED, 2)
+                found.update(handle.read(HASHED))
+        return found.hexdigest()
+
+
+def pose_take(
+    kind: str,
+    files: Iterable[Path],
+    frames: Callable[[int, int], Iterator[np.ndarray]],
+    time_T: np.ndarray,
+    pose_T44: np.ndarray,
+    episode_T: np.ndarray | None = None,
+    notes: Iterable[str] = (),
+) -> Take:
+    """A take whose controls are the motion between poses, and the time it took."""
+    episode_T = np.zeros(len(time_T), np.int32) if episode_T is None else episode_T
+    check_poses(pose_T44, kind)
+    check_time(time_T, episode_T)
+    actions_TA = motions(pose_T44, time_T, episode_T)
+    return Take(kind, tuple(files), frames, time_T, episode_T, actions_TA, POSE_AXES, pose_T44, tuple(notes))
+
+
+def motions(pose_T44: np.ndarray, time_T: np.ndarray, episode_T: np.ndarray) -> np.ndarray:
+    """(T, 7) in float64: relative motion and seconds to the next frame, zero where an episode ends."""
+    actions_T7 = np.zeros((len(pose_T44), 7))
+    if len(pose_T44) > 1:
+        actions_T7[:-1] = np.column_stack((poses.relative(pose_T44), np.diff(time_T)))
+        actions_T7[:-1][np.diff(episode_T) != 0] = 0.0
+    return actions_T7
+
+
+def check_poses(pose_T44: np.ndarray, kind: str) -> None:
+    """Finite numbers, and rotations that are rotations."""
+    bad_T = np.flatnonzero(~np.isfinite(pose_T44).reshape(len(pose_T44), -1).all(1))
+    if len(bad_T):
+        raise UserError(
+            f"{kind}: the pose of frame {bad_T[0]:,} is not a finite number ({len(bad_T):,} such); cut the take there"
+        )
+    turn_T33 = pose_T44[:, :3, :3]
+    off_T = np.abs(np.swapaxes(turn_T33, -1, -2) @ turn_T33 - np.eye(3)).max((1, 2))
+    off_T = np.maximum(off_T, np.abs(np.linalg.det(turn_T33) - 1))
+    if len(off_T) and off_T.max() > TWISTED:
+        t = int(off_T.argmax())
+        raise UserError(f"{kind}: the pose of frame {t:,} is no rigid motion (off by {off_T[t]:.2g}); is it scaled or mirrored?")
+
+
+# ---- pictures ------------------------------------------------------------------------------------------------------------
+
+
+def fit(image: Image.Image, height: int, width: int) -> np.ndarray:
+    """The middle of a picture in the wanted shape, by the mean over areas."""
+    if image.mode.startswith("I;16") or image.mode == "I":
+        image = Image.fromarray((np.asarray(image, np.uint32) >> 8).astype(np.uint8))
+    if image.mode != "RGB":
+        image = image.convert("RGB")
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BOX)
+    return np.asarray(image, np.uint8)
+
+
+def pictures(files: list[Path]) -> Callable[[int, int], Iterator[np.ndarray]]:
+    """Decode these files one after the other; all must have one size."""
+
+    def decode(height: int, width: int) -> Iterator[np.ndarray]:
+        meter, first = Meter("decoding", "frames"), None
+        for n, file in enumerate(files):
+            try:
+                with Image.open(file) as image:
+                    image.load()
+                    found = image.size
+                    picture = fit(image, height, width)
+            except FileNotFoundError:
+                raise UserError(f"{file} is missing; {n:,} of {len(files):,} frames were there") from None
+            except Exception as error:
+                # Whatever a damaged file makes the decoder raise, it is the file that must be mended.
+                raise UserError(f"{file} cannot be decoded: {(str(error).splitlines() or ['damaged'])[0]}") from None
+            first = first or found
+            if found != first:
+                raise UserError(
+                    f"{file} has {found[0]}x{found[1]} pixels, the first frame {first[0]}x{first[1]}: sizes are mixed"
+                )
+            yield picture
+            meter(n + 1, len(files))
+        meter.close()
+
+    return decode
+
+
+def inside(root: Path, name: str) -> Path:
+    """A file below `root`; a name that leads elsewhere is refused."""
+    place = (root / name).resolve()
+    if not place.is_relative_to(root.resolve()):
+        raise UserError(f"{name!r} leads out of {root}; a recording reads only its own folder")
+    return place
+
+
+# ---- tables --------------------------------------------------------------------------------------------------------------
+
+
+def read_rows(file: Path, separator: str | None = ",") -> list[list[str]]:
+    """The rows of a table of text; empty lines and those that begin with # are left out."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    return [[w.strip() for w in line.split(separator)] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+
+
+def numbers(rows: list[list[str]], file: Path, width: int) -> np.ndarray:
+    """The first `width` columns as float64; the error names the line."""
+    found = np.empty((len(rows), width))
+    for n, row in enumerate(rows):
+        try:
+            if len(row) < width:
+                raise ValueError
+            found[n] = [float(word) for word in row[:width]]
+        except ValueError:
+            text = " ".join(row)[:60]
+            raise UserError(f"{file}: row {n + 1} should hold {width} numbers, it reads: {text!r}") from None
+    return found
+
+
+def json_file(file: Path) -> dict[str, Any]:
+    """A JSON object from a file."""
+    import json
+
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds no JSON object")
+    return found

@@ -1,0 +1,176 @@
+"""Frames from a video with their real times, and the importers that start from one: Stray Scanner, video + actions.csv.
+
+Shape suffixes: T frames, A control axes, N rows of a table.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seedbed.data import poses
+from seedbed.data.meter import Meter
+from seedbed.data.recordings.take import Take, fit, numbers, pose_take, read_rows
+from seedbed.errors import UserError
+
+VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
+
+
+def stray(folder: Path) -> Take:
+    """Stray Scanner: rgb.mp4 and odometry.csv (timestamp, frame, x, y, z, qx, qy, qz, qw), poses of an OpenCV camera."""
+    table = folder / "odometry.csv"
+    rows = read_rows(table)
+    if rows and not _is_number(rows[0][0]):
+        rows = rows[1:]
+    if not rows:
+        raise UserError(f"{table} holds no rows: there are no frames")
+    values = numbers(rows, table, 9)
+    frame_T = values[:, 1].astype(np.int64)
+    if (np.diff(frame_T) <= 0).any():
+        raise UserError(f"{table}: frame numbers do not rise at row {int(np.argmax(np.diff(frame_T) <= 0)) + 2}; sort it by time")
+    camera_T44 = poses.from_quaternion(values[:, 5:9], values[:, 2:5])
+    video = folder / "rgb.mp4"
+    pose_T44 = poses.body_pose(camera_T44, upright(poses.FROM_OPENCV, rotation(video)))
+
+    def frames(height: int, width: int) -> Iterator[np.ndarray]:
+        yield from decode(video, height, width, frame_T)
+
+    return pose_take("Stray Scanner", (table, video), frames, values[:, 0], pose_T44)
+
+
+def with_actions(folder: Path) -> Take:
+    """A video and actions.csv: a column `time` in seconds of the video (or `frame`), and one column per control.
+
+    A control holds from its time on: a frame's action is the mean of the rows until the next frame, or the last row before.
+    """
+    video, table = find_video(folder), folder / "actions.csv"
+    rows = read_rows(table)
+    if len(rows) < 2 or _is_number(rows[0][0]):
+        raise UserError(f"{table} needs a header, time,<axis>,... and rows below it")
+    header = [name.lower() for name in rows[0]]
+    if header[0] not in ("time", "frame") or len(header) < 2:
+        raise UserError(
+            f"{table} begins with the columns {', '.join(header)}; the first must be time or frame, then the controls"
+        )
+    values = numbers(rows[1:], table, len(header))
+    if (np.diff(values[:, 0]) <= 0).any():
+        raise UserError(f"{table}: {header[0]} does not rise at row {int(np.argmax(np.diff(values[:, 0]) <= 0)) + 3}; sort it")
+    time_T = times(video)
+    if len(time_T) == 0:
+        raise UserError(f"{video} has no frames")
+    if header[0] == "frame" and len(values) != len(time_T):
+        raise UserError(f"{video.name} has {len(time_T):,} frames, actions.csv {len(values):,} rows: the counts must agree")
+    actions_TA = values[:, 1:] if header[0] == "frame" else _held(values[:, 0], values[:, 1:], time_T, table)
+    names, columns = header[1:], [*actions_TA.T]
+    if "dt" not in names:
+        names, columns = [*names, "dt"], [*columns, np.diff(time_T, append=time_T[-1])]
+    axes = tuple((name, "s" if name == "dt" else "") for name in names)
+
+    def frames(height: int, width: int) -> Iterator[np.ndarray]:
+        yield from decode(video, height, width, np.arange(len(time_T)))
+
+    return Take(
+        "video + actions.csv", (table, video), frames, time_T, np.zeros(len(time_T), np.int32), np.column_stack(columns), axes
+    )
+
+
+def _held(time_N: np.ndarray, value_NA: np.ndarray, frame_T: np.ndarray, table: Path) -> np.ndarray:
+    """Controls at the frames: the mean over what was set while a frame was shown, else what was set last."""
+    if time_N[0] > frame_T[-1] or time_N[-1] < frame_T[0]:
+        spans = f"{time_N[0]:.3f} to {time_N[-1]:.3f} s, the video {frame_T[0]:.3f} to {frame_T[-1]:.3f} s"
+        raise UserError(f"{table} covers {spans}: they do not meet; both must count from the video's beginning")
+    low_T = np.searchsorted(time_N, frame_T - 1e-9)
+    high_T = np.append(low_T[1:], len(time_N))
+    total_NA = np.concatenate((np.zeros((1, value_NA.shape[1])), value_NA.cumsum(0)))
+    mean_TA = (total_NA[high_T] - total_NA[low_T]) / np.maximum(high_T - low_T, 1)[:, None]
+    last_TA = np.where((low_T > 0)[:, None], value_NA[np.maximum(low_T - 1, 0)], 0.0)
+    return np.where((high_T > low_T)[:, None], mean_TA, last_TA)
+
+
+def find_video(folder: Path) -> Path:
+    found = sorted(p for p in folder.iterdir() if p.suffix.lower() in VIDEOS)
+    if len(found) != 1:
+        what = ", ".join(p.name for p in found) or "no video"
+        raise UserError(f"{folder} holds {what} beside actions.csv; it takes exactly one of {' '.join(VIDEOS)}")
+    return found[0]
+
+
+# ---- decoding ------------------------------------------------------------------------------------------------------------
+
+
+def times(video: Path) -> np.ndarray:
+    """When each frame is shown, in seconds of the video: from its packets, without decoding."""
+    with _opened(video) as container:
+        stream = container.streams.video[0]
+        stamps = [p.pts for p in container.demux(stream) if p.pts is not None and p.size]
+        base = float(stream.time_base)
+    return np.sort(np.array(stamps, np.float64)) * base
+
+
+def decode(video: Path, height: int, width: int, wanted_T: np.ndarray) -> Iterator[np.ndarray]:
+    """The frames with these numbers, upright, at one size."""
+    meter, wanted, last = Meter("decoding", "frames"), set(wanted_T.tolist()), int(wanted_T[-1])
+    shape, given = None, 0
+    for n, frame in enumerate(_frames(video)):
+        if n in wanted:
+            shape = shape or (frame.width, frame.height)
+            if (frame.width, frame.height) != shape:
+                raise UserError(f"{video}: frame {n:,} has {frame.width}x{frame.height} pixels, the first {shape[0]}x{shape[1]}")
+            image = frame.to_image()
+            turn = int(getattr(frame, "rotation", 0)) % 360
+            yield fit(image.rotate(turn, expand=True) if turn else image, height, width)
+            given += 1
+            meter(given, len(wanted))
+        if n == last:
+            break
+    meter.close()
+    if given < len(wanted):
+        raise UserError(f"{video} ends before frame {last:,} that its table names: {given:,} of {len(wanted):,} frames are there")
+
+
+def rotation(video: Path) -> int:
+    """By how many degrees a player turns the pictures counter-clockwise before it shows them."""
+    for frame in _frames(video):
+        return int(getattr(frame, "rotation", 0)) % 360
+    raise UserError(f"{video} has no frames")
+
+
+def upright(basis_33: np.ndarray, degrees: int) -> np.ndarray:
+    """The body's axes when the pictures of its camera are turned counter-clockwise before they are shown."""
+    return basis_33 @ poses.exp(np.array([np.radians(degrees), 0.0, 0.0]))
+
+
+def _frames(video: Path) -> Iterator[Any]:
+    import av
+
+    with _opened(video) as container:
+        try:
+            yield from container.decode(video=0)
+        except av.FFmpegError as error:
+            raise UserError(f"{video} does not decode: {error.strerror}") from None
+
+
+def _opened(video: Path) -> Any:
+    try:
+        import av
+    except ImportError:
+        raise UserError('reading a video needs av: pip install "seedbed[video]"') from None
+    if not video.is_file():
+        raise UserError(f"{video} is missing")
+    try:
+        container = av.open(str(video))
+    except (av.FFmpegError, OSError) as error:
+        raise UserError(f"{video} does not decode: {getattr(error, 'strerror', None) or error}") from None
+    if not container.streams.video:
+        container.close()
+        raise UserError(f"{video} holds no pictures")
+    return container
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
