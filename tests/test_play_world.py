@@ -1,0 +1,207 @@
+"""The world's player: it dreams what training computes, starts where it should, and its simulator tells the truth."""
+
+
+import numpy as np
+import pytest
+import torch
+
+from seedbed import config as configs
+from seedbed.data.recording import scale_actions
+from seedbed.errors import UserError
+from seedbed.recipes import find
+from seedbed.recipes.world.export_web import OnnxNet
+from seedbed.recipes.world.memory import reduce, to_bytes, to_float
+from seedbed.recipes.world.objective import open_window
+from seedbed.recipes.world.player import WorldPlayer
+from seedbed.train.playing import RECORDING, SIMULATOR
+
+SMALL = ["data.frames=900", "data.height=16", "data.width=16", "device=cpu", "model.size=0.1m", "model.memory=2"]
+
+
+def player(*settings: str, runtime: str = "torch") -> WorldPlayer:
+    """An untrained emulator whose weights are not zero anywhere, so that every input counts."""
+    recipe, _ = find("world/demo")
+    config = configs.override(recipe.preset("demo"), [*SMALL, *settings])
+    system = recipe.build(config, recipe.open_data(config))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in system.parameters():
+            parameter += 0.03 * torch.randn(parameter.shape, generator=generator)
+    return system.play(runtime)
+
+
+@pytest.fixture(scope="module")
+def played() -> WorldPlayer:
+    return player()
+
+
+@pytest.fixture(scope="module")
+def pyramid() -> WorldPlayer:
+    return player("model.pyramid=true")
+
+
+def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> torch.Tensor:
+    """What the training step computes for the window whose newest frame is `row`: from a batch as the feed makes it."""
+    system, recording = played.system, played.recording
+    before = system.layout.num_frames
+    rows = np.arange(row - before + 1, row + 2)
+    batch = {
+        "frames": torch.from_numpy(recording.frames_THWC[rows][None].copy()),
+        "action": torch.from_numpy(recording.scaled()[rows][None]),
+        "index": torch.tensor([index]),
+    }
+    window = open_window(batch, system.layout, 1, slice(0, 1))
+    with torch.no_grad():
+        return system.net(window.memory.tensors(), window.actions[0], torch.zeros(1), system.own_noise(batch["index"], turn))
+
+
+@pytest.mark.parametrize("which", ["played", "pyramid"])
+def test_fed_with_recorded_frames_the_player_is_the_training_forward(which: str, request: pytest.FixtureRequest):
+    """The memory is woken to the recorded frames after each step: every prediction must equal training's in every bit."""
+    played = request.getfixturevalue(which)
+    dream, predicted = played.enter(), []
+    real = played.predict
+    played.predict = lambda *given: predicted.append(real(*given)) or predicted[-1]
+    try:
+        dream.reset(5, RECORDING)
+        first = dream.at
+        for turn in range(4):
+            assert dream.step(np.full(len(played.axes), 99.0, np.float32))  # the recording steers, not the visitor
+            assert torch.equal(predicted[-1], training_forward(played, first + turn, 5, turn))
+            assert np.array_equal(dream.frame_HWC, to_bytes(predicted[-1])[0].numpy())
+            dream.anchor()
+            assert np.array_equal(dream.frame_HWC, played.recording.frames_THWC[first + turn + 1])
+    finally:
+        played.predict = real
+
+
+def test_raw_controls_are_scaled_as_in_training(played: WorldPlayer):
+    recording = played.recording
+    inside_T = ~recording.last_T
+    assert np.array_equal(scale_actions(recording.actions_TA, recording.axes)[inside_T], recording.scaled()[inside_T])
+
+
+def test_a_walk_repeated_is_the_same_walk_and_others_do_not_disturb_it(played: WorldPlayer):
+    controls = [np.array(played.recording.actions_TA[row]) for row in range(6)]
+    one, other = played.enter(), played.enter()
+    one.reset(2)
+    for number, action in enumerate(controls):
+        one.step(action)
+        other.step(controls[-number])
+    kept = one.frame_HWC.copy()
+    other.reset(2)
+    for action in controls:
+        other.step(action)
+    assert np.array_equal(other.frame_HWC, kept)
+    other.locked = True
+    other.reset(2)
+    for action in controls:
+        other.step(action)
+    assert not np.array_equal(other.frame_HWC, kept)
+
+
+def test_controls_and_level_change_the_dream(played: WorldPlayer):
+    shown = []
+    for scale, level in ((1.0, 0.0), (-1.0, 0.0), (1.0, 0.5)):
+        dream = played.enter()
+        dream.level = level
+        dream.step(np.array([scale * axis.full[1] for axis in played.axes], np.float32))
+        shown.append(dream.frame_HWC)
+    assert not np.array_equal(shown[0], shown[1]) and not np.array_equal(shown[0], shown[2])
+
+
+def test_starts_are_frames_that_were_not_trained_on(played: WorldPlayer):
+    low, high = played.recording.spans("train")[0]
+    assert len(played.starts) == played.num_seeds > 5
+    assert ((played.starts < low) | (played.starts >= high)).all()
+    dream = played.enter()
+    dream.reset(3)
+    assert np.array_equal(dream.frame_HWC, played.recording.frames_THWC[played.starts[3]])
+    assert dream.beside_HWC is None and dream.num_steps == 0
+
+
+def test_the_simulator_beside_shows_exactly_what_was_recorded(played: WorldPlayer):
+    """The recorded controls carried out again lead to the recorded pictures: the truth beside the dream is the truth."""
+    dream = played.enter()
+    dream.reset(4, SIMULATOR)
+    first, recording = int(played.starts[4]), played.recording
+    for step in range(6):
+        dream.step(np.array(recording.actions_TA[first + step]))
+        assert dream.beside_HWC is not None and dream.pose_44 is not None
+        close = np.abs(dream.beside_HWC.astype(int) - recording.frames_THWC[first + step + 1]) <= 1
+        assert close.mean() > 0.99
+    assert np.allclose(dream.pose_44, recording.pose_T44[first + 6], atol=1e-5)
+    assert np.allclose(dream.done_A, dream.action_A, atol=1e-6)
+
+
+def test_a_wall_is_told_in_what_was_done(played: WorldPlayer):
+    dream = played.enter()
+    dream.reset(0, SIMULATOR)
+    for _ in range(100):
+        dream.step(np.array([0.5, 0, 0, 0, 0, 0, 1 / 30], np.float32))
+    assert np.abs(dream.done_A[:3]).max() < 0.4 and dream.action_A[0] == 0.5
+
+
+def test_the_recording_ends_with_its_part(played: WorldPlayer):
+    dream = played.enter()
+    dream.reset(played.num_seeds - 1, RECORDING)
+    num = 0
+    while dream.step(np.zeros(len(played.axes), np.float32)):
+        num += 1
+        assert num < played.recording.num_frames
+    assert dream.num_steps == num and not dream.step(np.zeros(len(played.axes), np.float32))
+    dream.anchor()
+
+
+def test_waking_up_needs_something_real(played: WorldPlayer):
+    dream = played.enter()
+    with pytest.raises(UserError, match="nothing real"):
+        dream.anchor()
+
+
+def test_the_memory_is_shown_as_the_network_gets_it(pyramid: WorldPlayer):
+    dream = pyramid.enter()
+    dream.step(np.zeros(len(pyramid.axes), np.float32))
+    for frames_NHWC, (name, kept) in zip(dream.memory_pictures(), dream.memory.tensors().items(), strict=True):
+        assert torch.equal(to_float(torch.from_numpy(frames_NHWC)).flatten(0, 1), kept[0]), name
+    assert np.array_equal(dream.memory_pictures()[0][-1], dream.frame_HWC)
+
+
+def test_coarse_memories_are_exact_means_of_bytes():
+    bytes_HWC = torch.randint(0, 256, (1, 2, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames = to_float(bytes_HWC)[:, 0]
+    for by in (4, 16, 64):
+        squares = bytes_HWC[0, 0].numpy().reshape(64 // by, by, 64 // by, by, 3).astype(np.int64).sum((1, 3))
+        assert np.array_equal(to_bytes(reduce(frames, by))[0].numpy(), np.round(squares / by**2).astype(np.uint8))
+
+
+def test_facts_stay_inside_what_was_recorded(played: WorldPlayer):
+    facts = played.facts()
+    assert facts["seconds"] == pytest.approx(1 / 30) and len(facts["ramp"]) == len(played.axes)
+    assert all(1 <= steps <= 12 for steps in facts["ramp"])
+    joint = facts["joint"]
+    low, high = played.recording.spans("train")[0]
+    actions = played.recording.actions_TA[low:high][~played.recording.last_T[low:high]].astype(np.float64) - joint["mean"]
+    beyond = np.einsum("ti,ij,tj->t", actions, np.array(joint["inverse"]), actions) > joint["limit"]
+    assert 0.005 < beyond.mean() < 0.015
+
+
+def test_the_players_weights_are_its_own(played: WorldPlayer):
+    copied = WorldPlayer(played.system, "torch")
+    assert copied.recording is played.recording
+    pairs = zip(copied.system.parameters(), played.system.parameters(), strict=True)
+    assert all(a.data_ptr() != b.data_ptr() for a, b in pairs)
+
+
+@pytest.mark.slow
+def test_onnx_runtime_dreams_the_same(pyramid: WorldPlayer):
+    pytest.importorskip("onnxruntime")
+    net = OnnxNet(pyramid.system)
+    memory, index = pyramid.enter().memory, torch.tensor([3])
+    for turn in range(3):
+        action = torch.from_numpy(pyramid.recording.scaled()[turn : turn + 1])
+        with torch.inference_mode():
+            want = pyramid.system.dream(memory, action, index, turn, 0.1)
+            got = net.dream(memory, action, index, turn, 0.1)
+            memory = memory.push(want)
+        assert (want - got).abs().max() < 1e-4
