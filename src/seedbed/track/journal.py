@@ -162,7 +162,7 @@ def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
 
 def _facts(run: Run) -> list[str]:
     config = run.config_json()
-    parent = _open_if_there(run.path.parent, config.get("parent"))
+    parent = open_if_there(run.path.parent, config.get("parent"))
     title, numbers = verdict(run, parent)
     base, changes = _changes(config, parent)
     picture = run.path / report.PICTURE
@@ -207,7 +207,8 @@ def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
     return base, unmarked(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
 
 
-def _open_if_there(root: Path, name: str | None) -> Run | None:
+def open_if_there(root: Path, name: str | None) -> Run | None:
+    """A run that another one names, or None where its folder has gone or is damaged."""
     try:
         run = Run.open(root, name) if name else None
         if run:
