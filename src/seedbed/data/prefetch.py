@@ -52,7 +52,7 @@ class Prefetch:
 
     def _take(self, counter: int) -> int:
         if not self._ready:
-            raise RuntimeError(f"the feed's thread died before sample {counter}")
+            raise RuntimeError(f"the feed's thread died before sample {counter} was read")
         slot, error = self._ready.popleft()
         if error is not None:
             self._free.append(slot)
@@ -93,9 +93,18 @@ class Prefetch:
             try:
                 self._fill(counter, slot)
             except BaseException as caught:
-                caught.add_note(f"while the feed read samples {counter} to {counter + self._step - 1}")
-                error = caught
+                error = self._told(caught, f"samples {counter} to {counter + self._step - 1}")
             self._deliver(slot, journey, error)
+
+    def _told(self, error: BaseException, samples: str) -> BaseException:
+        """What the main thread is to raise: never something that would end the run without a word."""
+        if isinstance(error, OSError):
+            told = f"{samples} cannot be read ({error}); mend the disk or the mount that holds the data, then resume the run"
+            return UserError(told)
+        if not isinstance(error, Exception):
+            return RuntimeError(f"the feed's thread was ended by {type(error).__name__} while it read {samples}")
+        error.add_note(f"while the feed read {samples}")
+        return error
 
     def _deliver(self, slot: int, journey: int, error: BaseException | None) -> None:
         with self._changed:

@@ -302,6 +302,17 @@ class Engine:
             finally:
                 self.halted.copy_(halted)
 
+    @torch.no_grad()
+    def spoiled(self) -> str:
+        """The first weight, moment or average that is not finite; empty when all are. Buffers may hold what they like."""
+        buffers = saved_buffers(self.system).keys()
+        groups = self.tensors().items()
+        named = [(f"{file}: {n}", local(t)) for file, group in groups for n, t in group.items() if n not in buffers]
+        named = [(name, t) for name, t in named if t.is_floating_point() and t.numel()]
+        largest = torch.stack([norm.float() for norm in torch._foreach_norm([t for _, t in named], float("inf"))])
+        fine = largest.isfinite().tolist()
+        return next((name for (name, _), ok in zip(named, fine, strict=True) if not ok), "")
+
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         """Everything on the device that a checkpoint keeps, by file; of what is cut, this rank's piece."""
         optim = {f"{player}.{n}": t for player, o in self.optimizers.items() for n, t in o.tensors().items()}

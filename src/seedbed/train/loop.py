@@ -61,7 +61,7 @@ class Job:
     def __post_init__(self) -> None:
         config = self.config
         self.ranks = self.engine.ranks
-        self.part = checkpoint.Part(self.ranks, self.engine.rows)
+        self.part = checkpoint.Part(self.ranks.behind, self.engine.rows)
         self.saver, self._all_stop = Saver(), False
         shape = {"batch": config.batch, "parts": config.accum, "share": (self.ranks.rank, self.ranks.world)}
         self.feed = Feed(self.data.train, seed=config.seed, device=self.engine.device, **shape)
@@ -447,12 +447,24 @@ def _save(job: Job, best: bool) -> bool:
     _end_save(job)
     if not best and job.ranks.tell((folder / checkpoint.folder_name(job.step)).exists()):
         return True
+    if _is_spoiled(job):
+        return False
+    job.run.sync()
     if job.ranks.is_alone:
         with job.clock.lap("save"):
             return _saved(job, lambda: checkpoint.save(folder, job.step, job.engine.tensors(), _state(job)), best)
     with job.clock.lap("save"):
         job.saver.start(folder, job.step, job.engine.tensors(), _state(job), job.part, best)
     return True
+
+
+def _is_spoiled(job: Job) -> bool:
+    """Whether weights, moments or averages hold what no step recovers from; such a state is told of and never saved."""
+    found = next((name for name in job.ranks.collect(job.engine.spoiled()) if name), "")
+    if found:
+        job.run.event(job.step, "spoiled", what=f"{found} is not finite")
+        job.console.warn(f"step {job.step}: {found} is not finite; this state is not saved, the checkpoints before are whole")
+    return bool(found)
 
 
 def _end_save(job: Job) -> bool:
@@ -525,6 +537,8 @@ def _finish(job: Job) -> None:
     while job.status == "running" and not _settled(job):
         pass
     job.clock.pause()
+    if job.status == "running" and _is_spoiled(job):
+        job.status = "nan"
     if job.status == "running":
         if job.is_stopped:
             job.status = "interrupted"

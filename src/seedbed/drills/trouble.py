@@ -1,0 +1,158 @@
+"""Drills of trouble inside a run: numbers, memory, data threads, a step that never ends, other sizes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+
+from seedbed.drills import faults
+from seedbed.drills.lab import EVERY, Failed, Lab, Tally, last_line, line_with
+from seedbed.train.loop import Job
+from seedbed.train.watchdog import EXIT_STALLED
+
+AT = 2 * EVERY + 3
+STOP = AT + 2
+
+
+def not_finite(lab: Lab, tally: Tally) -> None:
+    """NaN in a batch, a gradient, a weight, and the optimizer's moments: skipped or rolled back, and named by `replay`."""
+    cases: dict[str, tuple[Callable[[Job], None], str]] = {
+        "batch": (faults.spoil_batch, "skip"),
+        "gradient": (faults.spoil_gradient, "skip"),
+        "weight": (faults.spoil_weight, "rollback"),
+        "moment": (faults.spoil_moment, "rollback"),
+    }
+    for name, (spoil, answer) in cases.items():
+        fault = faults.at_step(AT, spoil)
+        said = lab.train(name, fault=fault)
+        bad = lab.events(name, "nonfinite")
+        if not bad or lab.status(name) != "done" or bad[-1]["answer"] != answer:
+            raise Failed(f"{name}: {[e['answer'] for e in bad]}, status {lab.status(name)}")
+        tally.saw(line_with(said, "is not finite"))
+        _all_finite(lab, name)
+        _named(lab, name, bad[0]["step"], tally)
+        # The same again, stopped after the trouble and resumed: the story is kept in the checkpoint.
+        stop = faults.at_step(STOP + EVERY, faults.send(signal.SIGTERM))
+        lab.train(f"{name}-2", fault=lambda one=fault, two=stop: (one(), two()) and None, code=143)
+        lab.resume(f"{name}-2")
+        lab.same_end(name, f"{name}-2")
+    tally.exact = "yes"
+
+
+def _all_finite(lab: Lab, name: str) -> None:
+    saved = lab.newest(name)
+    wrong = [n for group in saved.tensors.values() for n, t in group.items() if not t.isfinite().all()]
+    if wrong:
+        raise Failed(f"{name}: the last checkpoint holds numbers that are not finite in {wrong[0]}")
+
+
+def _named(lab: Lab, name: str, step: int, tally: Tally) -> None:
+    """`replay` takes the bad step again. A fault that came from outside cannot come back, and it must say that instead."""
+    child = lab.start("replay", name, str(step), "--json")
+    code = lab.wait(child)
+    start = child.said().find("{")
+    if start < 0:
+        raise Failed(f"replay said nothing of {name}: {last_line(child.said())}")
+    found = json.loads(child.said()[start:])
+    if found.get("step") != step or (found.get("reproduced") and code):
+        raise Failed(f"replay of {name} told of step {found.get('step')}")
+    tally.said.append(f"replay of the {name}: {found['what']}")
+
+
+def out_of_memory(lab: Lab, tally: Tally) -> None:
+    """Memory for fewer items than a micro-batch, from the start, from a later step, and for none: shrunk and recorded, or told."""
+    plain = ("model.dropout=0.0", "accum=1")  # dropout draws by micro-batch: other parts, other masks
+    lab.train("straight", *plain)
+    for name, limit, step in (("early", 4, 1), ("late", 2, AT)):
+        said = lab.train(name, *plain, fault=faults.out_of_memory(limit, step))
+        tally.saw(line_with(said, "out of memory; now"))
+        events = lab.events(name, "out_of_memory")
+        if events[-1]["micro_batch"] != limit or lab.run_folder(name).joinpath("config.json").read_text().count('"accum"') < 2:
+            raise Failed(f"{name}: recorded {events[-1]}")
+        _near(lab, "straight", name, 1e-4)
+    stop = faults.at_step(STOP, faults.send(signal.SIGTERM))
+    lab.train("stopped", *plain, fault=lambda: (faults.out_of_memory(2, AT)(), stop()) and None, code=143)
+    lab.resume("stopped", fault=faults.out_of_memory(2, 1))
+    lab.same_end("late", "stopped")
+    said = lab.train("hopeless", *plain, fault=faults.out_of_memory(0, AT), code=2)
+    tally.saw(line_with(said, "with one item at a time").removeprefix("seedbed: "))
+    lab.resume("hopeless")
+    tally.exact = "same batch, other sums: losses within 1e-4"
+
+
+def _near(lab: Lab, one: str, other: str, tolerance: float) -> None:
+    a, b = lab.rows(one), lab.rows(other)
+    if len(a) != len(b):
+        raise Failed(f"{one} has {len(a)} rows, {other} {len(b)}")
+    far = max(abs(x["loss"] - y["loss"]) / abs(x["loss"]) for x, y in zip(a, b, strict=True))
+    if far > tolerance:
+        raise Failed(f"losses of {one} and {other} differ by {far:.2g}")
+
+
+def feed(lab: Lab, tally: Tally) -> None:
+    """The thread that reads the data raises, dies or hangs: told within a step with the samples it was reading; resumed."""
+    first = AT * 8
+
+    def raises(counter: int) -> None:
+        if counter == first:
+            raise OSError(5, "Input/output error")
+
+    def dies(counter: int) -> None:
+        if counter == first:
+            raise SystemExit
+
+    def hangs(counter: int) -> None:
+        if counter == first:
+            time.sleep(3600)
+
+    lab.train("straight", fault=faults.thread_reads(lambda counter: None))
+    for name, (act, code, words) in {
+        "raises": (raises, 1, f"while the feed read samples {first} to {first + 7}"),
+        "dies": (dies, 2, f"sample {first}"),
+        "hangs": (hangs, 2, f"samples {first} to {first + 7} for"),
+    }.items():
+        said = lab.train(name, fault=faults.thread_reads(act), code=code)
+        tally.saw(line_with(said, words).removeprefix("seedbed: "))
+        steps = [row["step"] for row in lab.rows(name)]
+        if steps[-1] < AT - 1:
+            raise Failed(f"{name}: told at step {steps[-1]}, the fault was in step {AT + 1}")
+        lab.resume(name)
+        lab.same_end("straight", name)
+    tally.exact = "yes"
+
+
+def hang(lab: Lab, tally: Tally) -> None:
+    """A step that never ends: every thread's stack, the status `stalled`, an exit code of its own; resumed."""
+    lab.train("straight")
+    said = lab.train("stuck", "guard.stall=1", fault=faults.at_step(AT, faults.hang), code=EXIT_STALLED)
+    tally.saw(line_with(said, "has not ended after").removeprefix("seedbed: ").partition("; it stands")[0])
+    if lab.status("stuck") != "stalled" or "MainThread" not in (lab.run_folder("stuck") / "stacks.txt").read_text():
+        raise Failed(f"status {lab.status('stuck')}")
+    line_with(said, "in hang")
+    lab.resume("stuck", "guard.stall=none")
+    lab.same_end("straight", "stuck")
+    tally.exact = "yes"
+
+
+def sizes(lab: Lab, tally: Tally) -> None:
+    """Stopped, then resumed in other parts and with another batch: the same items in the same order, the same losses."""
+    plain = ("model.dropout=0.0",)
+    lab.train("straight", *plain)
+    stop = faults.at_step(2 * EVERY, faults.send(signal.SIGTERM))
+    lab.train("parts", *plain, fault=stop, code=143)
+    lab.resume("parts", "accum=8")
+    _near(lab, "straight", "parts", 1e-5)
+    lab.train("batch", *plain, fault=stop, code=143)
+    lab.resume("batch", "batch=16", "accum=4")
+    tally.saw(f"the run ends after as many items: {_items(lab, 'straight')}")
+    if _items(lab, "batch") != _items(lab, "straight"):
+        raise Failed(f"{_items(lab, 'batch')} items against {_items(lab, 'straight')}")
+    tally.injected += 1
+    tally.detected += 1
+    tally.exact = "same batch: losses within 1e-5"
+
+
+def _items(lab: Lab, name: str) -> int:
+    return lab.newest(name).state["items"]
