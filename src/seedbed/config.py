@@ -139,10 +139,10 @@ class Config:
         return self.batch // (self.accum * self.dist.world)
 
 
-# Assignments that make a step plain code: nothing compiled or captured; and then nothing forgotten, narrowed or forced either.
+# Assignments that make a step plain code: nothing compiled or captured; and then nothing forgotten, narrowed, forced or shared.
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
-PLAIN = (*UNCOMPILED, "recompute=none", "float8=false", "attention=auto")
 ALONE = ("dist.replicate=1", "dist.shard=1")
+PLAIN = (*UNCOMPILED, "recompute=none", "float8=false", "attention=auto", *ALONE)
 
 
 def validate(config: Any) -> None:

@@ -35,8 +35,9 @@ class Ranks:
     def __init__(self, degrees: Dist, rank: int = 0, mesh: DeviceMesh | None = None, control: Any = None) -> None:
         self.degrees, self.rank, self.mesh = degrees, rank, mesh
         self.world = degrees.world
-        # Words and checkpoints have a group of their own, on the host: a thread may use it while steps use the other.
         self._control = control
+        # The same ranks, whose words go another way: for the threads that write checkpoints while steps are taken.
+        self.behind = self
 
     @property
     def is_first(self) -> bool:
@@ -170,8 +171,12 @@ def join(degrees: Dist, device: str) -> Ranks:
     if cuda:
         _take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
-    control = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    return Ranks(degrees, rank, make_mesh(degrees, "cuda" if cuda else "cpu"), control)
+    # Words travel between the hosts, apart from the numbers of steps.
+    control, behind = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
+    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.shard > 1 else None  # costs seconds to load
+    ranks = Ranks(degrees, rank, mesh, control)
+    ranks.behind = Ranks(degrees, rank, mesh, behind)
+    return ranks
 
 
 def require(degrees: Dist, num: int) -> None:

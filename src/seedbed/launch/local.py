@@ -20,7 +20,9 @@ from seedbed import config as configs
 from seedbed.checks.preflight import before_training
 from seedbed.config import Config
 from seedbed.data.feed import Data
+from seedbed.dist.ranks import ALONE, Ranks
 from seedbed.errors import UserError
+from seedbed.launch import company
 from seedbed.recipes import Recipe, find
 from seedbed.track import code, journal
 from seedbed.track.console import Console
@@ -31,7 +33,7 @@ from seedbed.track.run import Run, full_name
 from seedbed.train import checkpoint
 from seedbed.train.anomaly import detecting
 from seedbed.train.engine import Engine, mix, pick_device
-from seedbed.train.loop import Job, fit, take_back
+from seedbed.train.loop import Job, fit, forget_after, take_back
 from seedbed.train.playing import Player
 from seedbed.train.summary import summarise
 from seedbed.train.system import Request, System
@@ -43,7 +45,7 @@ Check = Literal["quick", "force", "skip"]
 # What a resumed run may change without becoming another run.
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps"}
 FREE_KEYS |= {word.partition("=")[0] for word in configs.PLAIN}
-FREE_GROUPS = ("every.", "guard.")
+FREE_GROUPS = ("every.", "guard.", "dist.")
 
 
 @dataclass
@@ -75,11 +77,20 @@ def train(
     base = recipe.preset(preset)
     assert preset is not None, "a recipe without a settled preset has been refused"
     config = configs.override(base, [*assignments, *(configs.UNCOMPILED if anomaly else ())])
-    pick_device(config.device)
-    state = code.state(Path.cwd(), root)
-    code.require_clean(state, dirty)
-    run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
-    keep(run, mirrors)
+    with company.joined(config) as ranks:
+        pick_device(config.device)
+        if not ranks.is_first:
+            return _beside(ranks, root, recipe, anomaly)
+        state = code.state(Path.cwd(), root)
+        code.require_clean(state, dirty)
+        run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
+        keep(run, mirrors)
+        return _start(run, recipe, config, base, ranks, check, anomaly)
+
+
+def _start(run: Run, recipe: Recipe, config: Config, base: Config, ranks: Ranks, check: Check, anomaly: bool) -> int:
+    """A new run, from its first look at the data to its end."""
+    preset = run.config_json()["preset"]
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         try:
             data = _first_look(run, recipe, config, base, console)
@@ -88,7 +99,7 @@ def train(
             raise
         if not _preflight(run, recipe, preset, config, console, check):
             return EXIT_FAILED
-        return _execute(run, recipe, config, data, console, resumed=False, anomaly=anomaly)
+        return _execute(run, recipe, config, data, console, resumed=False, anomaly=anomaly, ranks=ranks)
 
 
 def _first_look(run: Run, recipe: Recipe, config: Config, base: Config, console: Console) -> Data:
@@ -98,7 +109,7 @@ def _first_look(run: Run, recipe: Recipe, config: Config, base: Config, console:
     return recipe.open_data(config)
 
 
-def _begin(run: Run, recipe: Recipe, config: Config, console: Console, check: Check) -> int:
+def _begin(run: Run, recipe: Recipe, config: Config, console: Console, check: Check, ranks: Ranks) -> int:
     """The first start of a run that was made ready elsewhere and has waited in a queue."""
     preset = run.config_json()["preset"]
     base = recipe.preset(preset)
@@ -111,7 +122,7 @@ def _begin(run: Run, recipe: Recipe, config: Config, console: Console, check: Ch
         raise
     if not _preflight(run, recipe, preset, config, console, check):
         return EXIT_FAILED
-    return _execute(run, recipe, config, data, console, resumed=False)
+    return _execute(run, recipe, config, data, console, resumed=False, ranks=ranks)
 
 
 def resume(
@@ -125,6 +136,14 @@ def resume(
 ) -> int:
     """Go on with a run where its newest whole checkpoint left it; one that was only queued begins, after its checks."""
     run = Run.open(root, run_name)
+    recipe, _, config = may_resume(run, assignments, force)
+    with company.joined(config) as ranks:
+        if not ranks.is_first:
+            return _beside(ranks, root, recipe, anomaly=False)
+        return _go_on(run, assignments, force, check, mirrors, ranks)
+
+
+def _go_on(run: Run, assignments: list[str], force: bool, check: Check, mirrors: Sequence[Choice] | None, ranks: Ranks) -> int:
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         recipe, saved, config = may_resume(run, assignments, force)
         if mirrors is not None:
@@ -132,8 +151,8 @@ def resume(
         for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
             console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
         if run.status().get("status") == "queued":
-            return _begin(run, recipe, config, console, check)
-        return _execute(run, recipe, config, recipe.open_data(config), console, resumed=True)
+            return _begin(run, recipe, config, console, check, ranks)
+        return _execute(run, recipe, config, recipe.open_data(config), console, resumed=True, ranks=ranks)
 
 
 def may_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
@@ -262,14 +281,17 @@ def saved_config(run: Run) -> tuple[Recipe, Config]:
     return recipe, configs.from_json(recipe.preset(facts["preset"]), facts["config"])
 
 
-def _build(recipe: Recipe, config: Config, data: Data) -> tuple[Engine, System]:
+def _build(recipe: Recipe, config: Config, data: Data, ranks: Ranks = ALONE) -> tuple[Engine, System]:
     device = pick_device(config.device)
     seed = mix(config.seed)
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    system = recipe.build(config, data).to(device)
-    return Engine(system, config, device), system
+    system = recipe.build(config, data)
+    company.require_possible(system, config, ranks)
+    if ranks.degrees.shard == 1:  # else it goes there piece by piece
+        system = system.to(device)
+    return Engine(system, config, device, ranks), system
 
 
 def _execute(
@@ -282,11 +304,14 @@ def _execute(
     resumed: bool,
     anomaly: bool = False,
     patience: int = 0,
+    ranks: Ranks = ALONE,
 ) -> int:
+    facts = run.config_json()
+    ranks.tell({"run": run.name, "preset": facts["preset"], "config": configs.to_json(config), "resumed": resumed})
     run.set_status("running")
     with mirrored(run, console.line, console.warn):
         try:
-            job = open_job(run, recipe, config, data, console, resumed=resumed, patience=patience)
+            job = open_job(run, recipe, config, data, console, resumed=resumed, patience=patience, ranks=ranks)
             with detecting(job) if anomaly else nullcontext():
                 status = fit(job)
         except BaseException as error:
@@ -297,10 +322,31 @@ def _execute(
         return close_job(job, status)
 
 
-def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Console, *, resumed: bool, patience: int = 0) -> Job:
+def _beside(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
+    """What every rank but the first does: the same steps, without a word. It waits until the first has opened the data."""
+    told = ranks.tell(None)
+    run = company.Beside(root / told["run"])
+    config = configs.from_json(recipe.preset(told["preset"]), told["config"])
+    console = company.silence()
+    job = open_job(run, recipe, config, recipe.open_data(config), console, resumed=told["resumed"], ranks=ranks)
+    with detecting(job) if anomaly else nullcontext():
+        return _exit_code(job, fit(job))
+
+
+def open_job(
+    run: Run,
+    recipe: Recipe,
+    config: Config,
+    data: Data,
+    console: Console,
+    *,
+    resumed: bool,
+    patience: int = 0,
+    ranks: Ranks = ALONE,
+) -> Job:
     """A run ready to train: built, told in facts, and taken back to its newest checkpoint when it goes on."""
-    engine, system = _build(recipe, config, data)
-    about = None if resumed else summarise(engine, data)  # before anything is compiled
+    engine, system = _build(recipe, config, data, ranks)
+    about = None if resumed or engine.shards else summarise(engine, data)  # before anything is compiled, and of whole weights
     job = Job(run=run, config=config, system=system, data=data, engine=engine, console=console, patience=patience)
     for name, value in _facts(job).items():
         console.line(f"  {name:<18} {value}")
@@ -309,7 +355,7 @@ def open_job(run: Run, recipe: Recipe, config: Config, data: Data, console: Cons
         run.change_config(config, recipe.preset(run.config_json()["preset"]))
     else:
         run.event(0, "start", device=_device_name(engine.device), data=data.facts)
-    if about:
+    if about and ranks.is_first:
         _keep_model(run, console, about)
     return job
 
@@ -325,12 +371,12 @@ def _keep_model(run: Run, console: Console, about: dict[str, Any]) -> None:
 
 def _continue(job: Job) -> None:
     folder = job.run.path / "checkpoints"
-    saved = checkpoint.load_newest(folder, job.console.line)
+    saved = checkpoint.load_newest(folder, job.console.line, job.part)
     if saved is None:
         job.console.line("no checkpoint was written before the run ended; starting again from step 0")
     else:
         take_back(job, saved)
-        checkpoint.forget_after(folder, job.step)
+        forget_after(job, job.step)
         _stretch(job, saved)
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
     job.run.rewind(job.step)
@@ -350,6 +396,11 @@ def _facts(job: Job) -> dict[str, Any]:
     """What a person wants to see before step 0."""
     num_params = sum(p.numel() for p in job.system.parameters())
     facts = {"parameters": f"{num_params:,}", "device": _device_name(job.engine.device), "precision": job.config.precision}
+    degrees = job.config.dist
+    if degrees.world > 1:
+        facts["ranks"] = (
+            f"{degrees.world}: {degrees.replicate} copies of {degrees.shard} pieces, {job.config.micro_batch} items each"
+        )
     return facts | job.data.facts | job.system.describe()
 
 
@@ -369,7 +420,7 @@ def close_job(job: Job, status: str) -> int:
     run, console = job.run, job.console
     if status == "interrupted":
         console.line(f"stopped at step {job.step}, checkpoint saved; go on with: seedbed resume {run.name}")
-        return 128 + (job.stop_signal or signal.SIGINT)
+        return _exit_code(job, status)
     verdict = _verdict(job)
     run.set_status(status, verdict=verdict)
     journal.finish(run, console.warn)
@@ -378,6 +429,12 @@ def close_job(job: Job, status: str) -> int:
     console.line(verdict)
     console.line(f"report  {run.path / 'report.md'}")
     console.line(f"plot    {run.path / 'plots' / 'loss.png'}")
+    return _exit_code(job, status)
+
+
+def _exit_code(job: Job, status: str) -> int:
+    if status == "interrupted":
+        return 128 + (job.stop_signal or signal.SIGINT)
     return EXIT_OK if status == "done" else EXIT_FAILED
 
 

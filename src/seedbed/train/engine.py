@@ -321,7 +321,6 @@ class Engine:
         files = {"model": weights | saved_buffers(self.system), "optim": optim}
         return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
 
-
     def rows(self, file: str, name: str) -> Rows | None:
         """Which rows of a tensor of `tensors` this rank holds; None for all of them."""
         if file == "optim":

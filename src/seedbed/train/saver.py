@@ -33,7 +33,13 @@ class Saver:
         return self._thread is not None
 
     def start(
-        self, folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any], part: checkpoint.Part, best: bool
+        self,
+        folder: Path,
+        step: int,
+        tensors: dict[str, dict[str, Tensor]],
+        state: dict[str, Any],
+        part: checkpoint.Part,
+        best: bool,
     ) -> None:
         """Copy everything to the host, and let a thread write it."""
         assert self._thread is None, "a checkpoint is under way"

@@ -69,7 +69,7 @@ class Denoiser(System):
         """After as many steps as were trained: the loss, and PSNR at the level of training and at twice that."""
         steps = self.config.model.steps
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            found = {name: self.score(source, level, [steps])[0] for name, level in self.levels().items()}
+            found = {name: self.score(source, level, [steps], engine)[0] for name, level in self.levels().items()}
         # Not called loss: training draws other noise for the same images.
         numbers = {"error": found["in"]["loss"]}
         for name, one in found.items():
@@ -81,14 +81,16 @@ class Denoiser(System):
         return {"in": self.level, "out": min(OUT_OF_DISTRIBUTION * self.level, 0.99)}
 
     @torch.no_grad()
-    def score(self, source: ImageSource, level: float, steps: list[int]) -> list[dict[str, float]]:
+    def score(self, source: ImageSource, level: float, steps: list[int], engine: Engine | None = None) -> list[dict[str, float]]:
         """Loss and PSNR after each of these numbers of steps (ascending), over the same images and noises for any batch."""
         rows_N = source.spread(NUM_EVALUATED)
         totals = torch.zeros(len(steps), 3, dtype=torch.float64)
-        for image_BCHW, noisy_BCHW in self.pairs(source, level):
+        pairs = self.pairs(source, level)
+        for image_BCHW, noisy_BCHW in engine.ranks.mine(pairs) if engine else pairs:
             walk = enumerate(self.walk(noisy_BCHW, steps[-1]), 1)
             kept = [estimate for k, estimate in walk if k in steps]
             totals += torch.stack([measures(estimate, image_BCHW) for estimate in kept])
+        totals = engine.together(totals) if engine else totals
         return [finished(total_3, len(rows_N)) for total_3 in totals]
 
     def pairs(self, source: ImageSource, level: float) -> Iterator[tuple[Tensor, Tensor]]:

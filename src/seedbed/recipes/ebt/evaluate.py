@@ -18,6 +18,7 @@ from seedbed.recipes.ebt.walk import EVALUATION, first_candidates, walk
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
+    from seedbed.train.engine import Engine
 
 NUM_DRAWS = 3
 # Logits that one batch of evaluation may hold.
@@ -35,11 +36,14 @@ def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iter
         yield tokens_BT, torch.arange(size, device=device).expand(len(tokens_BT), size)
 
 
-def nats_by_steps(system: EnergySystem, source: TextSource, steps: Sequence[int], draws: int = NUM_DRAWS) -> list[float]:
+def nats_by_steps(
+    system: EnergySystem, source: TextSource, steps: Sequence[int], draws: int = NUM_DRAWS, engine: Engine | None = None
+) -> list[float]:
     """Nats per token after each of these numbers of steps, over every target of the split and `draws` starts."""
     model, config = system.model, system.config.model.walk
     total_K = torch.zeros(len(steps), dtype=torch.float64)
-    for tokens_BT, place_BT in placed_windows(source, model.vocab, model.embed.weight.device):
+    found = placed_windows(source, model.vocab, model.embed.weight.device)
+    for tokens_BT, place_BT in engine.ranks.mine(found) if engine else found:
         memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
         for draw in range(draws if config.start == "normal" else 1):
             z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, model.embed.weight.dtype)
@@ -47,6 +51,7 @@ def nats_by_steps(system: EnergySystem, source: TextSource, steps: Sequence[int]
                 if number in steps:
                     total_K[list(steps).index(number)] += token_nats(step.z_BTV, targets_BT).sum(-1).cpu().double().sum()
     num_draws = draws if config.start == "normal" else 1
+    total_K = engine.together(total_K) if engine else total_K
     return (total_K / (num_draws * source.num_targets)).tolist()
 
 

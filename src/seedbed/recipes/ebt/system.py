@@ -140,8 +140,10 @@ class PlainSystem(TextSystem):
         """Every target of the split once."""
         nats = 0.0
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            for tokens_BT, _ in placed_windows(source, self.model.vocab, self.model.embed.weight.device):
+            windows = placed_windows(source, self.model.vocab, self.model.embed.weight.device)
+            for tokens_BT, _ in engine.ranks.mine(windows):
                 nats += token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
+        nats = engine.together(torch.tensor(nats, dtype=torch.float64)).item()
         return report(nats / source.num_targets, source)
 
     def decoder(
@@ -229,6 +231,11 @@ class EnergySystem(TextSystem):
             return self.replay.take(tokens_BL, z_BTV, place_BT, batch["index"])
         return Taken(tokens_BL, z_BTV, place_BT, batch["index"][:0], batch["index"][:0] > 0)
 
+    def why_one_rank(self) -> str:
+        if self.walk.replay:
+            return f"model.walk.replay={self.walk.replay} keeps unfinished walks in one place; set it to 0"
+        return ""
+
     def places(self, index_B: Tensor) -> Tensor:
         """A number for every position of every sample of the run."""
         block = self.config.data.block
@@ -263,7 +270,7 @@ class EnergySystem(TextSystem):
         """Every target of the split once per start, after as many steps as were trained, and after one."""
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
             steps = sorted({1, self.walk.steps})
-            nats = nats_by_steps(self, source, steps)
+            nats = nats_by_steps(self, source, steps, engine=engine)
         return {**report(nats[-1], source), "nats_one_step": nats[0]}
 
     def decoder(

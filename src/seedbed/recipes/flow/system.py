@@ -73,7 +73,7 @@ class Flow(System):
         seen = self.noised(batch)
         field_BCHW = self.run(seen["input"], seen["time"], seen["class"])
         error_B = self.errors(field_BCHW, seen)
-        return error_B.mean(), self._measure(error_B.detach(), seen["time"]) if self.training else {}
+        return error_B.mean(), self._measure(error_B.detach(), seen["time"], engine) if self.training else {}
 
     def noised(self, batch: Batch) -> Batch:
         """What the model sees of a batch, and the direction it should find; classes are hidden only while training."""
@@ -87,12 +87,12 @@ class Flow(System):
         return objective.errors(field_BCHW, seen["input"], seen["time"], seen["direction"], self.config.model.predict)
 
     @torch.no_grad()
-    def _measure(self, error_B: Tensor, time_B: Tensor) -> dict[str, Tensor]:
+    def _measure(self, error_B: Tensor, time_B: Tensor, engine: Engine) -> dict[str, Tensor]:
         """The loss by time, as an average over the last steps: one step has too few samples for ten bins."""
         bin_B = (time_B * NUM_BINS).long().clamp(0, NUM_BINS - 1)
         member_BT = (bin_B[:, None] == torch.arange(NUM_BINS, device=bin_B.device)).float()
         both_2B = torch.stack((error_B.float(), torch.ones_like(error_B, dtype=torch.float32)))
-        self.bins.mul_(BIN_MEMORY).add_(both_2B @ member_BT)
+        self.bins.mul_(BIN_MEMORY).add_(engine.together(both_2B @ member_BT))
         means = self.bins[0] / self.bins[1].clamp_min(1e-6)
         return {f"loss_t{k}": means[k] for k in range(NUM_BINS)}
 
@@ -100,7 +100,7 @@ class Flow(System):
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
         config, shape, model = self.config, self.config.model, self.model
         tokens = model.num_patches + model.num_context
-        size = (config.batch // config.accum, shape.heads, tokens, shape.width // shape.heads)
+        size = (config.micro_batch, shape.heads, tokens, shape.width // shape.heads)
         device = model.enter.weight.device
         return choose_attention(size, DTYPES[config.precision], device, causal=False, only=config.attention)
 
@@ -108,6 +108,9 @@ class Flow(System):
         return open_up(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
+        yield from self.model.blocks
+
+    def shard_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 
     def flops_per_item(self) -> float:
@@ -126,12 +129,12 @@ class Flow(System):
         try:
             with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
                 size = max(1, EVAL_BATCH[device.type] // NUM_TIMES)
-                for first in range(0, len(rows_N), size):
+                for first in engine.ranks.mine(range(0, len(rows_N), size)):
                     error_B = self._grid_errors(*source.pick(rows_N[first : first + size]), first, device)
                     total_T += error_B.double().cpu().view(-1, NUM_TIMES).sum(0)
         finally:
             self.train(was_training)
-        mean_T = total_T / len(rows_N)
+        mean_T = engine.together(total_T) / len(rows_N)
         half = NUM_TIMES // 2
         early, late = mean_T[:half].mean().item(), mean_T[half:].mean().item()
         # The noisy half decides: there it is settled what a picture shows. Close to the image a model that has begun to

@@ -53,7 +53,7 @@ class GPT(System):
     def kernels(self) -> tuple:
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
         config, shape = self.config, self.config.model
-        size = (config.batch // config.accum, shape.heads, config.data.block, shape.width // shape.heads)
+        size = (config.micro_batch, shape.heads, config.data.block, shape.width // shape.heads)
         device = self.model.embed.weight.device
         return choose_attention(size, DTYPES[config.precision], device, shape.kv_heads, shape.dropout, only=config.attention)
 
@@ -63,6 +63,9 @@ class GPT(System):
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
         yield self.model.head
+
+    def shard_units(self) -> Iterator[nn.Module]:
+        yield from self.model.blocks
 
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
@@ -79,13 +82,13 @@ class GPT(System):
         model.eval()
         try:
             with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-                for tokens_BT in windows(source, batch, device):
+                for tokens_BT in engine.ranks.mine(windows(source, batch, device)):
                     logits_BTV = model.logits(tokens_BT[:, :-1]).float()
                     nats_BT = F.cross_entropy(logits_BTV.mT, tokens_BT[:, 1:], reduction="none")
                     nats += nats_BT.sum(-1).cpu().double().sum().item()
         finally:
             model.train(was_training)
-        return _report(nats, source)
+        return _report(engine.together(torch.tensor(nats, dtype=torch.float64)).item(), source)
 
     def complete(self, prompts: list[str], **options: Any) -> list[str]:
         """Continuations of `prompts`; the options are those of `generate`."""

@@ -78,7 +78,7 @@ class ThinkerSystem(System):
         num_latents, num_steps = engine.variant if isinstance(engine.variant, tuple) else (self.latents.high, self.steps.high)
         setting = self.setting(batch["index"], num_latents, num_steps)
         loss, right_BM = self.model(batch, setting, num_latents, num_steps, self.answers(num_steps))
-        measures, stage = self._measure(batch, right_BM, self.stage, self.config.data.curriculum)
+        measures, stage = self._measure(batch, right_BM, self.stage, self.config.data.curriculum, engine)
         if self.is_staged:
             self.stage.copy_(stage)
         return loss, measures
@@ -120,7 +120,7 @@ class ThinkerSystem(System):
         return self._device_dials
 
     def _measure(
-        self, batch: Batch, right_BM: Tensor, stage: Tensor, lessons: CurriculumConfig
+        self, batch: Batch, right_BM: Tensor, stage: Tensor, lessons: CurriculumConfig, engine: Engine | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Accuracy on this batch, and the curriculum's next stage."""
         keep_BM = batch["keep"]
@@ -130,8 +130,10 @@ class ThinkerSystem(System):
         if not self.is_staged:
             return measures, stage
         longest_B = curriculum.on_longest(batch["length"], stage)
-        hits = (exact_B & longest_B).sum()
-        stage = curriculum.advance(stage, hits, longest_B.sum(), lessons, self.source.task.length)
+        hits, tries = (exact_B & longest_B).sum(), longest_B.sum()
+        if engine is not None:  # all ranks look at the same lesson; a pack is one rank
+            hits, tries = engine.together(hits), engine.together(tries)
+        stage = curriculum.advance(stage, hits, tries, lessons, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
 
     def probe(self, batch: Batch) -> Probe:
