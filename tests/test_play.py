@@ -362,9 +362,9 @@ def test_the_exported_page_needs_nothing_but_its_folder(tmp_path: Path):
     dist.mkdir(), out.mkdir()
     for name in web_page.RUNTIME:
         (dist / name).write_text(name)
-    web_page.write_page(out, dist)
+    web_page.write_page(out, dist, "a <b> run")
     html = (out / "index.html").read_text()
-    assert 'content="web"' in html and "/static/" not in html
+    assert 'content="web"' in html and "/static/" not in html and "<title>a &lt;b&gt; run · seedbed</title>" in html
     for name in web_page.PAGE_FILES:
         text = (out / name).read_text()
         assert "://" not in text.replace("http://www.w3.org", ""), f"{name} speaks to somebody"

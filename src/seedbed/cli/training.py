@@ -211,5 +211,5 @@ def _export(given: argparse.Namespace) -> int:
 
     with web_page.runtime_files(given.ort, given.fetch_ort) as runtime:
         status = local.export(given.runs, given.name, out, given.checkpoint, to="web")
-        web_page.write_page(out, runtime)
+        web_page.write_page(out, runtime, Path(given.name).name)
     return status

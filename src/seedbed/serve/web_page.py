@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import shutil
 import subprocess
 import tarfile
@@ -45,15 +46,15 @@ def runtime_files(given: Path | None, fetch: bool) -> Iterator[Path]:
     yield found
 
 
-def write_page(folder: Path, runtime: Path) -> None:
+def write_page(folder: Path, runtime: Path, title: str) -> None:
     """Put page and runtime beside an exported network, and say how to look at it."""
     for name in PAGE_FILES:
         shutil.copyfile(PAGE / name, folder / name)
-    html = (PAGE / "index.html").read_text()
+    page = (PAGE / "index.html").read_text()
     live = '<meta name="backend" content="live">'
-    assert live in html
-    html = html.replace(live, live.replace("live", "web")).replace("/static/play/", "./")
-    (folder / "index.html").write_text(html)
+    assert live in page and "<title>play " in page
+    page = page.replace(live, live.replace("live", "web")).replace("/static/play/", "./")
+    (folder / "index.html").write_text(page.replace("<title>play ", f"<title>{html.escape(title)} "))
     (folder / "ort").mkdir(exist_ok=True)
     for name in RUNTIME:
         shutil.copyfile(runtime / name, folder / "ort" / name)

@@ -20,7 +20,8 @@ export class Web {
       window.selfTest = this.result;
       if (!this.result.ok) throw new Error(`the self-test failed: ${this.result.text}`);
       const about = `${manifest.about}. Self-test: ${this.result.text}.`;
-      this.told.hello({ ...manifest, hello: document.title, about, besides: ["nothing"], runtime: this.runtime, fixed: true, noisy: true });
+      const name = document.title.replace(/ · seedbed$/, "");
+      this.told.hello({ ...manifest, hello: name, about, besides: ["nothing"], runtime: this.runtime, fixed: true, noisy: true });
     } catch (error) {
       window.selfTest = window.selfTest || { ok: false, text: String(error) };
       this.told.trouble(error.message || String(error), true);
