@@ -41,7 +41,7 @@ class Beside(Run):
 
 def silence() -> Console:
     """A console that nobody reads: one rank speaks for all."""
-    return Console(stream=open(os.devnull, "w"))  # noqa: SIM115, it lives as long as the process
+    return Console(stream=open(os.devnull, "w"))
 
 
 # Settings that weights cut into pieces cannot have, and why.

@@ -44,7 +44,7 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank saves and reads of a checkpoint: which rows of a tensor, by file and name, None being all. Alone, everything."""
+    """What one rank saves and reads of a checkpoint: the rows of a tensor by file and name, None being all of them."""
 
     ranks: Ranks = ALONE
     rows: Callable[[str, str], Rows | None] = lambda file, name: None

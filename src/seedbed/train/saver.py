@@ -13,6 +13,8 @@ from torch import Tensor
 
 from seedbed.train import checkpoint
 
+Tensors = dict[str, dict[str, Tensor]]
+
 
 class Saver:
     """At most one checkpoint under way; `result` tells how it ended, in the calling thread."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from seedbed.dist.ranks import local
 from seedbed.train.schedule import multiplier
 
 if TYPE_CHECKING:
@@ -301,7 +302,12 @@ class Layers:
                     self.players.append(player)
                     self.moments.append(tensor)
                     params.append(found[owner])
-        self.params = [p.detach() for p in params]
+        self.params = [local(p).detach() for p in params]
+        self.ranks = engine.ranks
+        # Weights that are cut, and the moments that follow them; Muon's momenta are whole everywhere.
+        is_cut = [hasattr(p, "to_local") for p in params]
+        is_cut += [hasattr(p, "to_local") and m.shape == local(p).shape for p, m in zip(params, self.moments, strict=True)]
+        self.cut = torch.tensor(is_cut, device=self.device) if any(is_cut) else None
         self.sizes = [p.numel() for p in params]
         self.pending: tuple[int, Tensor, Any] | None = None
         self.first: list[float] | None = None
@@ -316,6 +322,8 @@ class Layers:
         found = self.read()
         self.looks, self.last_look = self.looks + 1, step
         vector = torch.stack(torch._foreach_norm([*self.params, *self.moments])).float()
+        if self.cut is not None:
+            vector = torch.where(self.cut, self.ranks.total_of_pieces(vector.square()).sqrt(), vector)
         event = None
         if self.device.type == "cuda":
             host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
