@@ -13,16 +13,18 @@ from seedbed.errors import UserError
 
 EXIT_OK = 0
 DEFAULT_SIZE = "64x64"
-HELP = "box, doom, atari:NAME or gym:ID"
 
 
 def record(source: str, *, frames: int, size: str, seed: int, out: Path | None = None, json: bool = False) -> int:
     """Play a simulator by itself and keep what it showed."""
+    from seedbed.data.lag import require_aligned
+    from seedbed.data.recordings import simulators
+
     start = time.monotonic()
     height, width = read_size(size)
-    recording = _record(source, frames, height, width, seed, out)
-    seconds = time.monotonic() - start
-    return show_result(recording, seconds, json)
+    recording = simulators.record(source, frames, height, width, seed, out=out)
+    say(f"lag doctor: {require_aligned(recording).words}")
+    return show_result(recording, time.monotonic() - start, json)
 
 
 def prepare(
@@ -35,15 +37,6 @@ def prepare(
     height, width = read_size(size or DEFAULT_SIZE)
     recording = prepare_recording(path, height, width, Mending(shift, tuple(flip), accept), out=out, say=say)
     return show_result(recording, time.monotonic() - start, json)
-
-
-def _record(source: str, frames: int, height: int, width: int, seed: int, out: Path | None) -> Recording:
-    kind, _, name = source.partition(":")
-    if kind == "box" and not name:
-        from seedbed.data.recordings.box import record_box
-
-        return record_box(frames, height, width, seed, out=out)
-    raise UserError(f"there is no simulator {source}; choose {HELP}")
 
 
 def read_size(text: str) -> tuple[int, int]:
