@@ -1,8 +1,10 @@
 """Verbs that watch runs as they train, and those that show them to others."""
 
 import argparse
+from pathlib import Path
 
 from seedbed.cli.words import Parser, Verb, registrar
+from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -22,3 +24,48 @@ def _runs_mirror(given: argparse.Namespace) -> int:
     for run in [Run.open(given.runs, name) for name in given.names]:
         choose.send(run, choices, print)
     return 0
+
+
+def _report_arguments(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="RUN|SWEEP|A..B")
+    parser.add_argument("--html", action="store_true", help="one file with everything in it, for any browser")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where the HTML goes; otherwise NAME.html")
+
+
+@verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one file to share", _report_arguments)
+def _report(given: argparse.Namespace) -> int:
+    from seedbed.track import share_verbs
+
+    return share_verbs.report_runs(given.runs, given.names, as_html=given.html, out=given.out, open_sweep=_sweep_page)
+
+
+def _sweep_page(root: Path, name: str) -> tuple[str, str] | None:
+    """A sweep's page and its text, where there is a sweep of that name."""
+    from seedbed.tune.sweep import folder, page
+    from seedbed.tune.sweep import report as reports
+
+    if not (folder.folder_of(root) / name / "sweep.json").is_file():
+        return None
+    sweep = folder.Sweep(root, name)
+    return page.sweep_page(sweep), "\n".join(reports.lines_of(reports.look(sweep)))
+
+
+def _export_arguments(parser: Parser) -> None:
+    parser.add_argument("names", nargs="*", metavar="RUN")
+    parser.add_argument("--csv", action="store_true", help="as text; to the screen unless --out names a file")
+    parser.add_argument("--parquet", action="store_true", help="as columns for pandas, polars, duckdb")
+    parser.add_argument("--events", action="store_true", help="the events of the runs instead of their rows")
+    parser.add_argument("--table", action="store_true", help="a line per run: what it was, what came of it")
+    parser.add_argument("--out", type=Path, metavar="FILE")
+
+
+@verb("runs export", "[RUN ...] --csv|--parquet [--out FILE]", "rows of runs, or a table of all runs", _export_arguments)
+def _runs_export(given: argparse.Namespace) -> int:
+    from seedbed.track import share_export
+
+    if given.csv == given.parquet:
+        raise UserError("choose one of --csv and --parquet")
+    if given.events and given.table:
+        raise UserError("choose one of --events and --table")
+    what = "events" if given.events else "runs" if given.table or not given.names else "rows"
+    return share_export.export(given.runs, given.names, kind="csv" if given.csv else "parquet", what=what, out=given.out)

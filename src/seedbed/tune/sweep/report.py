@@ -147,7 +147,7 @@ def _is_near(best: Cell, other: Cell, noise: float) -> bool:
 
 def trial_table(report: Report, max_width: int | None = None) -> str:
     """Every trial, those that ended best first."""
-    order = sorted(report.standings, key=_trial_rank)
+    order = sorted(report.standings, key=trial_rank)
     keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
     header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
     return table(header, [trial_cells(s, keys) for s in order], right=range(len(keys) + 2, len(keys) + 5), max_width=max_width)
@@ -159,7 +159,7 @@ def trial_cells(found: Standing, keys: Sequence[str]) -> list[str]:
     return [f"{found.trial.number:04d}", *settings, found.state, step, number(found.loss), number(found.best), found.error]
 
 
-def _trial_rank(found: Standing) -> tuple[Any, ...]:
+def trial_rank(found: Standing) -> tuple[Any, ...]:
     ended = found.state in ("done", "stopped early") and found.best is not None
     later = ("running", "waiting", *SPOILED, "failed")
     return not ended, found.best if ended else later.index(found.state) if found.state in later else 0, found.trial.number
@@ -169,11 +169,11 @@ def cell_table(report: Report, max_width: int | None = None) -> str:
     """Every setting with its mean and spread over the seeds."""
     keys = list(dict.fromkeys(key for cell in report.cells for key in cell.settings))
     header = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""]
-    rows = [[*(clip(spell(cell.settings.get(key)), 24) for key in keys), *_cell_words(cell)] for cell in report.cells]
+    rows = [[*(clip(spell(cell.settings.get(key)), 24) for key in keys), *cell_words(cell)] for cell in report.cells]
     return table(header, rows, right=range(len(keys), len(keys) + 4), max_width=max_width)
 
 
-def _cell_words(cell: Cell) -> list[str]:
+def cell_words(cell: Cell) -> list[str]:
     spread = f"{number(min(cell.values))} .. {number(max(cell.values))}" if len(cell.values) > 1 else "-"
     spoiled = f"{cell.num_spoiled} diverged" if cell.num_spoiled else ""
     return [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", spoiled]
