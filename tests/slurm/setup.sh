@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A Slurm cluster of one node on loopback, for the tests of `--on slurm`. Root on Debian or Ubuntu; may be called again.
-# Needs no systemd and no cgroups. Its files lie in /var/lib/seedbed-slurm; a Slurm that is configured already is left alone.
+# A Slurm cluster of one node on loopback, for the tests of `--on slurm`: root, on Debian or Ubuntu. May be called again.
+#   tests/slurm/setup.sh [--install]      --install: also install slurm-wlm and munge where they are missing
+# Needs no systemd and no cgroups. Its files lie in /var/lib/seedbed-slurm; a Slurm that somebody configured is left alone.
 # Exit status: 0 when jobs can be submitted, 3 when that is not possible here (one line says why).
 set -euo pipefail
 
@@ -11,19 +12,19 @@ mark="# written by tests/slurm/setup.sh of seedbed"
 cannot() { echo "slurm: not set up: $*" >&2; exit 3; }
 answers() { timeout 5 sinfo --noheader --format=%T 2>/dev/null | grep -Eq '^(idle|mixed|allocated|completing)'; }
 alive() { [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
+installed() { command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged; } >/dev/null
 
-if [ -e "$conf" ] && ! grep -qF "$mark" "$conf"; then
-    answers && { echo "slurm: the cluster of this machine is used as it is"; exit 0; }
-    cannot "$conf" belongs to somebody else and no node answers
-fi
+[ ! -e "$conf" ] || grep -qF "$mark" "$conf" || cannot "$conf belongs to a cluster that is not for tests"
 [ "$(id -u)" = 0 ] || cannot only root can start it
+mkdir -p "$home"
+exec 9>"$home/lock" && flock 9
 
-if ! { command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged; } >/dev/null; then
-    command -v apt-get >/dev/null || cannot this is not Debian or Ubuntu, and slurm-wlm and munge are not installed
+if ! installed; then
+    [ "${1:-}" = --install ] || cannot "slurm-wlm and munge are not installed (tests/slurm/setup.sh --install does that)"
+    command -v apt-get >/dev/null || cannot this is not Debian or Ubuntu
     export DEBIAN_FRONTEND=noninteractive
-    # Nothing may start by itself: what starts is started below.
-    { apt-get update -q && apt-get install -qy --no-install-recommends slurm-wlm munge; } >/tmp/seedbed-slurm-apt.log 2>&1 ||
-        cannot "apt-get could not install slurm-wlm and munge (see /tmp/seedbed-slurm-apt.log)"
+    { apt-get update -q && apt-get install -qy --no-install-recommends slurm-wlm munge; } >"$home/apt.log" 2>&1 ||
+        cannot "apt-get could not install slurm-wlm and munge (see $home/apt.log)"
 fi
 
 mkdir -p "$home/state" "$home/spool" "$home/log" /etc/slurm /run/munge
@@ -34,7 +35,7 @@ if [ ! -s /etc/munge/munge.key ]; then
     chmod 400 /etc/munge/munge.key
 fi
 
-# Memory is not shared out: the tests of one machine would wait for each other. Two jobs fit for every core.
+# Two jobs fit for every core, and nobody counts memory: tests are small, and must not wait for each other.
 cat >"$home/slurm.conf" <<CONF
 $mark
 ClusterName=seedbed
@@ -78,9 +79,9 @@ echo "CgroupPlugin=$plugin" >"$home/cgroup.conf"
 ln -sf "$home/slurm.conf" "$conf"
 [ -e /etc/slurm/cgroup.conf ] || ln -sf "$home/cgroup.conf" /etc/slurm/cgroup.conf
 
-munge -n >/dev/null 2>&1 || runuser -u munge -- munged || cannot munged does not start
-alive "$home/slurmctld.pid" || slurmctld || cannot "slurmctld does not start (see $home/log/slurmctld.log)"
-alive "$home/slurmd.pid" || slurmd || cannot "slurmd does not start (see $home/log/slurmd.log)"
+munge -n >/dev/null 2>&1 || runuser -u munge -- munged 9>&- || cannot munged does not start
+alive "$home/slurmctld.pid" || slurmctld 9>&- || cannot "slurmctld does not start (see $home/log/slurmctld.log)"
+alive "$home/slurmd.pid" || slurmd 9>&- || cannot "slurmd does not start (see $home/log/slurmd.log)"
 
 for _ in $(seq 60); do
     if answers; then

@@ -26,6 +26,12 @@ EXIT_OK = 0
 # Workers of a sweep where no number was asked for, at most.
 MAX_WORKERS = 8
 _PATIENCE = 60.0
+# What to do about the commonest refusals, by a word in Slurm's own message.
+_HINTS = {
+    "invalid partition": "sinfo lists those there are",
+    "generic resource": "sinfo -o '%P %G' lists the GPUs there are, and slurm.gpus=0 asks for none",
+    "account": "sacctmgr show associations user=$USER lists yours",
+}
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -230,7 +236,8 @@ def _call(words: list[str]) -> str:
         raise UserError(f"{words[0]} has not answered for {_PATIENCE:g} s; is the cluster's controller up? see: sinfo") from None
     if done.returncode:
         told = [line.removeprefix(f"{words[0]}: ").removeprefix("error: ") for line in done.stderr.splitlines() if line.strip()]
-        raise UserError(f"{words[0]} refused: {one_line('; '.join(told)) or f'exit status {done.returncode}'}")
+        text = one_line("; ".join(told)) or f"exit status {done.returncode}"
+        raise UserError("; ".join([f"{words[0]} refused: {text}", *(hint for word, hint in _HINTS.items() if word in text)]))
     return done.stdout.strip()
 
 

@@ -81,7 +81,7 @@ def add(found: list[dict[str, Any]]) -> None:
     told = ask(job for each in numbers for job in each)
     for s, own in zip(found, numbers, strict=True):
         live = [job for job in own if job in (told or {})]
-        s["queue"] = "; ".join(f"{job} {spelled((told or {})[job])}" for job in live) or None
+        s["queue"] = "; ".join(f"{job}: {spelled((told or {})[job])}" for job in live) or None
         if s["sweep"]:
             continue
         if live and s["status"] == "interrupted" and told and told[live[0]][0][0] == "RUNNING":
