@@ -30,7 +30,8 @@ ALLOWED = {
     "recipes": {"errors", "config", "nn", "data", "train", "track.heatmap"},
     "__init__": {"errors", "config", "data", "train"},
     "__main__": {"cli"},
-    "cli": {"errors", "config", "data", "train", "track", "tune", "checks", "serve", "launch", "recipes"},
+    "drills": {"errors", "config", "data", "train", "track", "recipes", "launch"},
+    "cli": {"errors", "config", "data", "train", "track", "tune", "checks", "serve", "launch", "recipes", "drills"},
 }
 HEAVY = {"torch", "matplotlib", "safetensors", "tokenizers", "seedbed.train", "seedbed.nn"}
 

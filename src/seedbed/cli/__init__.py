@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedbed.cli import looking, measuring, serving, sharing, training
+from seedbed.cli import drilling, looking, measuring, serving, sharing, training
 from seedbed.cli.words import Parser
 from seedbed.errors import UserError
 
@@ -16,7 +16,7 @@ EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 # Troubles of the disk that a person can mend; any other OSError is ours to explain.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
-VERBS = {**training.VERBS, **measuring.VERBS, **looking.VERBS, **sharing.VERBS, **serving.VERBS}
+VERBS = {**training.VERBS, **measuring.VERBS, **drilling.VERBS, **looking.VERBS, **sharing.VERBS, **serving.VERBS}
 GROUPS = {"runs": "list", "data": None}
 SECTIONS = {
     "demo": "train",

@@ -37,7 +37,12 @@ def _rewrite_state(path: Path) -> None:
     (path / "state.json").write_text(text.replace('"items"', '"itemz"'))
 
 
-DAMAGES: dict[str, Callable[[Path], None]] = {
+def _empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
     "truncated": _truncate,
     "bit-flipped": _flip,
     "zero-filled": _zero,
@@ -45,7 +50,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "file-deleted": lambda path: (path / "optim.safetensors").unlink(),
     "manifest-deleted": lambda path: (path / "manifest.json").unlink(),
     "manifest-damaged": lambda path: (path / "manifest.json").write_bytes(b"\x80\x04 not json"),
-    "emptied": lambda path: (shutil.rmtree(path), path.mkdir()) and None,
+    "emptied": _empty,
 }
 
 
@@ -157,7 +162,7 @@ def clock(lab: Lab, tally: Tally) -> None:
     for folder, age in ((lab.root / ".new-1-1.tmp", 1e9), (lab.checkpoints("one") / ".aside-step-000032", -1e6)):
         folder.mkdir()
         (folder / "model.safetensors").write_bytes(b"half of it")
-        os.utime(folder, (time.time() - age,) * 2)
+        os.utime(folder, (time.time() - age, time.time() - age))
         tally.injected += 1
     lab.resume("one")
     lab.train("two")

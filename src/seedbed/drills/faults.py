@@ -14,9 +14,11 @@ import torch
 
 from seedbed.data import feed, prefetch
 from seedbed.drills.lab import Fault
+from seedbed.recipes import Recipe
 from seedbed.track import files
 from seedbed.train import loop
 from seedbed.train.engine import Engine
+from seedbed.train.system import System
 
 
 def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault:
@@ -183,28 +185,51 @@ def spoil_moment(job: loop.Job) -> None:
     optim[name].view(-1)[0] = float("nan")
 
 
-def spoil_batch(job: loop.Job) -> None:
-    """The next forward pass gets inputs that are not finite."""
-    module = next(m for m in job.system.modules() if isinstance(m, torch.nn.Embedding))
-    handle: Any = None
+def spoiled_input(step: int, num_steps: int) -> Fault:
+    """At one step of the run, in training and when it is replayed, the embedded batch is not finite."""
 
-    def once(_module: torch.nn.Module, _given: Any, out: torch.Tensor) -> torch.Tensor:
-        handle.remove()
-        return out.masked_fill(torch.ones_like(out, dtype=torch.bool), float("nan"))
+    def plant(system: System, due: list[bool]) -> None:
+        module = next(m for m in system.modules() if isinstance(m, torch.nn.Embedding))
 
-    handle = module.register_forward_hook(once)
+        def spoil(_module: torch.nn.Module, _given: Any, out: Any) -> Any:
+            return out * float("nan") if due[0] else out
+
+        module.register_forward_hook(spoil)
+
+    return _planted(step, num_steps, plant)
 
 
-def spoil_gradient(job: loop.Job) -> None:
-    """The next backward pass brings one gradient that is not finite."""
-    param = next(p for p in job.system.parameters() if p.ndim > 1)
-    handle: Any = None
+def spoiled_gradient(step: int, num_steps: int) -> Fault:
+    """At one step of the run, in training and when it is replayed, a parameter's gradient is not finite."""
 
-    def once(grad: torch.Tensor) -> torch.Tensor:
-        handle.remove()
-        return grad * float("nan")
+    def plant(system: System, due: list[bool]) -> None:
+        param = next(p for name, p in system.named_parameters() if "mlp" in name)
+        param.register_hook(lambda grad: grad * float("nan") if due[0] else grad)
 
-    handle = param.register_hook(once)
+    return _planted(step, num_steps, plant)
+
+
+def _planted(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> Fault:
+    """Every system built from now on carries a fault that acts at one step, known by the run's progress."""
+
+    def inject() -> None:
+        real = Recipe.build
+
+        def build(self: Recipe, config: Any, data: Any) -> System:
+            system, due = real(self, config, data), [False]
+            update: Any = system.update
+
+            def watched(batch: Any, engine: Engine) -> Any:
+                due[0] = abs(float(engine.progress) * num_steps - step) < 0.1
+                return update(batch, engine)
+
+            system.update = watched
+            plant(system, due)
+            return system
+
+        Recipe.build = build
+
+    return inject
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
@@ -223,5 +248,23 @@ def thread_reads(fill: Callable[[int], None]) -> Fault:
             real(self, counter, slot)
 
         feed._Reader.fill = read
+
+    return inject
+
+
+def thread_dies(counter: int) -> Fault:
+    """The reading thread is gone before it could hand over the samples from `counter` on, or a word about them."""
+
+    def inject() -> None:
+        real = prefetch.Prefetch._deliver
+        delivered = [0]
+
+        def deliver(self: Any, slot: int, journey: int, error: BaseException | None) -> None:
+            if delivered[0] >= counter:
+                raise SystemExit
+            delivered[0] += self._step
+            real(self, slot, journey, error)
+
+        prefetch.Prefetch._deliver = deliver
 
     return inject

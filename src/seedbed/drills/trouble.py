@@ -3,66 +3,78 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
-from collections.abc import Callable
 
 from seedbed.drills import faults
-from seedbed.drills.lab import EVERY, Failed, Lab, Tally, last_line, line_with
-from seedbed.train.loop import Job
+from seedbed.drills.lab import EVERY, STEPS, Failed, Fault, Lab, Tally, last_line, line_with
+from seedbed.train import checkpoint
 from seedbed.train.watchdog import EXIT_STALLED
 
 AT = 2 * EVERY + 3
 STOP = AT + 2
 
 
+# Of each kind: what injects it, the guard's last answer, and what `replay` must name.
+NOT_FINITE: dict[str, tuple[Fault, str, str]] = {
+    "batch": (faults.spoiled_input(AT, STEPS), "skip", "model.embed"),
+    "gradient": (faults.spoiled_gradient(AT, STEPS), "skip", "mlp"),
+    "weight": (faults.at_step(AT, faults.spoil_weight), "rollback", "model.embed.weight"),
+    "moment": (faults.at_step(AT, faults.spoil_moment), "rollback", "model.embed.weight"),
+    # The step before a save: what the next step would notice must not be on the disk by then.
+    "moment-saved": (faults.at_step(2 * EVERY, faults.spoil_moment), "rollback", "model.embed.weight"),
+}
+
+
 def not_finite(lab: Lab, tally: Tally) -> None:
-    """NaN in a batch, a gradient, a weight, and the optimizer's moments: skipped or rolled back, and named by `replay`."""
-    cases: dict[str, tuple[Callable[[Job], None], str]] = {
-        "batch": (faults.spoil_batch, "skip"),
-        "gradient": (faults.spoil_gradient, "skip"),
-        "weight": (faults.spoil_weight, "rollback"),
-        "moment": (faults.spoil_moment, "rollback"),
-    }
-    for name, (spoil, answer) in cases.items():
-        fault = faults.at_step(AT, spoil)
+    """NaN in a batch, a gradient, a weight, the optimizer's moments: skipped or rolled back, never saved, named by `replay`."""
+    for name, (fault, answer, place) in NOT_FINITE.items():
         said = lab.train(name, fault=fault)
         bad = lab.events(name, "nonfinite")
         if not bad or lab.status(name) != "done" or bad[-1]["answer"] != answer:
             raise Failed(f"{name}: {[e['answer'] for e in bad]}, status {lab.status(name)}")
-        tally.saw(line_with(said, "is not finite"))
+        tally.saw(line_with(said, "is not finite").removeprefix("warning: "))
         _all_finite(lab, name)
-        _named(lab, name, bad[0]["step"], tally)
+        tally.said.append(f"replay of the {name}: {_named(lab, name, bad[0]['step'], fault, place)}")
+        if lab.short:
+            continue
         # The same again, stopped after the trouble and resumed: the story is kept in the checkpoint.
-        stop = faults.at_step(STOP + EVERY, faults.send(signal.SIGTERM))
-        lab.train(f"{name}-2", fault=lambda one=fault, two=stop: (one(), two()) and None, code=143)
+        stop = faults.at_step(4 * EVERY + 1, faults.send(signal.SIGTERM))
+        lab.train(f"{name}-2", fault=both(fault, stop), code=143)
         lab.resume(f"{name}-2")
         lab.same_end(name, f"{name}-2")
     tally.exact = "yes"
 
 
+def both(one: Fault, two: Fault) -> Fault:
+    def inject() -> None:
+        one()
+        two()
+
+    return inject
+
+
 def _all_finite(lab: Lab, name: str) -> None:
-    saved = lab.newest(name)
-    wrong = [n for group in saved.tensors.values() for n, t in group.items() if not t.isfinite().all()]
-    if wrong:
-        raise Failed(f"{name}: the last checkpoint holds numbers that are not finite in {wrong[0]}")
+    for path in checkpoint.steps_in(lab.checkpoints(name)):
+        tensors = checkpoint.load(path).tensors
+        wrong = [n for group in tensors.values() for n, t in group.items() if not t.isfinite().all()]
+        if wrong:
+            raise Failed(f"{name}: {path.name} holds numbers that are not finite in {wrong[0]}")
 
 
-def _named(lab: Lab, name: str, step: int, tally: Tally) -> None:
-    """`replay` takes the bad step again. A fault that came from outside cannot come back, and it must say that instead."""
-    child = lab.start("replay", name, str(step), "--json")
-    code = lab.wait(child)
-    start = child.said().find("{")
-    if start < 0:
-        raise Failed(f"replay said nothing of {name}: {last_line(child.said())}")
-    found = json.loads(child.said()[start:])
-    if found.get("step") != step or (found.get("reproduced") and code):
-        raise Failed(f"replay of {name} told of step {found.get('step')}")
-    tally.said.append(f"replay of the {name}: {found['what']}")
+def _named(lab: Lab, name: str, step: int, fault: Fault, place: str) -> str:
+    """What `replay` says of the bad step, which must name the step and the place."""
+    child = lab.start("replay", name, str(step), "--json", fault=fault)
+    code, said = lab.wait(child), child.said()
+    found = json.loads(said[said.find("{") :]) if "{" in said else {}
+    if code or not found.get("reproduced") or found["step"] != step or place not in json.dumps(found):
+        raise Failed(f"replay did not name {place} of {name}: {found.get('what') or last_line(said)}")
+    return found["what"]
 
 
 def out_of_memory(lab: Lab, tally: Tally) -> None:
-    """Memory for fewer items than a micro-batch, from the start, from a later step, and for none: shrunk and recorded, or told."""
+    """Memory for fewer items than a micro-batch, at once, from a later step, and for none: shrunk and recorded, or told."""
     plain = ("model.dropout=0.0", "accum=1")  # dropout draws by micro-batch: other parts, other masks
     lab.train("straight", *plain)
     for name, limit, step in (("early", 4, 1), ("late", 2, AT)):
@@ -73,7 +85,7 @@ def out_of_memory(lab: Lab, tally: Tally) -> None:
             raise Failed(f"{name}: recorded {events[-1]}")
         _near(lab, "straight", name, 1e-4)
     stop = faults.at_step(STOP, faults.send(signal.SIGTERM))
-    lab.train("stopped", *plain, fault=lambda: (faults.out_of_memory(2, AT)(), stop()) and None, code=143)
+    lab.train("stopped", *plain, fault=both(faults.out_of_memory(2, AT), stop), code=143)
     lab.resume("stopped", fault=faults.out_of_memory(2, 1))
     lab.same_end("late", "stopped")
     said = lab.train("hopeless", *plain, fault=faults.out_of_memory(0, AT), code=2)
@@ -99,7 +111,7 @@ def feed(lab: Lab, tally: Tally) -> None:
         if counter == first:
             raise OSError(5, "Input/output error")
 
-    def dies(counter: int) -> None:
+    def leaves(counter: int) -> None:
         if counter == first:
             raise SystemExit
 
@@ -109,18 +121,27 @@ def feed(lab: Lab, tally: Tally) -> None:
 
     lab.train("straight", fault=faults.thread_reads(lambda counter: None))
     for name, (act, code, words) in {
-        "raises": (raises, 1, f"while the feed read samples {first} to {first + 7}"),
-        "dies": (dies, 2, f"sample {first}"),
+        "raises": (raises, 2, f"samples {first} to {first + 7} cannot be read"),
+        "leaves": (leaves, 1, f"ended by SystemExit while it read samples {first} to {first + 7}"),
+        "dies": (lambda counter: None, 1, "thread died before sample"),
         "hangs": (hangs, 2, f"samples {first} to {first + 7} for"),
     }.items():
-        said = lab.train(name, fault=faults.thread_reads(act), code=code)
-        tally.saw(line_with(said, words).removeprefix("seedbed: "))
-        steps = [row["step"] for row in lab.rows(name)]
-        if steps[-1] < AT - 1:
-            raise Failed(f"{name}: told at step {steps[-1]}, the fault was in step {AT + 1}")
+        fault = faults.thread_reads(act)
+        said = lab.train(name, fault=both(fault, faults.thread_dies(first)) if name == "dies" else fault, code=code)
+        told = line_with(said, words).removeprefix("seedbed: ")
+        tally.saw(told)
+        _within_a_step(lab, name, told)
         lab.resume(name)
         lab.same_end("straight", name)
     tally.exact = "yes"
+
+
+def _within_a_step(lab: Lab, name: str, told: str) -> None:
+    """Every step before the one whose samples are named was taken; measurements arrive one step late."""
+    sample = re.search(r"samples? (\d+)", told)
+    last = lab.rows(name)[-1]["step"]
+    if not sample or last != int(sample[1]) // 8 - 1:
+        raise Failed(f"{name}: told after step {last}: {told}")
 
 
 def hang(lab: Lab, tally: Tally) -> None:
