@@ -6,6 +6,7 @@ import gc
 import random
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,8 @@ from seedbed.train.watchdog import watching
 
 # States from before bad steps that a run keeps for `replay`: the first few tell the story, and each is as large as a checkpoint.
 MAX_INCIDENTS = 3
+# Log points over which a run's pace is measured.
+NUM_PACES = 6
 
 
 @dataclass
@@ -55,6 +58,7 @@ class Job:
     status: str = "running"
     stop_signal: int = 0
     patience: int = 0
+    pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_PACES))
     feed: Feed = field(init=False)
     runner: StepRunner = field(init=False)
 
@@ -125,14 +129,13 @@ def fit(job: Job) -> str:
     handlers = _catch_signals(job)
     try:
         rescue.surviving(job, _warm_up)
-        last_step = job.num_steps
         gc.collect()
         gc.freeze()
         gc.disable()
         job.meter.start(job.items, job.clock["train"], job.feed.wait)
         job.clock.start("train")
         with watching(job):
-            _train(job, last_step)
+            _train(job)
         _finish(job)
     finally:
         _write_ring(job)
@@ -144,10 +147,11 @@ def fit(job: Job) -> str:
     return job.status
 
 
-def _train(job: Job, last_step: int) -> None:
+def _train(job: Job) -> None:
     """Step after step until the last one, a signal or trouble; the tools act between them."""
     tools = instruments(job.config)
     while job.status == "running" and not job.is_stopped:
+        last_step = job.num_steps  # later variants of a step may be slower, and a budget stays a budget
         if job.step >= last_step:
             if _settled(job):
                 break
@@ -177,7 +181,7 @@ def _take_step(job: Job) -> None:
     if job.saver.is_over:
         _end_save(job)
     engine.wants_stop = bool(job.stop_signal)
-    engine.variant = job.system.variant(job.step, job.config.steps)
+    engine.variant = job.system.variant(job.step, job.num_steps)
     job.feed.load(job.counter)
     if engine.variant not in job.runner.ready:
         with job.clock.lap("compile"):
@@ -191,7 +195,7 @@ def _take_step(job: Job) -> None:
 
 def _warm_up(job: Job) -> None:
     """Compile and capture before the clock starts; with a time budget, measure a step and fix the run's length by it."""
-    job.engine.variant = job.system.variant(job.step, job.config.steps)
+    job.engine.variant = job.system.variant(job.step, job.num_steps)
     with job.clock.lap("compile"):
         job.feed.load(job.counter)
         job.engine.begin(job.step, job.progress)
@@ -204,6 +208,22 @@ def _warm_up(job: Job) -> None:
             job.console.line(f"budget {job.config.budget:g} s at {seconds * 1e3:.2f} ms a step: {length:,} steps")
             job.run.event(job.step, "budget", seconds_per_step=seconds, steps=length)
     job.console.line(f"step: {job.runner.how}; data: {job.feed.describe()}")
+
+
+def _keep_budget(job: Job) -> None:
+    """At a log point: a later stage may have slower steps than those by which the budget was turned into a length."""
+    if not job.config.budget:
+        return
+    job.pace.append((job.clock["train"], job.step))
+    (since, first), (now, last) = job.pace[0], job.pace[-1]
+    if last - first <= 0:
+        return
+    affordable = int(0.99 * (job.config.budget - now) * (last - first) / (now - since))
+    steps = max(1, job.ranks.tell(affordable))
+    if steps < 0.98 * (job.num_steps - job.step):
+        job.total_items = job.items + steps * job.config.batch
+        job.console.line(f"steps have become slower: the budget allows {job.num_steps:,} in all")
+        job.run.event(job.step, "budget", seconds_per_step=(now - since) / (last - first), steps=job.num_steps)
 
 
 def _time_steps(job: Job) -> float:
@@ -376,6 +396,7 @@ def _log(job: Job, step: int, measured: dict[str, float], rate: float) -> None:
     row |= job.meter.read(items, job.clock["train"], job.feed.wait)
     job.run.row(row)
     job.console.step_row(row, last_step=job.num_steps)
+    _keep_budget(job)
     seconds = job.clock["train"], job.feed.wait
     own = job.system.alarms(measured, progress)
     _alarm(job, step, job.watch.look(Point(step, job.num_steps, *seconds, measured["loss"], rate, progress), own))

@@ -57,12 +57,14 @@ class _Still:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.losses: list[Tensor] = []
+        self.turns: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def descend(self, loss: Tensor, name: str = "main") -> None:
         self.losses.append(loss)
+        self.turns.add(name)
 
 
 class _Products(TorchFunctionMode):
@@ -127,7 +129,10 @@ class _Look:
             for hook in hooks:
                 hook.remove()
         reached = _leaves(still.losses)
-        self.unreached = [n for n, p in system.named_parameters() if p.requires_grad and id(p) not in reached]
+        # A player whose stage has not come has no turn yet.
+        waiting = {id(p) for name, player in system.players().items() if name not in still.turns for p in player.parameters()}
+        asked = [(n, p) for n, p in system.named_parameters() if p.requires_grad and id(p) not in waiting]
+        self.unreached = [n for n, p in asked if id(p) not in reached]
 
     def _hooks(self, path: str, module: nn.Module, counter: _Products) -> Iterator[Any]:
         begun: list[float] = []
