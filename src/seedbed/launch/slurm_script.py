@@ -100,13 +100,13 @@ def layout(ask: Ask, config: Config) -> Layout:
     world = config.dist.world
     degrees = f"dist.replicate x dist.shard = {world}"
     each, rest = divmod(world, ask.nodes)
+    if rest:
+        raise UserError(f"{degrees} processes do not divide over slurm.nodes={ask.nodes}; choose a divisor")
     gpus = ask.gpus if ask.gpus is not None else 0 if config.device == "cpu" else each
     total = ask.nodes * gpus
     if gpus and total != world:
         words = f"slurm.nodes={ask.nodes} with slurm.gpus={gpus} each are {total} GPUs, but {degrees}"
         raise UserError(f"{words}; make them equal, as in dist.replicate={total}")
-    if rest:
-        raise UserError(f"{degrees} processes do not divide over slurm.nodes={ask.nodes}; choose a divisor")
     return Layout(ask.nodes, each, gpus)
 
 
