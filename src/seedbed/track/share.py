@@ -11,8 +11,8 @@ from seedbed.errors import UserError
 from seedbed.track import code, facts, journal, lines, report, share_page, verbs
 from seedbed.track.model_table import model_text
 from seedbed.track.run import Run, flat, full_name
-from seedbed.track.share_page import card, chart, embedded, folded, pairs, section, table, text
-from seedbed.track.share_svg import Chart, Line, Point, bar
+from seedbed.track.share_page import card, chart, embedded, folded, pairs, section, table
+from seedbed.track.share_svg import Chart, Line, Point, bar, text
 from seedbed.track.text import clip, config_lines, duration, number, one_line, scaled, size, spell
 
 _NUM_SAMPLES = 6
@@ -89,8 +89,7 @@ def _head(run: Run, config: dict[str, Any], status: dict[str, Any]) -> str:
 def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]:
     metric, points = facts.evaluations(events)
     mean, _ = facts.mean_and_sd(facts.last_losses(rows))
-    clock = status.get("clock") if isinstance(status.get("clock"), dict) else {}
-    seconds = math.fsum(v for v in (clock or {}).values() if facts.is_number(v)) or (rows[-1].get("seconds") if rows else None)
+    seconds = _seconds(rows, status)
     model: dict[str, Any] = next((e for e in events if e.get("kind") == "model"), {})
     rate, memory = facts.median(rows, "items_per_s"), [r["memory"] for r in rows if facts.is_number(r.get("memory"))]
     step = rows[-1].get("step") if rows else status.get("step")
@@ -99,11 +98,18 @@ def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]
         "loss at the end": number(mean) if math.isfinite(mean) else "",
         f"best {metric}": number(min(value for _, value in points)) if points else "",
         "steps" + (f" of {number(last)}" if last and last != step else ""): number(step),
-        "time": duration(seconds) if facts.is_number(seconds) else "",
+        "time": duration(seconds) if seconds else "",
         "items per second": scaled(rate) if rate is not None else "",
         "parameters": scaled(model["parameters"]) if facts.is_number(model.get("parameters")) else "",
         "memory": size(max(memory)) if memory else "",
     }
+
+
+def _seconds(rows: Rows, status: dict[str, Any]) -> float:
+    """How long the run took, all its work together; a run without a status has only its rows to tell."""
+    clock = status.get("clock")
+    known = [v for v in clock.values() if facts.is_number(v)] if isinstance(clock, dict) else []
+    return math.fsum(known or [row["seconds"] for row in rows[-1:] if facts.is_number(row.get("seconds"))])
 
 
 def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
@@ -127,7 +133,7 @@ def _curves(rows: Rows, events: Rows) -> list[str]:
     if points and not together:
         charts.append(Chart(str(metric), [evaluations], marks))
     families = _families(_measured(rows))
-    small = {title: [Line(series(rows, name), *look) for name, *look in found] for title, found in families.items()}
+    small = {title: [Line(series(rows, n), colour, label) for n, colour, label in found] for title, found in families.items()}
     small |= {name: [Line(found, 1, dots=True)] for name, found in _more_evaluations(events, metric)[:8]}
     speed = {"lr": "learning rate", "items_per_s": "items per second"}
     small |= {title: [Line(series(rows, name), 7)] for name, title in speed.items()}

@@ -1,14 +1,11 @@
 """The frame of a shared page: one HTML file that holds its style and pictures, loads nothing and runs nothing."""
 
 import base64
-import html
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from seedbed.track import share_svg
-from seedbed.track.share_svg import Chart
-from seedbed.track.text import safe
+from seedbed.track.share_svg import Chart, text
 
 # What a page may embed, by its kind; a drawing that could carry a script is not among them.
 _KINDS = {
@@ -85,11 +82,6 @@ footer{color:var(--soft);font-size:12.5px;margin-top:48px;border-top:1px solid v
 @media(max-width:600px){main{padding:22px 14px 48px}.tile b{font-size:18px}}
 @media print{body{background:#fff}.card,.tile{break-inside:avoid}}
 """
-
-
-def text(value: Any) -> str:
-    """Anything as text between tags or in a quoted attribute: no markup, no control characters."""
-    return html.escape(safe(str(value)), quote=True)
 
 
 def page(title: str, parts: Sequence[str], footer: str) -> str:

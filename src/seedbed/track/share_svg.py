@@ -4,8 +4,9 @@ import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from seedbed.track.text import number, scaled
+from seedbed.track.text import number, safe, scaled
 
 # In the pixels of a chart that fills the page; a narrower one keeps the size of its letters.
 WIDTH, HEIGHT = 960, 300
@@ -14,6 +15,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 26
 _MAX_BUCKETS = 600
 
 Point = tuple[float, float]
+
+
+def text(value: Any) -> str:
+    """Anything as text between tags or in a quoted attribute: no markup, no control characters."""
+    return html.escape(safe(str(value)), quote=True)
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,7 @@ def draw(chart: Chart) -> str:
         return ""
     xs = [x for line in lines for x, _ in line.points]
     frame = _Frame(min(xs), max(xs), *_span(judged), chart.width, chart.height, _is_log(judged))
-    name = html.escape(chart.title)
+    name = text(chart.title)
     parts = [f'<svg viewBox="0 0 {chart.width} {chart.height}" role="img" aria-label="{name}"><title>{name}</title>']
     parts += _axes(frame)
     parts += [_mark(frame, step, what) for step, what in chart.marks]
@@ -128,7 +134,7 @@ def _mark(frame: _Frame, step: float, what: str) -> str:
     if not frame.left <= step <= frame.right:
         return ""
     x = frame.x(step)
-    return f'<path class="mark" d="M{x} {_TOP}V{frame.height - _BOTTOM}"><title>{html.escape(what)}</title></path>'
+    return f'<path class="mark" d="M{x} {_TOP}V{frame.height - _BOTTOM}"><title>{text(what)}</title></path>'
 
 
 def _line(frame: _Frame, line: Line) -> str:
@@ -140,7 +146,7 @@ def _line(frame: _Frame, line: Line) -> str:
         return drawn
     dots = [
         f'<circle class="dot c{line.colour % 8}" cx="{frame.x(x)}" cy="{frame.y(y)}" r="3">'
-        f"<title>{html.escape(f'step {x:g}: {number(float(y))}')}</title></circle>"
+        f"<title>{text(f'step {x:g}: {number(float(y))}')}</title></circle>"
         for x, y in bucketed(line.points)
     ]
     return drawn + "".join(dots)
@@ -164,7 +170,7 @@ def bar(parts: Sequence[tuple[str, float, str]]) -> str:
     out, at = [f'<svg class="bar" viewBox="0 0 {WIDTH} 22" role="img" preserveAspectRatio="none">'], 0.0
     for index, (label, size, told) in enumerate(parts):
         share = WIDTH * size / whole
-        text = html.escape(f"{label} {told}")
-        out.append(f'<rect class="fill c{index % 8}" x="{at:.1f}" width="{share:.1f}" height="22"><title>{text}</title></rect>')
+        name = text(f"{label} {told}")
+        out.append(f'<rect class="fill c{index % 8}" x="{at:.1f}" width="{share:.1f}" height="22"><title>{name}</title></rect>')
         at += share
     return "".join([*out, "</svg>"])

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from seedbed.track import share, share_page
 from seedbed.track.run import Run
-from seedbed.track.share_page import card, embedded, folded, pairs, section, table, text
+from seedbed.track.share_page import card, embedded, folded, pairs, section, table
+from seedbed.track.share_svg import text
 from seedbed.track.text import clip, number, one_line, spell
 from seedbed.tune.sweep.folder import Sweep
 from seedbed.tune.sweep.report import Report, cell_words, draw_map, look, trial_cells, trial_rank
