@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -37,20 +38,14 @@ class Live:
             watched = [name for name in asked.get("runs", []) if isinstance(name, str) and is_name(name)][:MAX_WATCHED]
             wants_list, version = bool(asked.get("list")), int(asked.get("version") or 0)
         except (ValueError, AttributeError, TypeError, TimeoutError, WebSocketDisconnect):
-            with contextlib.suppress(RuntimeError):
-                await socket.close(1003)
-            return
+            return await _close(socket, 1003)
         with self._attending(watched):
-            leaving = asyncio.ensure_future(_until_closed(socket))
-            telling = asyncio.ensure_future(self._tell(socket, watched, wants_list, version))
-            try:
-                await asyncio.wait({leaving, telling}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (leaving, telling):
-                    task.cancel()
-                await asyncio.gather(leaving, telling, return_exceptions=True)
-        with contextlib.suppress(RuntimeError):
-            await asyncio.wait_for(socket.close(), 1.0)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_closed, socket, tasks.cancel_scope)
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+                    await self._tell(socket, watched, wants_list, version)
+                tasks.cancel_scope.cancel()
+        await _close(socket)
 
     async def _tell(self, socket: WebSocket, watched: list[str], wants_list: bool, version: int) -> None:
         seen = {name: await run_in_threadpool(self.shelf.stamp, name) for name in watched}
@@ -101,7 +96,14 @@ class Live:
                 self._clock = None
 
 
-async def _until_closed(socket: WebSocket) -> None:
+async def _until_closed(socket: WebSocket, visit: anyio.CancelScope) -> None:
     """Pages say nothing after their first word; anything else, and the end of the connection, ends the visit."""
-    with contextlib.suppress(WebSocketDisconnect):
+    with contextlib.suppress(WebSocketDisconnect, KeyError):
         await socket.receive_text()
+    visit.cancel()
+
+
+async def _close(socket: WebSocket, code: int = 1000) -> None:
+    """Say goodbye to a page that may have gone without one."""
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+        await asyncio.wait_for(socket.close(code), 1.0)

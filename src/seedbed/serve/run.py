@@ -39,7 +39,7 @@ def serve_app(
     port = bound.getsockname()[1]
     guarded = doors.Doors(app, doors.names_of(host), token=token, cookie=f"seedbed-{port}", locked=locked)
     address = f"http://{_spelled(host)}:{port}{path}" + (f"?token={token}" if locked else "")
-    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "date_header": False}
+    settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
     # h11 bounds the size of headers; a socket's message is a few settings and a prompt.
     settings |= {"http": "h11", "ws": "websockets-sansio", "ws_max_size": 1 << 16, "timeout_graceful_shutdown": 1}
     server = uvicorn.Server(uvicorn.Config(guarded, **settings))
@@ -60,13 +60,14 @@ def needs() -> None:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket; port 0 takes a free one."""
+    """A socket that listens; port 0 takes a free one."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(128)  # from here on visitors wait instead of being refused
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seedbed.errors import UserError
@@ -21,6 +22,11 @@ IDLE_SECONDS = 300.0
 PATIENCE = 10.0
 # A line of a process is a piece of text or a few facts.
 _MAX_LINE = 1 << 20
+
+
+def process_for(shelf: Shelf, name: str) -> tuple[str, ...]:
+    """The command that loads a run and answers on its pipes."""
+    return sys.executable, "-m", "seedbed.launch.talker", str(shelf.root), name
 
 
 class Talker:
@@ -37,7 +43,7 @@ class Talker:
         """Load the run, if it is not loaded; a UserError says why it cannot be."""
         if self._process is not None and self._process.returncode is None:
             return
-        words = (sys.executable, "-m", "seedbed.launch.talker", str(self.shelf.root), self.name)
+        words = process_for(self.shelf, self.name)
         pipes: dict[str, Any] = {"stdin": asyncio.subprocess.PIPE, "stdout": asyncio.subprocess.PIPE, "limit": _MAX_LINE}
         self._process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.DEVNULL, **pipes)
         said = await self._hear()
@@ -59,6 +65,7 @@ class Talker:
             line = await self._process.stdout.readline()
             return json.loads(line)
         except ValueError:
+            await self.stop()
             return {"error": "the process that held the model has ended; ask again to load it anew"}
 
     async def answer(self):
@@ -98,7 +105,7 @@ class Talks:
             async with talker.turn:
                 await talker.start()
             await _send(socket, {"ready": talker.ready})
-            await self._converse(socket, talker)
+            await self._converse(socket, name)
         except UserError as problem:
             with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
                 await _send(socket, {"error": str(problem), "final": True})
@@ -106,19 +113,25 @@ class Talks:
         except (WebSocketDisconnect, RuntimeError, TimeoutError):
             pass
 
-    async def _converse(self, socket: WebSocket, talker: Talker) -> None:
+    async def _converse(self, socket: WebSocket, name: str) -> None:
+        early: str | None = None
         while True:
-            asked = _read(await socket.receive_text())
+            asked = _read(early or await socket.receive_text())
+            early = None
             if "ask" not in asked:
                 continue
+            talker = await self._talker(name)
             if talker.turn.locked():
                 await _send(socket, {"wait": "somebody else's answer comes first"})
             async with talker.turn:
                 await talker.start()
-                await self._answer(socket, talker, asked["ask"])
+                early = await self._answer(socket, talker, asked["ask"])
 
-    async def _answer(self, socket: WebSocket, talker: Talker, options: Any) -> None:
-        """Pass one answer on. Whoever leaves or says stop ends it; the process is heard to its end either way."""
+    async def _answer(self, socket: WebSocket, talker: Talker, options: Any) -> str | None:
+        """Pass one answer on. Whoever leaves or says stop ends it; the process is heard to its end either way.
+
+        Gives back what the page said in the meantime, which may be its next question.
+        """
         await talker.say({"ask": options})
         leaving = asyncio.ensure_future(socket.receive_text())
         stopped = asyncio.ensure_future(_stop_when(leaving, talker))
@@ -137,6 +150,7 @@ class Talks:
             found = await asyncio.gather(leaving, stopped, return_exceptions=True)
         if gone is not None or isinstance(found[0], WebSocketDisconnect):
             raise gone or WebSocketDisconnect()
+        return found[0] if isinstance(found[0], str) else None
 
     def _told(self, name: str, said: dict[str, Any]) -> dict[str, Any]:
         """Paths of files become addresses."""
@@ -146,22 +160,27 @@ class Talks:
         return {"end": {**end, "files": [views.address("runs", name, path) for path in end.get("files", [])]}}
 
     async def _talker(self, name: str) -> Talker:
-        if not is_name(name):
-            raise UserError("there is no such run")
-        if not views.run_page(self.shelf, name).get("opens", {}).get("talk"):
+        if name in self._talkers:
+            return self._talkers[name]
+        if not is_name(name) or not (await run_in_threadpool(views.run_page, self.shelf, name)).get("opens", {}).get("talk"):
             raise UserError(f"run {name} cannot be asked from here; try: seedbed sample {name}")
-        for other in [t for t in self._talkers.values() if t.is_idle]:
-            del self._talkers[other.name]
-            await other.stop()
-        if name not in self._talkers:
-            if len(self._talkers) >= MAX_PROCESSES:
-                oldest = min((t for t in self._talkers.values() if not t.turn.locked()), key=lambda t: t.used, default=None)
-                if oldest is None:
-                    raise UserError(f"{MAX_PROCESSES} runs are answering already; try again in a moment")
-                del self._talkers[oldest.name]
-                await oldest.stop()
-            self._talkers[name] = Talker(self.shelf, name)
-        return self._talkers[name]
+        if len(self._talkers) >= MAX_PROCESSES:
+            free = [talker for talker in self._talkers.values() if not talker.turn.locked()]
+            if not free:
+                raise UserError(f"{MAX_PROCESSES} runs are answering already; try again in a moment")
+            await self._dismiss(min(free, key=lambda talker: talker.used))
+        return self._talkers.setdefault(name, Talker(self.shelf, name))
+
+    async def _dismiss(self, talker: Talker) -> None:
+        self._talkers.pop(talker.name, None)
+        await talker.stop()
+
+    async def tend(self) -> None:
+        """Let go of processes that nobody has asked for a while."""
+        while True:
+            await asyncio.sleep(IDLE_SECONDS / 10)
+            for talker in [talker for talker in self._talkers.values() if talker.is_idle]:
+                await self._dismiss(talker)
 
     async def close(self) -> None:
         for talker in self._talkers.values():
@@ -170,9 +189,9 @@ class Talks:
 
 
 async def _stop_when(leaving: "asyncio.Future[str]", talker: Talker) -> None:
-    """Whatever the page says while an answer comes means stop, and so does its leaving."""
+    """Whatever the page says while an answer comes means stop, unless it is a question; and so does its leaving."""
     await asyncio.wait({leaving})
-    if not leaving.cancelled():
+    if not leaving.cancelled() and (leaving.exception() or "ask" not in _read(leaving.result())):
         await talker.say({"stop": True})
 
 

@@ -67,7 +67,7 @@ export function curves(found, name, index, { points = false, show = true } = {})
   const line = palette(index);
   const hover = `%{y:.5g}<extra>${escapeHover(name)} at %{x}</extra>`;
   const base = { type: "scatter", mode: points ? "lines+markers" : "lines", name: escapeHover(name), marker: { size: 5 }, visible: show };
-  const raw = { ...base, x: found.raw.x, y: found.raw.y, line: { color: line, width: found.smooth ? 1 : 1.6 }, opacity: found.smooth ? 0.28 : 1, hovertemplate: hover, hoverinfo: found.smooth ? "skip" : undefined };
+  const raw = { ...base, x: found.raw.x, y: found.raw.y, line: { color: line, width: found.smooth ? 1 : 1.6 }, opacity: found.smooth ? 0.34 : 1, hovertemplate: hover, hoverinfo: found.smooth ? "skip" : undefined };
   if (!found.smooth) return [raw];
   delete raw.hovertemplate;
   return [raw, { ...base, x: found.smooth.x, y: found.smooth.y, line: { color: line, width: 2 }, hovertemplate: hover }];

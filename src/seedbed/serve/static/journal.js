@@ -27,10 +27,13 @@ export async function open(place) {
   return stop;
 }
 
+// What stands between backticks is something to type.
+const prose = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 function entry(e) {
   const path = e.kind === "sweep" ? `/sweep/${encodeURIComponent(e.run)}` : runPath(e.run);
   const reproduce = e.facts.find(([key]) => key === "reproduce"), facts = e.facts.filter(([key]) => key !== "reproduce");
-  const words = h("div", { style: { display: "grid", gap: "10px", alignContent: "start" } }, h("dl", { className: "facts" }, facts.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, text)])), e.more.length ? h("div", { className: "soft" }, e.more.map((line) => h("div", {}, line))) : null);
+  const words = h("div", { style: { display: "grid", gap: "10px", alignContent: "start" } }, h("dl", { className: "facts" }, facts.flatMap(([key, text]) => [h("dt", {}, key), h("dd", {}, prose(text))])), e.more.length ? h("div", { className: "soft" }, e.more.map((line) => h("div", {}, line))) : null);
   const write = h("div", { hidden: true }), ask = h("button", { className: "quiet small", onclick: () => { ask.remove(); write.hidden = false; notes(write, e.run, e.concluded.map(([date, text]) => ({ date, text }))); write.querySelector("textarea:last-of-type").focus(); } }, e.open ? "write the conclusion" : "edit or add");
   return h("article", { className: `entry ${e.negative ? "bad" : e.open ? "" : "good"}` }, h("div", { className: "when" }, e.date), h("div", { className: "what" }, h("div", { className: "card" },
     h("div", { className: "bar" }, h("h2", {}, e.there || e.kind === "sweep" ? h("a", { href: path }, e.run) : e.run), h("span", { className: `tag ${e.negative ? "bad" : ""}` }, e.verdict), e.open ? h("span", { className: "tag warn" }, "open question") : null, !e.there && e.kind === "run" ? h("span", { className: "tag" }, "run was removed") : null),

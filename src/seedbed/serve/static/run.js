@@ -149,7 +149,7 @@ class RunPage {
     const hover = chart.wide ? this.markHovers(found[keys[0]].raw) : [];
     const extra = { shapes, uirevision: `${look.axis}${look.logX}${look.logY}`, showlegend: keys.length > 1, legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
       xaxis: { title: chart.wide ? { text: TITLES[look.axis], font: { size: 11 }, standoff: 4 } : undefined, type: look.logX ? "log" : "linear" }, yaxis: { type: log ? "log" : "linear", ...(keys[0] === "wait" || keys[0] === "mfu" ? { tickformat: "~%", rangemode: "tozero" } : {}), ...(keys[0] === "items_per_s" ? { rangemode: "tozero", tickformat: "~s" } : {}), ...(keys[0] === "memory" ? { tickformat: ".3~s", rangemode: "tozero" } : {}) } };
-    await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length > 1 && t.opacity !== 0.28 })), ...hover], extra);
+    await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length > 1 && t.opacity !== 0.34 })), ...hover], extra);
   }
 
   marked() {
@@ -236,11 +236,10 @@ class RunPage {
     const { config = [], summary: run, children = [], command: repeat, code, version, hash, folder } = this.about;
     const text = this.configSearch.value.toLowerCase(), moved = config.filter((c) => c.parent !== null).length;
     const shown = config.filter((c) => (!this.onlyMoved.checked || c.changed || c.parent !== null) && `${c.key} ${c.value}`.toLowerCase().includes(text));
-    const rows = shown.map((c) => h("tr", { className: c.parent !== null ? "moved" : "" }, h("td", {}, c.key), h("td", { className: "mono" }, c.parent !== null ? h("span", { className: "was", title: `in ${run.parent}` }, c.parent) : null, c.value, c.changed ? h("span", { className: "mark", title: "changed against the preset" }, " *") : null)));
-    const half = Math.ceil(rows.length / 2), table = (part) => h("table", { className: "config" }, h("tbody", {}, part));
+    const rows = shown.map((c) => h("div", { className: c.parent !== null ? "moved" : "" }, h("dt", {}, c.key), h("dd", {}, c.parent !== null ? h("span", { className: "was", title: `in ${run.parent}` }, c.parent) : null, c.value, c.changed ? h("span", { className: "mark", title: "changed against the preset" }, " *") : null)));
     const facts = [["reproduce", repeat && command(repeat)], ["code", code], ["config", hash && `hash ${hash}, seedbed ${version ?? "unknown"}`], ["folder", folder && h("code", {}, folder)], ["children", children.length ? children.map((c) => [h("a", { href: runPath(c) }, c), " "]) : null]].filter(([, v]) => v);
     this.parts.config.replaceChildren(h("dl", { className: "facts", style: { marginBottom: "14px", alignItems: "center" } }, facts.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
       h("p", { className: "small soft", style: { margin: "0 0 8px" } }, h("b", { className: "mark" }, "*"), " changed against the preset", run.parent ? `; ${moved} ${moved === 1 ? "differs" : "differ"} from the parent ${run.parent}` : ""),
-      shown.length ? h("div", { className: "grid", style: { gridTemplateColumns: "repeat(auto-fit, minmax(320px, 1fr))", alignItems: "start" } }, table(rows.slice(0, half)), table(rows.slice(half))) : h("div", { className: "empty" }, "No setting matches."));
+      shown.length ? h("dl", { className: "settings" }, rows) : h("div", { className: "empty" }, "No setting matches."));
   }
 }

@@ -59,9 +59,9 @@ class SweepPage {
   draw() {
     const { title, why, counts, trials, best, metric, notes: told } = this.found, total = trials.length;
     const states = Object.entries(counts).sort((a, b) => b[1] - a[1]);
-    this.head.replaceChildren(h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), "›", "sweep"), h("div", { className: "head" }, h("div", {}, h("h1", {}, this.name), h("div", { className: "why" }, title, why ? h("span", {}, "  ·  ", h("i", {}, why)) : ""))),
+    this.head.replaceChildren(h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), h("span", {}, "› sweep")), h("div", { className: "head" }, h("div", {}, h("h1", {}, this.name), h("div", { className: "why" }, title, why ? h("span", {}, "  ·  ", h("i", {}, why)) : ""))),
       h("div", { className: "card body", style: { padding: "14px 16px", marginBottom: "16px" } }, h("div", { className: "states", role: "img", ariaLabel: states.map(([k, n]) => `${n} ${k}`).join(", ") }, states.map(([k, n]) => h("i", { style: { flex: n / total, background: INK[k] || "var(--faint)" } }))),
-        h("div", { className: "key", style: { margin: "8px 0 12px" } }, states.map(([k, n]) => h("span", {}, h("i", { style: { background: INK[k] || "var(--faint)" } }), `${n} ${k}`))), ...told.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)), command(best?.command || this.found.command)));
+        h("div", { className: "key", style: { margin: "8px 0 12px" } }, states.map(([k, n]) => h("span", {}, h("i", { style: { background: INK[k] || "var(--faint)" } }), `${n} ${k}`))), ...told.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)), h("div", { className: "small soft" }, best ? "the best trial again" : "the sweep again"), command(best?.command || this.found.command)));
     this.drawMap();
     this.drawLines();
     this.drawBest(metric);
@@ -93,7 +93,7 @@ class SweepPage {
     if (!this.map.isConnected) return;
     if (!this.map.classList.contains("js-plotly-plot")) this.map.replaceChildren();
     this.map.classList.remove("loading");
-    this.map.style.height = `${Math.min(Math.max(150 + 46 * ys.length, 230), 560)}px`;
+    this.map.style.height = `${Math.min(Math.max(130 + 62 * ys.length, 230), 560)}px`;
     await Plotly.react(this.map, [trace], layout({ dragmode: false, margin: { l: 70, r: 10, t: 10, b: 48 }, xaxis: { type: "category", title: { text: this.across, font: { size: 12 } } }, yaxis: { type: "category", title: { text: this.down || "", font: { size: 12 } }, showgrid: false } }), SETTINGS);
   }
 
@@ -115,7 +115,7 @@ class SweepPage {
     const rulers = axes.flatMap(([key, list], i) => [s("line", { x1: x(i), x2: x(i), y1: top, y2: bottom }), s("text", { x: x(i), y: 16, "text-anchor": "middle", class: "title" }, key), ...list.filter((_, n) => list.length < 12 || n % Math.ceil(list.length / 11) === 0).map((v) => s("text", { x: x(i) - 7, y: place(list, v) + 4, "text-anchor": "end" }, short(v)))]);
     const last = x(columns - 1);
     rulers.push(s("line", { x1: last, x2: last, y1: top, y2: bottom }), s("text", { x: last, y: 16, "text-anchor": "middle", class: "title" }, this.found.metric), s("text", { x: last + 7, y: bottom + 4 - (bottom - top) }, num(low)), s("text", { x: last + 7, y: bottom + 4 }, (values.at(-1) > high ? "≥ " : "") + num(high)));
-    this.lines.replaceChildren(s("svg", { class: "parallel", viewBox: `0 0 ${width} ${height}`, style: `height:${height}px` }, rulers, paths));
+    this.lines.replaceChildren(s("svg", { class: "parallel", viewBox: `0 0 ${width} ${height}`, style: { height: `${height}px` } }, rulers.filter((one) => one.tagName === "line"), paths, rulers.filter((one) => one.tagName === "text")));
   }
 
   drawBest(metric) {
@@ -128,6 +128,6 @@ class SweepPage {
   drawTrials(metric) {
     const keys = [...new Set(this.found.trials.flatMap((t) => Object.keys(t.settings)))];
     const rows = this.found.trials.map((t) => h("tr", {}, h("td", {}, h("a", { href: runPath(t.run) }, String(t.trial).padStart(4, "0"))), keys.map((k) => h("td", { className: "mono" }, short(t.settings[k]))), h("td", {}, status(t.state)), h("td", { className: "right num" }, num(t.step)), h("td", { className: "right num" }, num(t.loss)), h("td", { className: "right num" }, num(t.best)), h("td", { className: "right num" }, scaled(t.rate)), h("td", { className: "small soft" }, t.error || "")));
-    this.trials.replaceChildren(h("div", { className: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "trial"), keys.map((k) => h("th", {}, k)), h("th", {}, "state"), ["step", "loss", metric, "items/s"].map((t) => h("th", { className: "right" }, t)), h("th", {}, ""))), h("tbody", {}, rows))));
+    this.trials.replaceChildren(h("div", { className: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "trial"), keys.map((k) => h("th", {}, k)), h("th", {}, "state"), ["step", "train loss", `best ${metric}`, "items/s"].map((t) => h("th", { className: "right" }, t)), h("th", {}, ""))), h("tbody", {}, rows))));
   }
 }

@@ -24,7 +24,7 @@ class Talk {
     this.button = h("button", { className: "primary", disabled: true, onclick: () => (this.busy ? this.stop() : this.ask()) }, "Generate");
     this.facts = h("span", { className: "faint small num", role: "status" });
     this.panel = h("div", { className: "dials" });
-    this.place.append(h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), "›", h("a", { href: runPath(this.name) }, this.name), "›", "playground"), h("div", { className: "head" }, h("h1", {}, "Playground")),
+    this.place.append(h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), "›", h("a", { href: runPath(this.name) }, this.name), h("span", {}, "› playground")), h("div", { className: "head" }, h("h1", {}, "Playground")),
       h("div", { className: "talk" }, h("div", { className: "stack" }, this.paper, this.asking = h("div", { className: "card", style: { padding: "12px" } }, this.prompt, h("div", { className: "bar", style: { marginTop: "8px" } }, this.button, h("span", { className: "faint small" }, "Ctrl+Enter"), h("span", { className: "grow" }), this.facts))), h("div", { className: "card", style: { padding: "14px 16px" } }, this.panel)));
   }
 

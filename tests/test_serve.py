@@ -1,0 +1,609 @@
+"""The workbench's answers: what runs folders hold, however they were left, and nothing beyond them."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from _runs import make_runs
+from starlette.testclient import TestClient
+
+from seedbed.serve import app, doors, live, shelf, talk, views
+from seedbed.serve.thin import clip_to, smooth, thin
+from seedbed.track.rows import Columns, Objects, Tail, glimpse
+from seedbed.track.run import Run
+
+TOKEN, HERE = "token", "127.0.0.1:8765"
+TRUSTED = {"cookie": f"seedbed={TOKEN}", "origin": f"http://{HERE}"}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that no test changes."""
+    root = tmp_path_factory.mktemp("shared") / "runs"
+    make_runs(root, 12, 300, num_kinds=6, num_per_sweep=2)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    make_runs(tmp_path / "runs", 4, 60)
+    return tmp_path / "runs"
+
+
+def guarded(root: Path) -> doors.Doors:
+    return doors.Doors(app.workbench(root), doors.LOOPBACK, token=TOKEN)
+
+
+@contextmanager
+def client(root: Path) -> Iterator[TestClient]:
+    with TestClient(guarded(root), base_url=f"http://{HERE}", headers=TRUSTED) as found:
+        yield found
+
+
+def get(root: Path, path: str) -> Any:
+    with client(root) as found:
+        answer = found.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+# ---- following files ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_file_that_grows_is_read_once_and_whole(tmp_path: Path, seed: int):
+    dice, path = random.Random(seed), tmp_path / "rows.jsonl"
+    rows = [{"step": i, "loss": dice.random(), **({"extra": {"a": i}} if i % 3 else {})} for i in range(60)]
+    text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    tail, objects, columns, found = Tail(path), Objects(path), Columns(path), []
+    at = 0
+    while at < len(text):
+        step = dice.randrange(1, 400)
+        with open(path, "ab") as file:
+            file.write(text[at : at + step])
+        at += step
+        found += tail.read()[1]
+        objects.refresh(), columns.refresh()
+    assert [json.loads(line) for line in found] == rows == objects.found
+    assert list(columns.column("loss")) == [row["loss"] for row in rows]
+    assert columns.names() == ["step", "loss", "extra.a"]
+    assert np.array_equal(columns.column("extra.a"), [i if i % 3 else math.nan for i in range(60)], equal_nan=True)
+
+
+@pytest.mark.parametrize("how", ["cut", "replaced", "removed"])
+def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path, how: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
+    columns = Columns(path).refresh()
+    if how == "cut":
+        path.write_text('{"step": 1, "loss": 7}\n')
+    elif how == "replaced":
+        (tmp_path / "new").write_text('{"step": 1, "loss": 7}\n{"step": 2, "loss": 8}\n')
+        os.replace(tmp_path / "new", path)
+    else:
+        path.unlink()
+    assert list(columns.refresh().column("loss")) == {"cut": [7], "replaced": [7, 8], "removed": []}[how]
+
+
+BROKEN = [
+    '{"step": 3, "lo',
+    "not json",
+    "[1, 2]",
+    "null",
+    '{"step": 4, "loss": "high"}',
+    '{"step": 5, "loss": null}',
+    "\x00\x00",
+    "",
+]
+
+
+@pytest.mark.parametrize("line", BROKEN)
+def test_a_broken_row_costs_itself(tmp_path: Path, line: str):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f'{{"step": 1, "loss": 1.5}}\n{line}\n{{"step": 9, "loss": 2.5}}\n')
+    losses = [v for v in Columns(path).refresh().column("loss") if not math.isnan(v)]
+    assert losses == [1.5, 2.5]
+    assert glimpse(path, "loss", 10)[-1] == 2.5
+
+
+def test_a_glimpse_is_a_part_in_order(tmp_path: Path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"step": i, "loss": float(i), "pad": "x" * 90}) + "\n" for i in range(5000)))
+    seen = glimpse(path, "loss", 40)
+    assert seen == sorted(set(seen)) and 30 <= len(seen) <= 40
+    assert seen[0] < 300 and seen[-1] > 4900
+
+
+# ---- curves ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_thinning_keeps_extremes_order_and_ends(seed: int):
+    dice = np.random.default_rng(seed)
+    n, num = int(dice.integers(1, 5000)), int(dice.integers(10, 800))
+    x, y = np.arange(n, dtype=float), dice.normal(size=n)
+    if seed % 2:
+        y[dice.integers(0, n, n // 10)] = np.nan
+    known = ~np.isnan(y)
+    px, py = thin(x, y, num)
+    assert len(px) <= num + 2
+    if known.any():
+        assert py.min() == np.nanmin(y) and py.max() == np.nanmax(y)
+        assert (px[0], px[-1]) == (x[known][0], x[known][-1])
+    assert np.all(np.diff(px) > 0) and np.array_equal(py, y[px.astype(int)])
+    if known.sum() <= num:
+        assert np.array_equal(px, x[known])
+
+
+def test_no_spike_is_lost():
+    y = np.zeros(100_000)
+    y[54_321] = 9.0
+    assert 9.0 in thin(np.arange(100_000.0), y, 200)[1]
+
+
+def test_smoothing():
+    y = np.random.default_rng(0).normal(size=300)
+    assert np.array_equal(smooth(y, 0.0), y)
+    assert np.allclose(smooth(np.full(50, 3.0), 0.97), 3.0)
+    assert smooth(y, 0.9)[10:].std() < y.std() / 2
+    gap = np.array([1.0, np.nan, np.inf, 1.0])
+    assert np.allclose(smooth(gap, 0.5), 1.0)
+
+
+def test_a_window_reaches_one_point_beyond_its_edges():
+    x = np.arange(10.0)
+    assert clip_to(x, x, 3, 5)[0].tolist() == [2, 3, 4, 5, 6]
+    assert clip_to(x, x, 20, 30)[0].tolist() == []
+
+
+def test_series_on_every_axis(shared: Path):
+    name = "run-0000"
+    rows = Run.open(shared, name).rows()
+    for axis in views.AXES:
+        found = get(shared, f"/api/runs/{name}/series?x={axis}&key=loss&key=eval/loss&points=4000")
+        assert found["loss"]["raw"] == {"x": [row[axis] for row in rows], "y": [row["loss"] for row in rows]}
+        by_step = {row["step"]: row[axis] for row in rows}
+        evals = [e for e in Run.open(shared, name).events() if e["kind"] == "eval"]
+        last = found["eval/loss"]["raw"]
+        assert last["y"] == [e["loss"] for e in evals] and last["x"][-1] == pytest.approx(by_step[evals[-1]["step"]])
+    zoomed = get(shared, f"/api/runs/{name}/series?key=loss&low=1000&high=1200&smooth=0.5")["loss"]
+    assert zoomed["raw"]["x"][0] == 990 and zoomed["raw"]["x"][-1] == 1210 and zoomed["smooth"]["x"] == zoomed["raw"]["x"]
+
+
+WRONG = ["x=nothing", "points=many", "points=1", "points=1e9", "smooth=2", "smooth=nan", "low=nan", "low=x"]
+
+
+@pytest.mark.parametrize("query", WRONG)
+def test_wrong_questions_get_a_sentence(shared: Path, query: str):
+    with client(shared) as found:
+        answer = found.get(f"/api/runs/run-0000/series?key=loss&{query}")
+        assert answer.status_code == 404 and answer.json()["error"]
+
+
+# ---- pages -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_list(shared: Path):
+    found = get(shared, "/api/runs")
+    assert [run["name"] for run in found["runs"]] == sorted((r["name"] for r in found["runs"]), key=lambda n: created(shared, n))[
+        ::-1
+    ]
+    run = next(run for run in found["runs"] if run["name"] == "run-0000")
+    assert (run["status"], run["title"], run["step"], run["metric"]) == ("done", "gpt/demo", 3000, "loss")
+    assert run["rate"] > 0 and 20 < len(run["spark"]) <= shelf.NUM_SPARK + 1
+    assert {run["sweep"] for run in found["runs"]} == {None, "gpt-demo-04"}
+
+
+def created(root: Path, name: str) -> str:
+    return Run.open(root, name).config_json()["created"]
+
+
+def test_a_run_with_a_parent(shared: Path):
+    page = get(shared, "/api/runs/run-0002")
+    assert page["summary"]["parent"] == "run-0001"
+    moved = {c["key"]: (c["parent"], c["value"]) for c in page["config"] if c["parent"] is not None}
+    assert moved == {"seed": ("1", "2"), "optim.lr": ("0.002", "0.003")}
+    assert [c["key"] for c in page["config"] if c["changed"]] == ["optim.lr"]
+    assert get(shared, "/api/runs/run-0001")["children"] == ["run-0002"]
+    assert page["command"] == "seedbed train ebt/demo optim.lr=0.003"
+    assert page["time"]["laps"]["train"] > page["time"]["laps"]["eval"] > 0
+    assert "loss" in page["keys"] and "eval/loss" in page["keys"] and "step" not in page["keys"]
+
+
+def test_events_stand_on_every_axis(shared: Path):
+    spike = next(e for e in get(shared, "/api/runs/run-0000")["events"] if e["kind"] == "spike")
+    assert spike["alarm"] and spike["at"] == {"step": 1500, "seconds": pytest.approx(0.123 * 150), "items": 640 * 150}
+
+
+def test_comparison_tells_noise_from_change(root: Path):
+    for name, level in (("a", 2.0), ("b", 1.0), ("c", 2.001), ("d", 3.0)):
+        make_flat(root / name, level)
+    found = get(root, "/api/compare?run=a&run=b&run=c&run=d")
+    assert [run.get("delta", {}).get("word") for run in found["runs"]] == [None, "better", "same", "worse"]
+    assert found["settings"] == [{"key": "optim.lr", "values": {"a": "2.0", "b": "1.0", "c": "2.001", "d": "3.0"}}]
+    assert found["num_equal"] == 1
+    with client(root) as asked:
+        assert asked.get("/api/compare").status_code == 404
+        assert asked.get("/api/compare?run=a&run=nothing").status_code == 404
+        assert asked.get("/api/compare?" + "&".join(f"run=r{i}" for i in range(30))).status_code == 404
+
+
+def make_flat(path: Path, level: float) -> None:
+    (path / "checkpoints").mkdir(parents=True)
+    config = {"steps": 40, "optim": {"lr": level}}
+    (path / "config.json").write_text(json.dumps({"recipe": "gpt", "preset": "demo", "config": config}))
+    dice = random.Random(0)
+    rows = [{"step": i, "loss": level + dice.gauss(0, 0.05), "seconds": i, "items": i} for i in range(1, 41)]
+    (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_samples_console_and_files(root: Path):
+    run = Run.open(root, "run-0001")
+    (run.path / "samples" / "step-000010").mkdir()
+    (run.path / "samples" / "step-000010" / "grid & more.png").write_bytes(b"\x89PNG")
+    run.event(10, "sample", text="<script>alert(1)</script>", files=["samples/step-000010/grid & more.png"])
+    run.close()
+    (sample,) = [s for s in get(root, "/api/runs/run-0001/samples") if s["step"] == 10]
+    assert sample["text"] == "<script>alert(1)</script>"
+    with client(root) as found:
+        answer = found.get(sample["files"][0])
+        assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, b"\x89PNG", "image/png")
+    (run.path / "console.log").write_text("".join(f"line {i}\n" for i in range(20_000)))
+    shown = get(root, "/api/runs/run-0001/console")
+    assert shown["cut"] and shown["text"].startswith("line ") and shown["text"].endswith("line 19999\n")
+
+
+# ---- runs that are not as they should be -------------------------------------------------------------------------------
+
+
+def newer(path: Path) -> None:
+    """As a later version might write it: other words, other keys, other shapes."""
+    facts = json.loads((path / "config.json").read_text()) | {"version": "9.9.9", "format": {"kind": "new"}, "changes": {}}
+    facts["config"]["model"] = {"shape": [{"a": 1}, None], "name": "x"}
+    (path / "config.json").write_text(json.dumps(facts))
+    (path / "status.json").write_text(json.dumps({"status": "sleeping", "step": "many", "clock": [1, 2], "best": {"loss": 1}}))
+    with open(path / "events.jsonl", "a") as file:
+        file.write(
+            '{"step": "x", "kind": "dream", "deep": {"a": [1]}}\n{"kind": 7}\n{"step": 1, "kind": "sample", "files": null}\n'
+        )
+    with open(path / "rows.jsonl", "a") as file:
+        file.write('{"step": 700, "loss": {"main": 1.0}, "tensor": [1, 2]}\n')
+
+
+DAMAGE = {
+    "half a row": lambda p: (p / "rows.jsonl").write_text((p / "rows.jsonl").read_text()[:-20]),
+    "no rows": lambda p: (p / "rows.jsonl").unlink(),
+    "no config": lambda p: (p / "config.json").unlink(),
+    "config is no JSON": lambda p: (p / "config.json").write_text("{"),
+    "config is a list": lambda p: (p / "config.json").write_text("[]"),
+    "config lacks parts": lambda p: (p / "config.json").write_text('{"recipe": 3}'),
+    "no status": lambda p: (p / "status.json").unlink(),
+    "status is no JSON": lambda p: (p / "status.json").write_text("\0"),
+    "events are noise": lambda p: (p / "events.jsonl").write_bytes(os.urandom(300)),
+    "a newer version": newer,
+    "only a folder": lambda p: [f.unlink() for f in p.iterdir() if f.is_file()],
+    "a checkpoint in pieces": lambda p: (p / "checkpoints" / "step-00000x").mkdir(),
+    "preflight is no JSON": lambda p: (p / "preflight.json").write_text("[1"),
+    "parent is gone": lambda p: (p.parent / "run-0001").rename(p.parent / "renamed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_run_is_shown_as_far_as_it_goes(root: Path, damage: str):
+    DAMAGE[damage](root / "run-0002")
+    with client(root) as found:
+        assert len(found.get("/api/runs").json()["runs"]) == 4
+        for path in ("", "/samples", "/console", "/series?key=loss&key=eval/loss&smooth=0.5", "/series?x=items&key=tensor"):
+            answer = found.get(f"/api/runs/run-0002{path}")
+            assert answer.status_code == 200, (path, answer.text)
+        assert found.get("/api/compare?run=run-0000&run=run-0002").status_code == 200
+        assert found.get("/api/journal").status_code == 200
+
+
+def test_a_run_that_is_removed_while_somebody_looks(root: Path):
+    with client(root) as found:
+        assert found.get("/api/runs/run-0003").status_code == 200
+        (root / "run-0003").rename(root / "moved")
+        answer = found.get("/api/runs/run-0003/series?key=loss")
+        assert answer.status_code == 404 and "run-0003" in answer.json()["error"]
+        names = [run["name"] for run in found.get("/api/runs").json()["runs"]]
+        assert "moved" in names and "run-0003" not in names
+
+
+def test_names_with_markup_are_only_names(root: Path):
+    name = "<img src=x onerror=alert(1)>"
+    (root / "run-0000").rename(root / name)
+    with client(root) as found:
+        assert name in [run["name"] for run in found.get("/api/runs").json()["runs"]]
+        page = found.get("/run/" + "%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+        assert page.status_code == 200 and name not in page.text
+        answer = found.get("/api/runs/%3Cimg%20src%3Dx%20onerror%3Dalert(1)%3E")
+        assert answer.json()["summary"]["name"] == name and answer.headers["content-type"] == "application/json"
+
+
+def test_no_runs_at_all(tmp_path: Path):
+    assert get(tmp_path / "nowhere" / "runs", "/api/runs")["runs"] == []
+    assert get(tmp_path / "nowhere" / "runs", "/api/journal") == []
+
+
+# ---- paths that lead out -----------------------------------------------------------------------------------------------
+
+OUT = [
+    "/files/runs/run-0000/../../secret.txt",
+    "/files/runs/run-0000/%2e%2e/%2e%2e/secret.txt",
+    "/files/runs/run-0000/..%2f..%2fsecret.txt",
+    "/files/runs/%2e%2e/secret.txt",
+    "/files/runs/..%2f/secret.txt",
+    "/files/runs/run-0000/%2fetc%2fpasswd",
+    "/files/runs/run-0000//etc/passwd",
+    "/files/runs/run-0000/config.json%00.png",
+    "/files/runs/run-0000%00/config.json",
+    "/files/runs/run-0000/..%5c..%5csecret.txt",
+    "/files/runs/run-0000/link.txt",
+    "/files/runs/run-0000/folder/secret.txt",
+    "/files/runs/run-0000/.hidden.txt",
+    "/files/runs/run-0000/page.html",
+    "/files/runs/run-0000/code.py",
+    "/files/runs/run-0000/picture.svg",
+    "/files/runs/run-0000/samples",
+    "/files/runs/run-0000/",
+    "/files/runs//config.json",
+    "/files/other/run-0000/config.json",
+    "/files/sweeps/run-0000/config.json",
+    "/static/../app.py",
+    "/static/%2e%2e/app.py",
+    "/static/%2e%2e/%2e%2e/errors.py",
+    "/static//etc/passwd",
+    "/static/%00",
+    "/api/runs/%2e%2e",
+    "/api/runs/..%2f..",
+    "/api/runs/.journal-lock",
+    "/api/runs/%00",
+    "/api/runs/nothing",
+    "/api/runs/%2e%2e/series?key=loss",
+    "/api/runs/%2e%2e/console",
+    "/api/sweeps/%2e%2e",
+    "/api/sweeps/nothing",
+    "/run/%2e%2e",
+    "/run/nothing",
+    "/sweep/nothing",
+    "/nothing",
+]
+
+
+@pytest.mark.parametrize("path", OUT)
+def test_nothing_leads_out(root: Path, path: str):
+    (root.parent / "secret.txt").write_text("secret")
+    run = root / "run-0000"
+    for name in (".hidden.txt", "page.html", "code.py", "picture.svg"):
+        (run / name).write_text("secret")
+    (run / "link.txt").symlink_to(root.parent / "secret.txt")
+    (run / "folder").symlink_to(root.parent)
+    with client(root) as found:
+        answer = found.get(f"http://{HERE}{path}")
+        assert answer.status_code == 404
+        assert "secret" not in answer.text.replace("secret.txt", "") and "root:" not in answer.text
+        assert found.get("/files/runs/run-0000/config.json").status_code == 200
+
+
+# ---- notes -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_note_goes_to_the_journal_and_can_be_amended(root: Path):
+    with client(root) as found:
+        added = found.post("/api/runs/run-0001/note", json={"text": "depth <b>matters</b>\n--> more than width"})
+        assert [note["text"] for note in added.json()] == ["depth <b>matters</b> --&gt; more than width"]
+        text = (root.parent / "JOURNAL.md").read_text()
+        assert "- conclusion, " in text and "depth <b>matters</b>" in text
+        old = added.json()[0]["text"]
+        changed = found.post("/api/runs/run-0001/note", json={"text": "it does not", "instead_of": old})
+        assert [note["text"] for note in changed.json()] == ["it does not"]
+        assert "matters" not in (root.parent / "JOURNAL.md").read_text()
+        late = found.post("/api/runs/run-0001/note", json={"text": "late", "instead_of": old})
+        assert late.status_code == 409 and "meantime" in late.json()["error"]
+        (entry,) = found.get("/api/journal").json()
+        assert (entry["run"], entry["open"], entry["there"]) == ("run-0001", False, True)
+        assert entry["concluded"][0][1] == "it does not"
+
+
+NO_NOTES = [b"", b"{", b"[]", b'{"text": 3}', b'{"text": "x", "instead_of": 3}', b"3", b'{"note": "x"}']
+
+
+@pytest.mark.parametrize("body", NO_NOTES)
+def test_what_is_no_note(root: Path, body: bytes):
+    with client(root) as found:
+        assert found.post("/api/runs/run-0001/note", content=body).status_code == 400
+        assert not (root.parent / "JOURNAL.md").exists()
+
+
+@pytest.mark.parametrize(("name", "text"), [("run-0001", "  "), ("nothing", "x"), ("%2e%2e", "x")])
+def test_notes_that_cannot_be_taken(root: Path, name: str, text: str):
+    with client(root) as found:
+        assert found.post(f"/api/runs/{name}/note", json={"text": text}).status_code in (400, 409)
+        assert found.get("/api/runs/run-0001/note").status_code == 405
+    assert not (root.parent / "JOURNAL.md").exists()
+
+
+# ---- live --------------------------------------------------------------------------------------------------------------
+
+LIVE = f"ws://{HERE}/api/live"
+
+
+def test_news_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live, "PERIOD", 0.05)
+    with client(root) as found:
+        version = found.get("/api/runs").json()["version"]
+        with found.websocket_connect(LIVE) as socket:
+            socket.send_json({"list": True, "version": version, "runs": ["run-0000"]})
+            time.sleep(0.2)
+            with open(root / "run-0000" / "rows.jsonl", "a") as file:
+                file.write('{"step": 9999, "loss": 0.5}\n')
+            news: dict[str, Any] = {}
+            while not {"list", "runs"} <= set(news):
+                news |= socket.receive_json()
+            assert news["runs"] == {"run-0000": ["rows"]}
+            assert [(run["name"], run["step"], run["loss"]) for run in news["list"]["runs"]] == [("run-0000", 9999, 0.5)]
+            (root / "run-0001").rename(root / "elsewhere")
+            told = socket.receive_json()["list"]
+            assert (told["gone"], [run["name"] for run in told["runs"]]) == (["run-0001"], ["elsewhere"])
+
+
+@pytest.mark.parametrize("first", ["", "{", "[]", '{"runs": 3}', '{"version": "x"}', "null"])
+def test_a_page_that_talks_nonsense_is_let_go(root: Path, first: str):
+    with client(root) as found, found.websocket_connect(LIVE) as socket:
+        socket.send_text(first)
+        assert socket.receive()["type"] == "websocket.close"
+
+
+# ---- the playground, against a process that only pretends --------------------------------------------------------------
+
+PRETENDER = """
+import json, sys
+print(json.dumps({"ready": {"options": {"prompt": None, "tokens": 3}, "device": "cpu", "recipe": "x"}}), flush=True)
+for line in sys.stdin:
+    asked = json.loads(line)
+    if asked.get("stop"):
+        print(json.dumps({"end": {"files": [], "stopped": True}}), flush=True)
+    elif asked["ask"].get("prompt") == "die":
+        sys.exit(1)
+    elif asked["ask"].get("prompt") == "endless":
+        print(json.dumps({"piece": "on "}), flush=True)
+    else:
+        for piece in "abc":
+            print(json.dumps({"piece": piece}), flush=True)
+        print(json.dumps({"end": {"files": ["samples/asked/a b.png"]}}), flush=True)
+"""
+
+
+@pytest.fixture
+def talking(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(talk, "process_for", lambda shelf, name: (sys.executable, "-c", PRETENDER))
+    (root / "run-0000" / "checkpoints" / "step-000010").mkdir()
+    return root
+
+
+def test_words_come_as_they_are_made(talking: Path):
+    with client(talking) as found, found.websocket_connect(f"ws://{HERE}/api/runs/run-0000/talk") as socket:
+        assert socket.receive_json()["ready"]["options"] == {"prompt": None, "tokens": 3}
+        socket.send_json({"ask": {"prompt": "x"}})
+        assert [socket.receive_json() for _ in range(3)] == [{"piece": "a"}, {"piece": "b"}, {"piece": "c"}]
+        assert socket.receive_json() == {"end": {"files": ["/files/runs/run-0000/samples/asked/a%20b.png"]}}
+        socket.send_json({"ask": {"prompt": "endless"}})
+        assert socket.receive_json() == {"piece": "on "}
+        socket.send_json({"stop": True})
+        assert socket.receive_json()["end"]["stopped"]
+        socket.send_json({"ask": {"prompt": "die"}})
+        assert "ended" in socket.receive_json()["error"]
+        socket.send_text("nonsense")
+        socket.send_json({"ask": {}})
+        assert socket.receive_json() == {"piece": "a"}
+
+
+@pytest.mark.parametrize("name", ["run-0001", "nothing", "%2e%2e", "mine"])
+def test_runs_that_cannot_be_asked(talking: Path, name: str):
+    """Without a checkpoint, not there, outside, or of a recipe file that a web page must not run."""
+    config = {"recipe": "/somewhere/evil.py", "preset": "x", "config": {}}
+    (talking / "mine" / "checkpoints" / "step-000001").mkdir(parents=True)
+    (talking / "mine" / "config.json").write_text(json.dumps(config))
+    with client(talking) as found, found.websocket_connect(f"ws://{HERE}/api/runs/{name}/talk") as socket:
+        said = socket.receive_json()
+        assert said["final"] and said["error"]
+
+
+# ---- a real server -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def server(root: Path) -> Iterator[int]:
+    import uvicorn
+
+    from seedbed.serve.run import bind
+
+    bound = bind("127.0.0.1", 0)
+    settings: dict[str, Any] = {"log_level": "critical", "http": "h11", "ws": "websockets-sansio", "timeout_graceful_shutdown": 1}
+    serving = uvicorn.Server(uvicorn.Config(guarded(root), **settings))
+    thread = threading.Thread(target=serving.run, kwargs={"sockets": [bound]})
+    thread.start()
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        serving.should_exit = True
+        thread.join(10)
+        bound.close()
+        assert not thread.is_alive()
+
+
+def test_fifty_pages_at_once_and_one_that_never_reads(shared: Path, monkeypatch: pytest.MonkeyPatch):
+    import http.client
+    import socket
+
+    from websockets.sync.client import connect
+
+    monkeypatch.setattr(live, "PERIOD", 0.1)
+    wrong: list[str] = []
+
+    def visit(port: int, number: int) -> None:
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as asked:
+                for path in ("/", "/api/runs", f"/api/runs/run-{number % 8:04d}", "/api/runs/run-0000/series?key=loss"):
+                    asked.request("GET", path)
+                    answer = asked.getresponse()
+                    if answer.status != 200 or not answer.read():
+                        wrong.append(f"{path}: {answer.status}")
+            headers = TRUSTED | {"origin": f"http://127.0.0.1:{port}"}
+            with connect(f"ws://127.0.0.1:{port}/api/live", additional_headers=headers) as page:
+                page.send('{"list": true}')
+                if "list" not in json.loads(page.recv(timeout=20)):
+                    wrong.append("no news")
+        except Exception as error:
+            wrong.append(repr(error))
+
+    with server(shared) as port:
+        silent = socket.create_connection(("127.0.0.1", port))
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+        for _ in range(50):
+            silent.sendall(b"GET /static/plotly.js HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        guests = [threading.Thread(target=visit, args=(port, i)) for i in range(50)]
+        [guest.start() for guest in guests]
+        [guest.join(60) for guest in guests]
+        silent.close()
+    assert not wrong, wrong[:5]
+
+
+def test_a_header_without_end_is_refused(shared: Path):
+    import socket
+
+    with server(shared) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as asked:
+        asked.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n")
+        assert b"200" in asked.recv(4096)[:20]
+        sent = 0
+        try:
+            asked.sendall(b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\nx: ")
+            for _ in range(160):
+                sent += 65536
+                asked.sendall(b"a" * 65536)
+        except OSError:
+            pass  # closed while we still write
+        assert sent < 160 * 65536, "ten megabytes of header were taken"
+
+
+def test_looking_never_loads_torch(shared: Path):
+    code = (
+        "import sys, pathlib; from starlette.testclient import TestClient; from seedbed.serve.app import workbench\n"
+        f"c = TestClient(workbench(pathlib.Path({str(shared)!r})))\n"
+        "for p in ('/', '/api/runs', '/api/runs/run-0000', '/api/journal', '/api/compare?run=run-0000&run=run-0001'):\n"
+        "    assert c.get(p).status_code == 200, p\n"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
