@@ -84,7 +84,14 @@ def _store_argument(parser: Parser) -> None:
 @verb("data inspect", "STORE|RECIPE/PRESET", "decoded samples and statistics", _store_argument)
 def _data_inspect(given: argparse.Namespace) -> int:
     from seedbed.data import verbs
+    from seedbed.data.recording import is_recording
 
+    if is_recording(Path(given.path).expanduser()):
+        from seedbed.data.recordings import verbs as recording_verbs
+        from seedbed.tune.bench import output_folder
+
+        folder = output_folder(given.runs, "data-inspect", Path(given.path).expanduser().absolute().name)
+        return recording_verbs.inspect(given.path, folder=folder, json=given.json)
     return verbs.inspect(given.path, json=given.json, open_recipe=_open_data)
 
 

@@ -8,7 +8,7 @@ from json import dumps
 from pathlib import Path
 from typing import Any
 
-from seedbed.data.recording import Recording
+from seedbed.data.recording import Recording, open_recording
 from seedbed.errors import UserError
 
 EXIT_OK = 0
@@ -37,6 +37,55 @@ def prepare(
     height, width = read_size(size or DEFAULT_SIZE)
     recording = prepare_recording(path, height, width, Mending(shift, tuple(flip), accept), out=out, say=say)
     return show_result(recording, time.monotonic() - start, json)
+
+
+def inspect(path: str, *, folder: Path, json: bool = False) -> int:
+    """Numbers on the screen, pictures on a sheet."""
+    from seedbed.data.recordings.inspect import draw_sheet, recording_facts, with_warnings
+
+    recording = open_recording(path)
+    facts = with_warnings(recording_facts(recording))
+    facts["sheet"] = str(draw_sheet(recording, facts, folder / "sheet.png"))
+    if json:
+        print(dumps(facts))
+        return EXIT_OK
+    _print_pairs(_shown(facts))
+    return EXIT_OK
+
+
+def _shown(facts: dict[str, Any]) -> dict[str, str]:
+    """The facts as lines."""
+    timing, still, episodes, near = (facts[name] for name in ("timing", "stillness", "episodes", "neighbours"))
+    ratio, lengths = facts["forward_to_backward"], f"{episodes['shortest']:,} to {episodes['longest']:,}"
+    apart = f"{near['valid_to_train']:.1f} levels from the nearest training picture"
+    lines = {
+        "store": facts["store"],
+        "source": facts["source"],
+        "fingerprint": facts["fingerprint"],
+        "convention": facts["convention"],
+        "frames": f"{facts['frames']:,} of {facts['size']} in {episodes['num']:,} episodes of {lengths}",
+        "parts": " | ".join(f"{name} {low:,}-{high:,}" for name, (low, high) in facts["splits"].items()),
+        "timing": f"{timing['fps']:.2f} frames/s, jitter {timing['jitter']:.1%}, {timing['pauses']:,} pauses",
+    }
+    for name, axis in facts["axes"].items():
+        if name != "dt":
+            sides = "never used" if axis["dead"] else f"{axis['negative']:6.1%} to -, {axis['positive']:6.1%} to +"
+            full = f"full deflection {axis['full'][0]:.4g} to {axis['full'][1]:.4g} {axis['unit']}".rstrip()
+            lines[f"  {name}"] = sides if axis["dead"] else f"{sides}; {full}"
+    lines |= {"forward : back": "-" if ratio is None else f"{ratio:.2f}"}
+    lines |= {
+        "still": f"{still['same_picture']:.1%} of the pictures repeat the one before, {still['no_control']:.1%} have no control",
+        "splits": f"a validation picture is {apart}, {near['frame_to_frame']:.1f} from the one before it",
+        "lag doctor": facts["lag"]["words"],
+        "sheet": facts["sheet"],
+    }
+    return lines | {f"warning {n}": text for n, text in enumerate(facts["warnings"], 1)}
+
+
+def _print_pairs(pairs: dict[str, str]) -> None:
+    width = max(map(len, pairs))
+    for name, value in pairs.items():
+        print(f"{name:<{width}}  {value}")
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -68,9 +117,8 @@ def show_result(recording: Recording, seconds: float, json: bool) -> int:
     parts = " | ".join(f"{name} {end - begin:,}" for name, (begin, end) in result["splits"].items())
     shown = result | {"frames": f"{num:,} in {made['num_episodes']} episodes: {parts}", "axes": ", ".join(result["axes"])}
     shown |= {"seconds": f"{seconds:.1f}", "look at it": shlex.join(["seedbed", "data", "inspect", str(recording.path)])}
-    width = max(map(len, shown))
-    for name in ("store", "frames", "size", "axes", "fingerprint", "seconds", "look at it", "train on it"):
-        print(f"{name:<{width}}  {shown[name]}")
+    order = ("store", "frames", "size", "axes", "fingerprint", "seconds", "look at it", "train on it")
+    _print_pairs({name: shown[name] for name in order})
     return EXIT_OK
 
 
