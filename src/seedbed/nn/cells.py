@@ -91,7 +91,7 @@ class Down(nn.Module):
         self.film.init_weights(generator)
 
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
-        return self.film(self.conv(x_BCHW), condition_BF)
+        return leaky(self.film(self.conv(x_BCHW), condition_BF))
 
     def flops(self, positions: int) -> float:
         """For so many positions of what comes out."""

@@ -5,6 +5,8 @@ Shape suffixes: B pairs, A control axes, H W pixels.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -41,7 +43,7 @@ class Critic(nn.Module):
         super().__init__()
         widths = [min(CHANNELS * 2**k, MOST) for k in range(num_scales + 1)]
         self.enter = nn.Conv2d(3 * (1 + REMEMBERED) + num_axes, widths[0], 3, padding=1)
-        self.blocks = nn.ModuleList(Block(a, b) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(widths))
         self.score = nn.Conv2d(widths[-1], 1, 1)
         for param in self.parameters():
             declare(param, "scalar", lr_scale=rate)
@@ -80,9 +82,12 @@ def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, a
     return F.softplus(critic(real, memory, action) - critic(fake, memory, action)).mean()
 
 
-def held_weight(error: Tensor, adversarial: Tensor, param: nn.Parameter, ratio: float) -> tuple[Tensor, Tensor]:
-    """The weight at which the adversary's gradient on `param` is `ratio` times that of the error, and the ratio unweighted."""
-    (slope_error,) = torch.autograd.grad(error, param, retain_graph=True)
-    (slope_adversarial,) = torch.autograd.grad(adversarial, param, retain_graph=True)
+def held_weight(error: Tensor, adversarial: Tensor, frame: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+    """The weight at which the adversary pulls at the frame `ratio` times as hard as the error does, and the pull unweighted.
+
+    Measured where both meet, at the frame itself: nothing of the generator has to be gone through twice.
+    """
+    (slope_error,) = torch.autograd.grad(error, frame, retain_graph=True)
+    (slope_adversarial,) = torch.autograd.grad(adversarial, frame, retain_graph=True)
     against = slope_adversarial.norm() / slope_error.norm().clamp_min(1e-12)
     return (ratio / against.clamp_min(1e-6)).detach(), against.detach()

@@ -28,7 +28,7 @@ def _judged(judged: dict[str, float], progress: float) -> list[Alarm]:
                 f"(limit {BLIND:g})",
                 "evaluation on held-out windows",
                 "the network predicts the usual course of things; it cannot be steered, and the loss does not show it",
-                "check the recording's lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size",
+                "check the lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size",
                 {"listens": listens},
             )
         )
@@ -48,7 +48,7 @@ def _judged(judged: dict[str, float], progress: float) -> list[Alarm]:
         found.append(
             Alarm(
                 "drift",
-                f"after 16 frames of its own the picture has {sharp:.2f} of the true sharpness ({SHARP[0]:g} to {SHARP[1]:g} is sound)",
+                f"after 16 own frames the picture has {sharp:.2f} of the true sharpness (sound: {SHARP[0]:g} to {SHARP[1]:g})",
                 "evaluation on held-out windows",
                 "errors feed on themselves when the network runs on its own frames",
                 "train the closed loop longer (model.closed, model.rollout) or raise model.context_noise",

@@ -6,7 +6,6 @@ Shape suffixes: B windows, T frames of a window, N frames of the recording, A co
 from __future__ import annotations
 
 import functools
-import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +18,7 @@ from seedbed.data.feed import Data, Source
 from seedbed.data.recording import Recording
 from seedbed.nn import dice
 from seedbed.recipes.world.model import layout_of
+from seedbed.recipes.world.recordings import find_recording
 
 # What each stream of random numbers is for.
 LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA = range(401, 407)
@@ -32,10 +32,13 @@ class WindowsOfPlay(Source):
 
     def __init__(self, recording: Recording, part: str, before: int, after: int) -> None:
         self.recording, self.part, self.before, self.after = recording, part, before, after
-        self.start_N = recording.need_starts(part, before, after) - (before - 1)
-        self.num_items = len(self.start_N)
-        span = before + after
-        self.arrays = {"frames": recording.frames_THWC, "action": recording.scaled()}
+        start_N, span = recording.need_starts(part, before, after) - (before - 1), before + after
+        # Rows of this part alone go to the device: no other can be reached.
+        self.low, high = int(start_N[0]), int(start_N[-1]) + span
+        self.start_N = start_N - self.low
+        self.num_items = len(start_N)
+        self.scaled_NA = recording.scaled()
+        self.arrays = {"frames": recording.frames_THWC[self.low : high], "action": self.scaled_NA[self.low : high]}
         self.spans = {"frames": span, "action": span}
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
@@ -47,16 +50,17 @@ class WindowsOfPlay(Source):
         return part
 
     def windows(self, num: int, before: int, after: int) -> np.ndarray:
-        """The first rows of `num` windows at even distances, always the same ones; none where no window is that long."""
+        """First rows in the recording of `num` windows at even distances, always the same ones; none where none is so long."""
         start_N = self.recording.starts(self.part, before, after) - (before - 1)
-        start_N = start_N[(start_N >= self.start_N[0]) & (start_N <= self.start_N[-1])]
-        return start_N[np.arange(min(num, len(start_N))) * len(start_N) // max(1, min(num, len(start_N)))]
+        start_N = start_N[(start_N >= self.low) & (start_N <= self.low + self.start_N[-1])]
+        num = min(num, len(start_N))
+        return start_N[np.arange(num) * len(start_N) // max(1, num)]
 
     def take(self, start_B: np.ndarray, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Frames (B, T, H, W, 3) as bytes and scaled controls (B, T, A) of these windows."""
+        """Frames (B, T, H, W, 3) as bytes and scaled controls (B, T, A) of these windows, by rows in the recording."""
         rows_BT = start_B[:, None] + np.arange(span)
         frames = torch.from_numpy(np.ascontiguousarray(self.recording.frames_THWC[rows_BT]))
-        return frames.to(device), torch.from_numpy(self.arrays["action"][rows_BT]).to(device)
+        return frames.to(device), torch.from_numpy(self.scaled_NA[rows_BT]).to(device)
 
 
 @dataclass
@@ -104,9 +108,7 @@ class Dust(nn.Module):
 
 def open_data(config: Config) -> WorldData:
     """The recording that `config.data` names, made first where it is a simulator's; training refuses one that is misaligned."""
-    from seedbed.recipes.world.recordings import find_recording
-
-    recording = find_recording(config.data, say=lambda line: print(line, file=sys.stderr))
+    recording = find_recording(config)
     height, width = recording.frames_THWC.shape[1:3]
     before, after = layout_of(config.model, height, width).num_frames, config.model.rollout
     parts = {part: WindowsOfPlay(recording, part, before, after) for part in ("train", "valid", "test")}

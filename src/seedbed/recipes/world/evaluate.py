@@ -18,7 +18,7 @@ from seedbed.recipes.world.memory import Memory, quantise, to_float
 from seedbed.recipes.world.metrics import psnr, sharpness
 
 if TYPE_CHECKING:
-    from seedbed.recipes.world.system import Emulator
+    from seedbed.recipes.world.emulator import Emulator
 
 HORIZONS = (1, 4, 16, 64, 256)
 # Windows and horizon of an evaluation while training; the examination looks at more and further.
@@ -139,7 +139,7 @@ class Judge:
 
     def _quick(self, system: Emulator, walk: Walk, horizon: int, marks: list[int]) -> dict[str, Tensor]:
         errors, free, rest = [], {}, {}
-        length = min(max(system.ladder.length, 4), horizon)
+        length = min(system.ladder.length + 1, horizon)
         for step, frame in free_run(system, walk, horizon):
             error = (frame - walk.target(step)).abs().mean()
             errors.append(error)

@@ -6,6 +6,7 @@ Shape suffixes: B batch, C channels, H W pixels, A control axes, M remembered nu
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +17,9 @@ from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, l
 from seedbed.recipes.world.memory import Layout, name_of
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 
-# Channels of the 5 M generator at 1/2, 1/4 ... 1/64 of the picture. Small pictures have fewer scales: the last ones of these.
+# Channels at 1/2, 1/4 ... 1/64 of the picture, before the dial. Small pictures have fewer scales: the last ones of these.
 WIDTHS = (20, 32, 56, 96, 160, 256)
-MANY = 5e6
+MANY = 8e6  # what these channels come to without a factor
 MIN_SIDE = 3  # the smallest map: below it a 3x3 kernel sees little but padding
 FEATURES = (48, 256)
 TAPS = 7  # weights of a row, the pixel itself in the middle
@@ -28,7 +29,12 @@ def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
     """Channels by scale, finest first, from the one dial and the picture's size."""
     num = num_scales(height, width)
     factor = math.sqrt(num_parameters(size) / MANY)
-    return tuple(max(8, 4 * round(factor * channels / 4)) for channels in WIDTHS[-num:])
+    return tuple(_round(factor * channels) for channels in WIDTHS[-num:])
+
+
+def _round(channels: float) -> int:
+    """To multiples that matrix units like."""
+    return max(8, 4 * round(channels / 4) if channels < 32 else 8 * round(channels / 8))
 
 
 def num_scales(height: int, width: int) -> int:
@@ -87,7 +93,7 @@ class Trunk(nn.Module):
         self.encode = nn.ModuleList(
             nn.ModuleList(Cell(c, features) for _ in range(config.cells // 2 if k else 0)) for k, c in enumerate(widths)
         )
-        self.up = nn.ModuleList(Up(b, a) for a, b in zip(widths[:-1], widths[1:], strict=True))
+        self.up = nn.ModuleList(Up(b, a) for a, b in pairwise(widths))
         num_up = [max(1, config.cells // 2), *[config.cells] * (len(widths) - 1)]
         self.decode = nn.ModuleList(
             nn.ModuleList(Cell(c, features) for _ in range(num)) for c, num in zip(widths, num_up, strict=True)
@@ -109,7 +115,7 @@ class Trunk(nn.Module):
         condition_BF = self.condition(numbers_BN)
         x, skips = memory["m1"], []
         for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
-            x = down(leaky(x) if k > 1 else x, condition_BF)
+            x = down(x, condition_BF)
             if str(k) in self.joins:
                 x = x + self.join[str(k)](memory[self.joins[str(k)]])
             for cell in cells:  # type: ignore[union-attr]

@@ -1,13 +1,13 @@
 """Shapes and presets of the world recipe. Nothing here needs torch, so listing them costs nothing."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from seedbed.config import Config, Every, Optim, Schedule, number
 from seedbed.errors import UserError
 
-NAMED_SIZES = {"nano": 0.3e6, "micro": 0.6e6, "small": 1.5e6, "base": 5e6}
+NAMED_SIZES = {"nano": 0.5e6, "small": 1.5e6, "base": 5e6}
 NEVER = 1.0
 
 
@@ -29,7 +29,8 @@ class ModelConfig:
     beside how they change. `context_noise` is the largest level of noise on the
     memory while training, told to the network. Closed loop may begin once the share `closed` of the run is done, on up to
     `rollout` frames of its own; the adversary once the share `adversarial` is done (1: never), with gradients held at `ratio`
-    of the picture's error.
+    of the picture's error. The denoiser (`kind=edm`) draws a frame in `samples` steps; its closed loop feeds back one
+    denoising of the noised true frame, or a frame that was drawn.
     """
 
     kind: Literal["direct", "edm"] = "direct"
@@ -48,6 +49,7 @@ class ModelConfig:
     critic_lr: float = number(0.3, low=0.001, high=100.0)
     warm_critic: int = number(500, low=0)
     samples: int = number(3, low=1, high=100)
+    feedback: Literal["denoised", "drawn"] = "denoised"
     channels_last: bool = False
 
     def check(self) -> None:
@@ -59,48 +61,118 @@ class ModelConfig:
             raise UserError("the diffusion denoiser has no adversary; set model.adversarial=1")
         if self.adversarial < self.closed:
             raise UserError(
-                f"model.adversarial={self.adversarial:g} comes before model.closed={self.closed:g}; the adversary is the last stage"
+                f"model.adversarial={self.adversarial:g} comes before model.closed={self.closed:g}; it is the last stage"
             )
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which recording is learned: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:NAME`, or the folder of a recording.
+    """Which recording is learned: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
 
-    Simulators are recorded once, `frames` long at `height` x `width`, and kept in the cache. `actions=command` learns from
-    what was asked for instead of what came of it. `lag=trust` trains although pictures and controls seem shifted.
+    Simulators are recorded once, `frames` long at `height` x `width` and from the seed `scene`, and kept in the cache; a
+    folder has its own. `actions=command` learns from what was asked for instead of what came of it.
     """
 
     recording: str = "box"
     frames: int = number(20_000, low=200)
-    height: int = number(32, low=8, high=4096)
-    width: int = number(32, low=8, high=4096)
+    height: int = number(64, low=8, high=4096)
+    width: int = number(64, low=8, high=4096)
     scene: int = number(1, low=0, high=2**31)
     actions: Literal["pose", "command"] = "pose"
-    lag: Literal["check", "trust"] = "check"
     cache: str = ""
 
     def check(self) -> None:
         if not self.recording.strip():
-            raise UserError("data.recording is empty; name box, doom, atari:GAME, gym:NAME or the folder of a recording")
+            raise UserError("data.recording is empty; name box, doom, atari:GAME, gym:ID or the folder of a recording")
 
 
 def demo() -> Config:
     """A walk through a small box world, learned on a laptop: recording and training within five minutes.
 
-    `seedbed train world/demo` on two CPU cores: 32x32 pixels. Judged on other walks through the same place, on its own
-    frames, beside copy-last, the mean frame and the best mix of both.
+    `seedbed train world/demo` on two CPU cores: 32x32 pixels, half a million parameters. Judged on other walks through the
+    same place, on its own frames, beside copy-last, the mean frame and the best mix of both.
     """
     return Config(
-        model=ModelConfig(size="nano"),
-        data=DataConfig(recording="box", frames=12_000),
+        model=ModelConfig(size="nano", closed=0.3, rollout=4),
+        data=DataConfig(recording="box", frames=12_000, height=32, width=32),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=20, eval=400, sample=0, save=400),
-        steps=2000,
-        batch=16,
-        ema=0.995,
+        every=Every(log=20, eval=200, sample=0, save=400),
+        steps=1600,
+        batch=32,
+        ema=0.99,
         device="cpu",
+    )
+
+
+def box64() -> Config:
+    """The box world at 64x64 on one GPU, all stages: open loop, closed loop, adversary.
+
+    `seedbed train world/box64 budget=8m`, then `seedbed play RUN`: the recording is drawn on the device first.
+    """
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="box", frames=60_000))
+
+
+def edm() -> Config:
+    """The same world by a diffusion denoiser in the manner of DIAMOND: three steps a frame, to compare with box64.
+
+    `seedbed train world/edm budget=8m` on one GPU.
+    """
+    model = ModelConfig(kind="edm", size="5m", rollout=2)
+    base = _on_gpu(model, DataConfig(recording="box", frames=60_000))
+    return replace(base, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
+
+
+def doom() -> Config:
+    """ViZDoom at 64x64, recorded here by random play on a static map.
+
+    `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or a recording carried along:
+    data.recording=FOLDER.
+    """
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="doom", frames=24_000))
+
+
+def atari() -> Config:
+    """Breakout of the Atari at 64x64, recorded here by random play; discrete controls, one axis per button.
+
+    `seedbed train world/atari budget=8m` on one GPU; needs `pip install "seedbed[atari]"`. Another game:
+    data.recording=atari:Pong.
+    """
+    return _on_gpu(ModelConfig(size="5m"), DataConfig(recording="atari:Breakout", frames=24_000))
+
+
+def log5m() -> Config:
+    """The journal's generator, 192x256 pixels and 32 frames of memory at four sizes, with what it lacked.
+
+    `seedbed train world/log5m data.recording=FOLDER` on one GPU: five million parameters, one GFLOP per frame. The box world
+    unless a recording is named.
+    """
+    base = _on_gpu(
+        ModelConfig(size="5m", pyramid=True, blank=0.1), DataConfig(recording="box", frames=20_000, height=192, width=256)
+    )
+    return replace(base, batch=64, steps=30_000)
+
+
+def mine() -> Config:
+    """A recording of your own, from a phone, a game or a robot, of any size.
+
+    `seedbed data prepare PATH --out DIR`, then `seedbed train world/mine data.recording=DIR` on one GPU.
+    """
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="recording"))
+
+
+def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
+    return Config(
+        model=replace(model, channels_last=True),
+        data=data,
+        optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
+        schedule=_flat_then_down(),
+        every=Every(log=50, eval=500, sample=5000, save=5000),
+        steps=20_000,
+        batch=256,
+        ema=0.999,
+        precision="bf16",
+        compile="blocks",
     )
 
 

@@ -1,5 +1,47 @@
-"""stub"""
+"""The world system opened up for the checks, by the code that trains it. B windows, A control axes, H W pixels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from seedbed.recipes.world.objective import l1, open_window
+from seedbed.train.probe import Batch, Probe
+
+if TYPE_CHECKING:
+    from seedbed.recipes.world.system import World
 
 
-def open_up(system, batch):
-    return None
+def open_up(system: World, batch: Batch) -> Probe:
+    """One step on true memories with the noise of training; the target is not among what the network is given."""
+    window = open_window(batch, system.layout, 1, slice(0, len(batch["index"])))
+    level_B = system.dust.level(window.index_B, system.noises.highest)
+    seen = system.noises.context(window.memory, window.index_B, level_B, 0)
+    opened = {
+        **seen,
+        "action": window.actions[0],
+        "level": level_B,
+        "noise": system.noises.own(window.index_B, 0, system.height, system.width),
+        "target": window.targets[0],
+        "last": window.memory.last,
+    }
+    return Probe(
+        batch=opened,
+        predict=lambda b: _predict(system, b),
+        objective=lambda y_B3HW, b: l1(y_B3HW, b["target"]),
+        inputs="m1",
+        targets="target",
+        ranges={"frames": (0, 255), "action": (-4.0, 4.0)},
+        oracle=lambda b: b["target"],
+        lower_bound=0.0,
+        uses=("action",),
+        # Zero at birth: the last frame as it was given, noise and all.
+        at_init=lambda b: l1(b["m1"][:, -3:], b["target"]).item(),
+        baselines=lambda b: {"copy-last": l1(b["last"], b["target"]).item()},
+    )
+
+
+def _predict(system: World, b: Batch) -> Tensor:
+    memory = {name: b[name] for name in system.layout.names()}
+    return system.net(memory, b["action"], b["level"], b["noise"])

@@ -1,4 +1,4 @@
-"""The world system: a generator trained in stages, judged on its own frames, and what every emulator of a world shares.
+"""The world system: a generator trained in stages: open loop, closed loop, adversary.
 
 Shape suffixes: B windows, A control axes, H W pixels.
 """
@@ -6,101 +6,33 @@ Shape suffixes: B windows, A control axes, H W pixels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
-from seedbed.data.feed import Source
 from seedbed.nn.modulate import full_precision
 from seedbed.recipes.world import adversary
-from seedbed.recipes.world.alarms import world_alarms
-from seedbed.recipes.world.data import OWN, Dust, WindowsOfPlay, WorldData
-from seedbed.recipes.world.evaluate import Judge
-from seedbed.recipes.world.export_web import export_web
-from seedbed.recipes.world.memory import Layout, Memory
-from seedbed.recipes.world.model import WorldNet, build_model, layout_of
-from seedbed.recipes.world.objective import Noises, Rollout, Window, l1, open_window, roll
-from seedbed.recipes.world.player import WorldPlayer
+from seedbed.recipes.world.data import WorldData
+from seedbed.recipes.world.emulator import Emulator, stage_of
+from seedbed.recipes.world.memory import Memory
+from seedbed.recipes.world.model import build_model
+from seedbed.recipes.world.objective import Rollout, Window, l1, open_window, roll
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_up
-from seedbed.recipes.world.show import show
-from seedbed.recipes.world.stages import OPEN, Ladder, Stage
+from seedbed.recipes.world.stages import Stage
 from seedbed.train.engine import mix
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
     from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
 
 CRITIC = "critic"
 FACTS = ("loss_critic", "critic_won", "critic_margin", "r1", "r2", "adversarial", "gradient_ratio")
 # Weights of adversarial gradients are smoothed over about so many steps.
 SMOOTH = 0.98
-
-
-class Emulator(System):
-    """What dreams: from a memory and a control to the next frame. Training is up to the kinds of it."""
-
-    layout: Layout
-
-    def __init__(self, config: Config, data: WorldData) -> None:
-        super().__init__()
-        self.config, self.data = config, data
-        self.height, self.width = data.recording.frames_THWC.shape[1:3]
-        self.num_axes = len(data.recording.axes)
-        self.layout = layout_of(config.model, self.height, self.width)
-        self.dust = Dust(config.seed)
-        self.noises = Noises(self.dust, config.model.context_noise, config.model.blank)
-        self.ladder = Ladder(config.model)
-        self.judge = Judge(data)
-
-    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
-        """The next frame, unclamped, by the code that play uses too; noise follows from the counters of window and turn."""
-        raise NotImplementedError
-
-    def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
-        return self.dust(index_B, OWN, turn, (1, self.height, self.width))
-
-    def variant(self, step: int, num_steps: int) -> Stage:
-        return self.ladder.stage(step, num_steps)
-
-    @torch.no_grad()
-    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
-        """Free-running error on fixed held-out windows with their true controls, beside what trivial predictors reach."""
-        assert isinstance(source, WindowsOfPlay)
-        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            found = self.judge.quick(self, source)
-        if source is self.data.valid:
-            gap, error, near = found["gap"], found["free_l1"], found["free_4"]
-            self.ladder.measured(gap, found["listens"], error, near)
-        return found
-
-    def sample(self, request: Request, engine: Engine) -> Sample:
-        return show(self, request, engine)
-
-    def play(self, runtime: str) -> WorldPlayer:
-        return WorldPlayer(self, runtime)
-
-    def export_web(self, folder: Path) -> list[Path]:
-        return export_web(WorldPlayer(self, "torch"), folder)
-
-    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return world_alarms(measured, self.judge.latest, progress)
-
-    def state(self) -> dict[str, Any]:
-        return {"ladder": self.ladder.state()}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.ladder.load_state(state["ladder"])
-
-    def describe(self) -> dict[str, Any]:
-        kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)
-        closed = "open loop only" if self.config.model.closed >= NEVER else f"closed loop from {self.config.model.closed:.0%}"
-        return {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
 
 
 class World(Emulator):
@@ -131,12 +63,12 @@ class World(Emulator):
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean error of all predictions: one step on true memories, and from the second stage on half of them rolled out."""
-        stage = engine.variant if engine is not None and isinstance(engine.variant, Stage) else OPEN
+        stage = stage_of(engine)
         error, _, _, measured = self._errors(batch, stage)
         return error, measured
 
     def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
-        stage = engine.variant if isinstance(engine.variant, Stage) else OPEN
+        stage = stage_of(engine)
         error, rollout, window, measured = self._errors(batch, stage)
         if self.critic is None:
             engine.descend(error)
@@ -173,15 +105,14 @@ class World(Emulator):
     ) -> dict[str, Tensor]:
         """Both players' turns on the last frame of the rollout; the generator keeps its error as the main thing."""
         model = self.config.model
-        real, fake, action = window.targets[-1], rollout.frames[-1].float(), window.actions[-1]
+        real, fake, action = window.targets[-1], rollout.frames[-1], window.actions[-1]
         memory = rollout.memory.tensors()["m1"]
         with full_precision(real.device):
             facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        last = self.net.trunk.out.weight
-        weight, against = adversary.held_weight(error, wish, last, model.ratio)
+        weight, against = adversary.held_weight(error, wish, rollout.frames[-1], model.ratio)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
@@ -226,6 +157,3 @@ def build(config: Config, data: WorldData) -> Emulator:
 
         return Denoiser(config, data)
     return World(config, data)
-
-
-__all__ = ["Emulator", "World", "WorldNet", "build"]

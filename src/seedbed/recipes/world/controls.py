@@ -1,0 +1,220 @@
+"""Do the controls do what they should: against exact counterfactual pictures in the box world, by optical shift elsewhere.
+
+Shape suffixes: B windows, A control axes, H W pixels, T frames.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.data.boxworld import simulator_of
+from seedbed.data.recording import Axis, Recording, scale_actions
+from seedbed.recipes.world.evaluate import Walk, free_run
+from seedbed.recipes.world.memory import to_float
+from seedbed.recipes.world.metrics import decibels, psnr, sharpness, shift
+
+if TYPE_CHECKING:
+    from seedbed.data.boxworld import BoxWorld
+    from seedbed.recipes.world.emulator import Emulator
+
+# How far a control is held, in steps.
+HELD = (1, 8)
+# A probe counts where the true pictures of both signs differ by at least this much, in the mean over [-1, 1].
+TELLING = 0.01
+# A shift is trusted where it follows an axis in the recording itself at least this well.
+FOLLOWS = 0.3
+STILL_STEPS = 256
+MOVED, SHARP = 0.1, (0.5, 2.0)
+NOTHING = ("noop", "NOOP")
+
+
+def raw_action(recording: Recording, axis: Axis | None = None, value: float = 0.0) -> np.ndarray:
+    """Controls in recorded units: nothing but this axis, at the usual pace of time."""
+    names = [a.name for a in recording.axes]
+    raw_A = np.array([a.scale if a.is_time else 0.0 for a in recording.axes])
+    idle = [n for n in NOTHING if n in names]
+    if axis is not None:
+        raw_A[names.index(axis.name)] = value
+    elif idle:
+        raw_A[names.index(idle[0])] = 1.0
+    return raw_A
+
+
+def held(system: Emulator, raw_A: np.ndarray, num: int, like: Tensor) -> list[Tensor]:
+    """The same control for every window and `num` steps, as the network is given it."""
+    scaled_A = scale_actions(raw_A[None], system.data.recording.axes)[0]
+    action_BA = torch.from_numpy(scaled_A).to(like).expand(len(like), -1)
+    return [action_BA] * num
+
+
+def steerable(recording: Recording) -> list[Axis]:
+    """Axes that somebody can push: not time, and not those that never moved."""
+    return [axis for axis in recording.axes if not axis.dead and not axis.is_time]
+
+
+# ---- responses -------------------------------------------------------------------------------------------------------
+
+
+def responses(system: Emulator, walk: Walk) -> dict[str, dict[str, Any]]:
+    """Per axis: how often the picture answers to the sign of the control, and by how much of what it should."""
+    recording = system.data.recording
+    world = simulator_of(recording)
+    if world is not None and recording.pose_T44 is not None:
+        return {axis.name: _exact(system, walk, axis, world) for axis in steerable(recording)}
+    return _by_shift(system, walk)
+
+
+def _exact(system: Emulator, walk: Walk, axis: Axis, world: BoxWorld) -> dict[str, Any]:
+    """Nearer to the true picture of the commanded sign than of the other; slope 1 is the right amount."""
+    found: dict[str, Any] = {"judged": "exact"}
+    for num in HELD:
+        truths, free_B = [], np.ones(len(walk.start_B), bool)
+        dreams = []
+        for value in axis.full:
+            raw_A = raw_action(system.data.recording, axis, value)
+            pose_B44, moved_B = _true_pose(system, walk, world, raw_A, num)
+            free_B &= moved_B
+            truths.append(to_float(world.render(torch.from_numpy(pose_B44))).to(walk.frames_BTCHW))
+            actions = held(system, raw_A, num, walk.action(1))
+            dreams.append([frame for _, frame in free_run(system, walk, num, actions)][-1])
+        found |= {f"{name}_{num}": value for name, value in _compare(dreams, truths, torch.from_numpy(free_B)).items()}
+    return found
+
+
+def _true_pose(system: Emulator, walk: Walk, world: BoxWorld, raw_A: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where the control leads, and whether nothing stood in the way."""
+    recorded = system.data.recording.pose_T44
+    assert recorded is not None
+    pose_B44, free_B = recorded[walk.start_B + walk.before - 1], np.ones(len(walk.start_B), bool)
+    for _ in range(num):
+        motion_B6 = np.broadcast_to(raw_A[:6], (len(pose_B44), 6))
+        after_B44 = world.slide(pose_B44, motion_B6)
+        straight_B3 = pose_B44[:, :3, 3] + np.einsum("bij,bj->bi", pose_B44[:, :3, :3], motion_B6[:, :3])
+        free_B &= np.abs(after_B44[:, :3, 3] - straight_B3).max(-1) < 1e-6
+        pose_B44 = after_B44
+    return pose_B44, free_B
+
+
+def _compare(dreams: list[Tensor], truths: list[Tensor], free_B: Tensor) -> dict[str, Any]:
+    telling_B = (truths[1] - truths[0]).abs().flatten(1).mean(1) > TELLING
+    kept_B = free_B.to(telling_B.device) & telling_B
+    if not kept_B.any():
+        return {"accuracy": None, "slope": None, "num": 0}
+    right = []
+    for own, other in ((0, 1), (1, 0)):
+        near, far = ((dreams[own] - truths[k]).square().flatten(1).mean(1) for k in (own, other))
+        right.append((near < far)[kept_B].float())
+    dreamed, true = ((pair[1] - pair[0])[kept_B].flatten(1) for pair in (dreams, truths))
+    slope_B = (dreamed * true).sum(1) / true.square().sum(1)
+    return {"accuracy": torch.cat(right).mean().item(), "slope": slope_B.median().item(), "num": int(2 * kept_B.sum())}
+
+
+def _by_shift(system: Emulator, walk: Walk) -> dict[str, dict[str, Any]]:
+    """The sign of the picture's shift, for axes that shift the recording itself; the others cannot be judged so."""
+    recording, found = system.data.recording, {}
+    moved_B2 = torch.cat([shift(walk.target(s - 1), walk.target(s)) for s in range(1, min(9, walk.frames_BTCHW.shape[1] - 3))])
+    acted_BA = torch.cat([walk.action(s) for s in range(1, min(9, walk.frames_BTCHW.shape[1] - 3))])
+    names = [axis.name for axis in recording.axes]
+    for axis in steerable(recording):
+        follows = [_correlation(acted_BA[:, names.index(axis.name)], moved_B2[:, way]) for way in (0, 1)]
+        way = int(np.argmax(np.abs(follows)))
+        if abs(follows[way]) < FOLLOWS or not all(axis.full):
+            found[axis.name] = {"judged": "not: the recording itself does not shift with it"}
+            continue
+        row: dict[str, Any] = {"judged": "shift"}
+        for num in HELD:
+            ends = []
+            for value in axis.full:
+                actions = held(system, raw_action(recording, axis, value), num, walk.action(1))
+                frames = [walk.target(0), *(frame for _, frame in free_run(system, walk, num, actions))]
+                ends.append(sum(shift(a, b)[:, way] for a, b in pairwise(frames)))
+            right_B = torch.sign(ends[1] - ends[0]) == math.copysign(1.0, follows[way])
+            row |= {f"accuracy_{num}": right_B.float().mean().item(), f"num_{num}": len(right_B)}
+        found[axis.name] = row
+    return found
+
+
+def _correlation(a_N: Tensor, b_N: Tensor) -> float:
+    a_N, b_N = a_N.double() - a_N.double().mean(), b_N.double() - b_N.double().mean()
+    return float((a_N * b_N).sum() / (a_N.norm() * b_N.norm()).clamp_min(1e-12))
+
+
+def worst_accuracy(found: dict[str, dict[str, Any]]) -> float | None:
+    """Of all axes that could be judged, at one step and at eight."""
+    values = [row[f"accuracy_{num}"] for row in found.values() for num in HELD if row.get(f"accuracy_{num}") is not None]
+    return min(values) if values else None
+
+
+# ---- standing still, and all the way around ------------------------------------------------------------------------------
+
+
+def standing(system: Emulator, walk: Walk, num: int = STILL_STEPS) -> dict[str, Any]:
+    """Frames without any control: how far light, contrast and sharpness wander from the first picture."""
+    first = walk.target(0)
+    origin = torch.stack((first.flatten(1).mean(1), first.flatten(1).std(1), sharpness(first)))
+    worst_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
+    moved, sharp, at_end = [], [], None
+    actions = held(system, raw_action(system.data.recording), num, walk.action(1))
+    for _, frame in free_run(system, walk, num, actions):
+        now = torch.stack((frame.flatten(1).mean(1), frame.flatten(1).std(1), sharpness(frame)))
+        away_2B, ratio_B = (now - origin).abs()[:2], now[2] / origin[2].clamp_min(1e-6)
+        worst_B |= (away_2B > MOVED).any(0) | (ratio_B < SHARP[0]) | (ratio_B > SHARP[1])
+        moved.append(away_2B.mean(1))
+        sharp.append(ratio_B.mean())
+        at_end = frame
+    moved_T2, sharp_T = torch.stack(moved), torch.stack(sharp)
+    assert at_end is not None
+    level, contrast = moved_T2.amax(0).tolist()
+    low, high = sharp_T.min().item(), sharp_T.max().item()
+    return {
+        "frames": num,
+        "level": level,
+        "contrast": contrast,
+        "sharpness": [low, high],
+        "psnr_to_first": psnr(at_end, first).mean().item(),
+        "share_of_windows": worst_B.float().mean().item(),
+        "alarm": bool(max(level, contrast) > MOVED or low < SHARP[0] or high > SHARP[1]),
+    }
+
+
+def turning(system: Emulator, walk: Walk, circles: int = 3) -> dict[str, Any]:
+    """Full turns at a usual pace: how near the picture comes to where it began, against one from half a circle away."""
+    recording = system.data.recording
+    yaw = next((a for a in steerable(recording) if a.name in ("yaw", "turn") and a.unit in ("rad", "deg")), None)
+    if yaw is None or not yaw.full[1]:
+        return {}
+    whole = 2 * math.pi if yaw.unit == "rad" else 360.0
+    num = max(4, round(whole / yaw.full[1]))
+    actions = held(system, raw_action(recording, yaw, whole / num), circles * num, walk.action(1))
+    first, half, backs = walk.target(0), None, []
+    for step, frame in free_run(system, walk, circles * num, actions):
+        if step == num // 2:
+            half = frame
+        if step % num == 0:
+            backs.append(psnr(frame, first).mean().item())
+    assert half is not None
+    return {"steps_of_a_circle": num, "psnr_after": backs, "psnr_of_half_a_circle": psnr(half, first).mean().item()}
+
+
+def speed(dream: Callable[[], Any], num: int, synchronise: Callable[[], None]) -> float:
+    """Frames per second of one walk."""
+    import time
+
+    for _ in range(3):
+        dream()
+    synchronise()
+    start = time.perf_counter()
+    for _ in range(num):
+        dream()
+    synchronise()
+    return num / (time.perf_counter() - start)
+
+
+__all__ = ["decibels", "held", "raw_action", "responses", "speed", "standing", "turning", "worst_accuracy"]

@@ -1,0 +1,97 @@
+"""What dreams: everything that emulators of a world share, whatever network they are and however they are trained.
+
+Shape suffixes: B windows, A control axes, H W pixels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from seedbed.config import Config
+from seedbed.data.feed import Source
+from seedbed.recipes.world.alarms import world_alarms
+from seedbed.recipes.world.data import OWN, Dust, WindowsOfPlay, WorldData
+from seedbed.recipes.world.evaluate import Judge
+from seedbed.recipes.world.export_web import export_web
+from seedbed.recipes.world.memory import Layout, Memory
+from seedbed.recipes.world.model import layout_of
+from seedbed.recipes.world.objective import Noises
+from seedbed.recipes.world.player import WorldPlayer
+from seedbed.recipes.world.presets import NEVER
+from seedbed.recipes.world.show import show
+from seedbed.recipes.world.stages import OPEN, Ladder, Stage
+from seedbed.train.system import Request, Sample, System
+
+if TYPE_CHECKING:
+    from seedbed.train.engine import Engine
+    from seedbed.train.watch import Alarm
+
+
+def stage_of(engine: Engine | None) -> Stage:
+    """The stage of the step that is being taken; checks take steps without one."""
+    return engine.variant if engine is not None and isinstance(engine.variant, Stage) else OPEN
+
+
+class Emulator(System):
+    """What dreams: from a memory and a control to the next frame. Training is up to the kinds of it."""
+
+    layout: Layout
+
+    def __init__(self, config: Config, data: WorldData) -> None:
+        super().__init__()
+        self.config, self.data = config, data
+        self.height, self.width = data.recording.frames_THWC.shape[1:3]
+        self.num_axes = len(data.recording.axes)
+        self.layout = layout_of(config.model, self.height, self.width)
+        self.dust = Dust(config.seed)
+        self.noises = Noises(self.dust, config.model.context_noise, config.model.blank)
+        self.ladder = Ladder(config.model)
+        self.judge = Judge(data)
+
+    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+        """The next frame, unclamped, by the code that play uses too; noise follows from the counters of window and turn."""
+        raise NotImplementedError
+
+    def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
+        return self.dust(index_B, OWN, turn, (1, self.height, self.width))
+
+    def variant(self, step: int, num_steps: int) -> Stage:
+        return self.ladder.stage(step, num_steps)
+
+    @torch.no_grad()
+    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
+        """Free-running error on fixed held-out windows with their true controls, beside what trivial predictors reach."""
+        assert isinstance(source, WindowsOfPlay)
+        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+            found = self.judge.quick(self, source)
+        if source is self.data.valid:
+            gap, error, near = found["gap"], found["free_l1"], found["free_4"]
+            self.ladder.measured(gap, found["listens"], error, near)
+        return found
+
+    def sample(self, request: Request, engine: Engine) -> Sample:
+        return show(self, request, engine)
+
+    def play(self, runtime: str) -> WorldPlayer:
+        return WorldPlayer(self, runtime)
+
+    def export_web(self, folder: Path) -> list[Path]:
+        return export_web(WorldPlayer(self, "torch"), folder)
+
+    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
+        return world_alarms(measured, self.judge.latest, progress)
+
+    def state(self) -> dict[str, Any]:
+        return {"ladder": self.ladder.state()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.ladder.load_state(state["ladder"])
+
+    def describe(self) -> dict[str, Any]:
+        kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)
+        closed = "open loop only" if self.config.model.closed >= NEVER else f"closed loop from {self.config.model.closed:.0%}"
+        return {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
