@@ -155,7 +155,8 @@ def test_a_dry_run_prints_everything_and_writes_nothing(run, commands: Commands)
 
 def test_a_dry_sweep_and_a_dry_resume_write_nothing_either(run, commands: Commands):
     status, out, _ = run("sweep", TOY, "optim.lr=1e-3,1e-2", "seed=1..3", "--on", "slurm", "--dry", "--name", "grid")
-    assert status == 0 and "#SBATCH --array=1-6" in out and "--pack 1" in out and list(Path().iterdir()) == [] and is_bash(out)
+    assert status == 0 and f"ls -d {Path('runs/grid').absolute()}-*/checkpoints/step-*" in out
+    assert "#SBATCH --array=1-6" in out and "--pack 1" in out and list(Path().iterdir()) == [] and is_bash(out)
     ready(commands)
     assert run("train", TOY, "--on", "slurm", "--run", "far")[0] == 0
     before = sorted(Path().rglob("*"))
@@ -175,6 +176,18 @@ def test_awkward_folders_are_quoted(run, commands: Commands, tmp_path: Path):
     assert is_bash(text) and f'--output="{str(odd).replace("%", "%%")}/far/slurm-%j.out"' in text
     status, _, err = run("train", TOY, "--on", "slurm", "--run", "far", "--runs", str(tmp_path / 'a"b'))
     assert status == 2 and "quote" in err
+
+
+def test_a_stranger_s_run_folder_puts_no_command_into_the_script(run, commands: Commands):
+    ready(commands)
+    assert run("train", TOY, "--on", "slurm", "--run", "far")[0] == 0
+    odd = Path("runs/far").rename("runs/a $(touch gone)")
+    facts = json.loads((odd / "config.json").read_text())
+    (odd / "config.json").write_text(json.dumps({**facts, "version": "1\ntouch gone\n", "hash": "`touch gone`"}))
+    status, out, err = run("resume", odd.name, "--on", "slurm", "--dry")
+    assert status == 0, err
+    lines = [line for line in out.splitlines() if "touch gone" in line and not line.startswith("#")]
+    assert lines and all(re.search(r"'[^']*\$\(touch gone\)[^']*'", line) for line in lines), lines
 
 
 def play(text: str, folder: Path, *, code: int, signal: bool, saves: bool) -> str:

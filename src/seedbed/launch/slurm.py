@@ -15,7 +15,7 @@ from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.launch import slurm_script
 from seedbed.launch.slurm_script import Ask, Layout, Script
-from seedbed.recipes import Recipe, find
+from seedbed.recipes import Recipe, find, find_saved
 from seedbed.track import code, files, locks, names, queue
 from seedbed.track.listing import print_json
 from seedbed.track.run import Run, full_name
@@ -118,7 +118,7 @@ def sweep(crew: Crew, ask: Ask, how: How, make: Callable[[], Sweep]) -> int:
         name=crew.name,
         folder=folder_of(root) / crew.name,
         cwd=Path.cwd(),
-        saved=root / f"{crew.name}-*",
+        saved=root / crew.name,
         words=("sweep", "--join", crew.name, "--runs", str(root), "--dirty", *flags),
         ask=ask,
         layout=slurm_script.layout(ask, crew.config),
@@ -139,7 +139,7 @@ def sweep(crew: Crew, ask: Ask, how: How, make: Callable[[], Sweep]) -> int:
 
 def crew_of(found: Sweep, retry: bool) -> Crew:
     """Further workers for a sweep that is there: as many as have something to do."""
-    recipe, _ = find(found.facts["recipe"])
+    recipe = find_saved(found.facts["recipe"], found.path.parent)
     ended = [found.result(trial) for trial in found.trials()]
     left = sum(result is None or (retry and result.state == "failed") for result in ended)
     if found.facts.get("sampler"):

@@ -10,6 +10,7 @@ from pathlib import Path
 from seedbed import config as configs
 from seedbed.config import Config, number, seconds
 from seedbed.errors import UserError
+from seedbed.track.text import one_line
 
 NAME = "job.sbatch"
 
@@ -112,7 +113,7 @@ def layout(ask: Ask, config: Config) -> Layout:
 
 @dataclass(frozen=True)
 class Script:
-    """All that goes into a script. `folder` is the run's or the sweep's; `saved` is a pattern of its checkpoints."""
+    """All that goes into a script. `folder` is the run's or the sweep's; `saved` the run's, or how those of the sweep begin."""
 
     title: str
     name: str
@@ -147,7 +148,7 @@ class Script:
             "signal": f"B:USR1@{math.ceil(ask.warn)}",
         }
         lines = [f"#SBATCH --{key}={_quoted(str(value))}" for key, value in options.items() if value != ""]
-        about = f"# seedbed: {self.title}. By hand: sbatch {shlex.quote(str(self.folder / NAME))}"
+        about = f"# seedbed: {one_line(self.title)}. By hand: sbatch {shlex.quote(str(self.folder / NAME))}"
         return "\n".join(["#!/bin/bash", about, *lines, "#SBATCH --requeue", *([f"#SBATCH {ask.extra}"] if ask.extra else [])])
 
     def _code(self) -> str:
@@ -176,9 +177,13 @@ class Script:
             "warned=\n"
             """trap 'warned=yes; kill -USR1 "$step"' USR1\n"""
             "trap : TERM\n"
-            f"saved() {{ ls -d {shlex.quote(str(self.saved.parent))}/{self.saved.name}/checkpoints/step-* 2>/dev/null; }}\n"
+            f"saved() {{ ls -d {self._runs()}/checkpoints/step-* 2>/dev/null; }}\n"
             "before=$(saved)"
         )
+
+    def _runs(self) -> str:
+        """The folders whose checkpoints show that something was done, as a pattern of the shell."""
+        return shlex.quote(str(self.saved)) + ("-*" if self.workers else "")
 
     def _step(self) -> str:
         container = shlex.split(self.ask.container)
