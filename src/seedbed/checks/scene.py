@@ -18,7 +18,7 @@ from seedbed.checks.forensics import Examination, TracingEngine
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
-from seedbed.recipes import Recipe, find
+from seedbed.recipes import Recipe, find_saved
 from seedbed.track import lines
 from seedbed.track.console import Console
 from seedbed.track.run import Run
@@ -85,7 +85,7 @@ def open_scene(root: Path, run_name: str, step: int | None, tell: Callable[[str]
     """Build everything as the run had it and stand right before `step`; by default the last one that went wrong."""
     run = Run.open(root, run_name)
     facts = run.config_json()
-    recipe, _ = find(facts["recipe"])
+    recipe = find_saved(facts["recipe"], root)
     config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
     wanted = last_incident(run) if step is None else step
     saved, is_incident = starting_point(run, wanted)

@@ -241,6 +241,9 @@ def _walk(root: Path, suffixes: Sequence[str], left_out: set[str]) -> list[Path]
     for folder, folders, names in os.walk(root):
         folders[:] = [f for f in folders if not f.startswith(".") and f not in left_out]
         found += [Path(folder, n) for n in names if not n.startswith(".") and os.path.splitext(n)[1].lower() in suffixes]
+    for path in found:
+        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+            raise UserError(f"{path} is a link that leads out of {root}; put a copy there, or name its own folder")
     return sorted((p for p in found if p.is_file()), key=lambda p: p.relative_to(root).as_posix())
 
 

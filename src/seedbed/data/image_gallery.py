@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from seedbed.data import limits
 from seedbed.data.corpus import load_hub
 from seedbed.data.images import HELP
 from seedbed.errors import UserError
@@ -167,6 +168,7 @@ def _read_arrays(path: Path) -> dict[str, np.ndarray]:
         if path.suffix == ".safetensors":
             from safetensors.numpy import load_file
 
+            limits.require_header(path)
             return load_file(path)
         loaded = np.load(path, mmap_mode="r", allow_pickle=False)
         return {"images": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -285,6 +286,9 @@ class Encoder(NamedTuple):
 def load_encoder(name: str) -> Encoder:
     """The function that `package.module:name` names."""
     place, _, title = name.partition(":")
+    # The name may come from the config of somebody else's run: what can do more than compute is not for it to call.
+    if place.partition(".")[0] in sys.stdlib_module_names:
+        raise UserError(f"data.encode={name} is no encoder of images; name a function in a package or file of your own")
     try:
         module = importlib.import_module(place)
         function = getattr(module, title)

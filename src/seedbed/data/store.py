@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from seedbed.data import limits
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -130,6 +131,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise damaged(path, "manifest.json lacks its checksum")
     if manifest.pop("hash") != digest(manifest):
         raise damaged(path, "manifest.json was changed: it differs from its checksum", manifest)
+    if not all(limits.is_plain_name(name) for name in manifest["files"]):
+        raise damaged(path, "manifest.json names files outside the store")
     if manifest["format"] != FORMAT:
         raise UserError(f"store {path} has format {manifest['format']}, this version reads {FORMAT}; prepare it again")
     return manifest

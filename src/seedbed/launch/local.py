@@ -23,7 +23,7 @@ from seedbed.data.feed import Data
 from seedbed.dist.ranks import ALONE, Ranks
 from seedbed.errors import UserError
 from seedbed.launch import company
-from seedbed.recipes import Recipe, find
+from seedbed.recipes import Recipe, find, find_saved
 from seedbed.track import code, journal
 from seedbed.track.console import Console
 from seedbed.track.files import write_atomic
@@ -277,7 +277,7 @@ def _preflight(run: Run, recipe: Recipe, preset: str | None, config: Config, con
 def saved_config(run: Run) -> tuple[Recipe, Config]:
     """The recipe and the settings that a run's folder names."""
     facts = run.config_json()
-    recipe, _ = find(facts["recipe"])
+    recipe = find_saved(facts["recipe"], run.path.parent)
     return recipe, configs.from_json(recipe.preset(facts["preset"]), facts["config"])
 
 

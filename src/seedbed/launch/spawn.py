@@ -15,7 +15,7 @@ from typing import Any
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
-from seedbed.recipes import find
+from seedbed.recipes import find, find_saved
 from seedbed.track.run import Run
 
 # Seconds that the other ranks get to end by themselves once one has failed, and again after being asked to.
@@ -34,7 +34,7 @@ def to_resume(root: Path, name: str, assignments: list[str]) -> int:
 
     def config() -> Config:
         facts = Run.open(root, name).config_json()
-        recipe, _ = find(facts["recipe"])
+        recipe = find_saved(facts["recipe"], root)
         return configs.override(configs.from_json(recipe.preset(facts["preset"]), facts["config"]), assignments)
 
     return _wanted(config)

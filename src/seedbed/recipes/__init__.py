@@ -74,6 +74,19 @@ def find(name: str) -> tuple[Recipe, str | None]:
     return recipe, next(iter(recipe.presets)) if len(recipe.presets) == 1 else None
 
 
+def find_saved(name: str, root: Path) -> Recipe:
+    """The recipe that a file below `root` names. Nothing that came with such a folder is run because the folder says so."""
+    if name.endswith(".py") or ".py:" in name:
+        path, home = Path(name), root.resolve()
+        inside = path.resolve().is_relative_to(home) and path.resolve().parent != home
+        if not path.is_absolute() or inside:
+            raise UserError(
+                f"{root} names the recipe file {name}, which came with it and would be run as a program\n"
+                "if you have read and trust it, copy it elsewhere and correct `recipe` in config.json"
+            )
+    return find(name)[0]
+
+
 def describe(name: str) -> dict[str, str]:
     """Preset to the first line of its docstring; a recipe that does not load says so instead of hiding the others."""
     try:

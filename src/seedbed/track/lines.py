@@ -8,6 +8,9 @@ from typing import Any
 
 from seedbed.errors import UserError
 
+# The largest file that is read as one object: parsing takes many times its size in memory.
+MAX_OBJECT = 64 << 20
+
 
 def _plain(value: Any) -> Any:
     """What JSON has no word for: 0-d arrays and tensors become numbers, paths and the rest text."""
@@ -68,6 +71,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object, or a UserError that names it."""
     try:
+        if path.stat().st_size > MAX_OBJECT:
+            raise UserError(f"{path} is larger than {MAX_OBJECT >> 20} MiB; it is none of ours")
         value = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None

@@ -4,11 +4,12 @@ A checkpoint is a folder `step-000240/` with safetensors files, `state.json`, an
 where ranks wrote pieces, their rows. It is built aside, synced and re-read before one rename gives it its name: then it is whole.
 """
 
+import contextlib
 import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from seedbed.data import limits
 from seedbed.dist.ranks import ALONE, Ranks
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
@@ -144,15 +146,53 @@ def load(path: Path, part: Part = WHOLE) -> Checkpoint:
     manifest = _read_json(path / "manifest.json")
     if manifest.get("format") != FORMAT:
         raise Damaged(f"{path.name}: format {manifest.get('format')} is not {FORMAT}; written by another version")
-    hashes = dict(manifest["sha256"])
+    hashes = _hashes(path, manifest)
     if part.ranks.is_alone and "pieces" not in manifest:
         contents = {name: _verified(path / name, wanted) for name, wanted in hashes.items()}
-        state = json.loads(contents.pop("state.json"))
-        tensors = {name.removesuffix(".safetensors"): safetensors.torch.load(data) for name, data in contents.items()}
+        state = _parsed_state(path, contents.pop("state.json"))
+        with _only_tensors(path):
+            tensors = {name.removesuffix(".safetensors"): _parsed(data) for name, data in contents.items()}
         return Checkpoint(path, tensors, state)
-    state = json.loads(_verified(path / "state.json", hashes.pop("state.json")))
+    state = _parsed_state(path, _verified(path / "state.json", hashes.pop("state.json")))
     _verify_together(path, hashes, part.ranks)
-    return Checkpoint(path, _read_rows(path, hashes, manifest.get("pieces", {}), part), state)
+    with _only_tensors(path):
+        return Checkpoint(path, _read_rows(path, hashes, manifest.get("pieces", {}), part), state)
+
+
+def _hashes(path: Path, manifest: dict[str, Any]) -> dict[str, str]:
+    """Checksum by file, as the manifest names them: files of this folder, and only of the kinds we write."""
+    hashes = manifest.get("sha256", {})
+    for name in hashes:
+        if not limits.is_plain_name(name) or not (name == "state.json" or name.endswith(".safetensors")):
+            raise Damaged(f"{path.name}/manifest.json names {name!r}, which is no file of a checkpoint")
+    if "state.json" not in hashes:
+        raise Damaged(f"{path.name}/manifest.json names no state.json")
+    return dict(hashes)
+
+
+def _parsed_state(path: Path, data: bytes) -> dict[str, Any]:
+    try:
+        state = json.loads(data)
+    except (ValueError, RecursionError):
+        raise Damaged(f"{path.name}/state.json is not JSON") from None
+    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
+        raise Damaged(f"{path.name}/state.json is not the state of a run")
+    return state
+
+
+def _parsed(data: bytes) -> dict[str, Tensor]:
+    if problem := limits.header_problem(data[:8]):
+        raise ValueError(problem)
+    return safetensors.torch.load(data)
+
+
+@contextlib.contextmanager
+def _only_tensors(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file that should hold tensors, the checkpoint is damaged; no other reader is tried."""
+    try:
+        yield
+    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise Damaged(f"{path.name} holds a file that is not safetensors: {error}") from None
 
 
 def _verify_together(path: Path, hashes: dict[str, str], ranks: Ranks) -> None:
@@ -176,6 +216,7 @@ def _read_rows(path: Path, hashes: dict[str, str], pieces: dict[str, Any], part:
     for name in sorted(hashes):
         file = re.sub(r"(-\d{5}-of-\d{5})?\.safetensors$", "", name)
         group, missing = tensors.setdefault(file, {}), missed.setdefault(file, {})
+        limits.require_header(path / name)
         with safetensors.safe_open(path / name, framework="pt") as opened:
             for key in opened.keys():  # noqa: SIM118, it is no dict
                 _read_piece(opened, key, pieces.get(name, {}).get(key), part.rows(file, key), group, missing)
@@ -303,7 +344,7 @@ def _verified(path: Path, wanted: str) -> bytes:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
+        value = limits.read_json(path)
     except (OSError, ValueError):
         raise Damaged(f"{path.parent.name}/{path.name} is missing or unreadable") from None
     if not isinstance(value, dict) or not isinstance(value.get("sha256", {}), dict):

@@ -20,6 +20,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from seedbed.data import limits
 from seedbed.data.image_source import ImageData, ImageSource, to_float
 from seedbed.data.store import digest
 from seedbed.errors import UserError
@@ -136,6 +137,8 @@ def _load(path: Path, judge: Judge, say: Callable[[str], None]) -> Judge | None:
         note, content = json.loads(path.read_bytes()), path.with_suffix(".safetensors").read_bytes()
         if hashlib.sha256(content).hexdigest()[:16] != note["hash"]:
             raise ValueError("its weights differ from their hash")
+        if problem := limits.header_problem(content[:8]):
+            raise ValueError(problem)
         judge.load_state_dict(load_tensors(content))
         judge.hash, judge.accuracy = note["hash"], note["accuracy"]
     except Exception as error:
@@ -177,7 +180,8 @@ def _fit(judge: Judge, source: ImageSource, device: torch.device, config: JudgeC
     for step, rows_B in enumerate(_epochs(len(images_NHWC), batch, config.epochs)):
         rows_B = rows_B.to(device)
         x_BCHW = to_float(_jitter(images_NHWC[rows_B], source.flip)).contiguous(memory_format=torch.channels_last)
-        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        # Without its cache: inside another autocast, narrowed weights would be kept, and every step would see those of the first.
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda", cache_enabled=False):
             logits_BK = judge(x_BCHW)
         loss = F.cross_entropy(logits_BK.float(), class_N[rows_B], label_smoothing=config.smoothing)
         optimizer.zero_grad(set_to_none=True)

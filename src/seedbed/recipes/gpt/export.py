@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from seedbed import config as configs
-from seedbed.data import tokenizers
+from seedbed.data import limits, tokenizers
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
 from seedbed.recipes.gpt.model import Transformer
@@ -61,8 +61,9 @@ def load_exported(folder: Path) -> tuple[Transformer, Tokenizer | None]:
     with torch.device("meta"):
         model = Transformer(configs.from_json(ModelConfig(), facts["model"]), facts["vocab_size"], facts["block"])
     try:
+        limits.require_header(path)
         model.load_state_dict(load_file(path), assign=True)
-    except (SafetensorError, RuntimeError) as error:
+    except (SafetensorError, RuntimeError, ValueError) as error:
         raise UserError(f"{path} does not fit its {CONFIG}: {str(error).splitlines()[0]}") from None
     tokenizer = tokenizers.load(folder) if facts["tokenizer"] else None
     if tokenizer and tokenizer.fingerprint != facts["tokenizer"]:
@@ -72,7 +73,7 @@ def load_exported(folder: Path) -> tuple[Transformer, Tokenizer | None]:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        facts = json.loads(path.read_bytes())
+        facts = limits.read_json(path)
         missing = {"format", "recipe", "model", "vocab_size", "block", "tokenizer", "sha256"} - set(facts)
     except FileNotFoundError:
         raise UserError(f"there is no {path}; an exported model is a folder with {CONFIG} and {WEIGHTS}") from None

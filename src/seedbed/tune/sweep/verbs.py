@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from seedbed.config import Config
 from seedbed.errors import UserError
-from seedbed.recipes import Recipe, find
+from seedbed.recipes import Recipe, find, find_saved
 from seedbed.track import code, queue
 from seedbed.track.listing import print_json
 from seedbed.track.run import full_name
@@ -126,7 +126,7 @@ def start(made: Draft, options: Options, launch: Callable[[], Checker]) -> int:
 def join(name: str, options: Options, launch: Callable[[], Checker]) -> int:
     """Work on a sweep that was started before, here or on another machine that sees the same disk."""
     sweep = Sweep.open(options.root, name)
-    recipe, _ = find(sweep.facts["recipe"])
+    recipe = find_saved(sweep.facts["recipe"], sweep.path.parent)
     preset = sweep.facts["preset"]
     if sweep.facts.get("sampler"):
         suggest.require(sweep.facts["sampler"])
