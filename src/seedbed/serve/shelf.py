@@ -13,7 +13,7 @@ from seedbed.track.run import Run, full_name, run_names
 
 # Numbers of runs that were looked at lately stay in memory, up to this much.
 MAX_BYTES = 96 << 20
-NUM_SPARK = 40
+NUM_SPARK = 36
 _WATCHED = ("config.json", "status.json", "rows.jsonl", "events.jsonl", "lock")
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -25,6 +25,7 @@ class Shelf:
     def __init__(self, root: Path) -> None:
         self.root = Path(root).absolute()
         self.version = 0
+        self._looked = False
         self._lock = threading.RLock()
         self._known: dict[str, tuple[Stamp, dict[str, Any]]] = {}
         self._changed: dict[str, int] = {}
@@ -51,6 +52,7 @@ class Shelf:
                 self._columns.pop(name, None)
                 self._events.pop(name, None)
                 self._mark(name)
+            self._looked = True
             return self.version
 
     def listing(self) -> list[dict[str, Any]]:
@@ -74,12 +76,19 @@ class Shelf:
             self._look(name)
             return self._known[name][1]
 
-    def stamp(self, name: str) -> Stamp:
+    def stamp(self, name: str, parts: tuple[str, ...] = (*_WATCHED, "console.log")) -> Stamp:
         """Changes when a file of the run that pages show does; all zeros when the run is gone."""
-        return tuple(_stamp(self.root / name / part) for part in (*_WATCHED, "console.log"))
+        return tuple(_stamp(f"{self.root}/{name}/{part}") for part in parts)
+
+    def children(self, name: str) -> list[str]:
+        """Runs that name this one as their parent, as far as the last look went."""
+        with self._lock:
+            if not self._looked:
+                self.refresh()
+            return [child for child, (_, summary) in self._known.items() if summary["parent"] == name]
 
     def _look(self, name: str) -> None:
-        stamp = tuple(_stamp(self.root / name / part) for part in _WATCHED)
+        stamp = self.stamp(name, _WATCHED)
         before = self._known.get(name)
         # A killed process leaves no trace but its lock, so what is thought to run is asked again.
         if before is not None and before[0] == stamp and before[1]["status"] != "running":
@@ -118,7 +127,7 @@ def is_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and len(name) < 256
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
+def _stamp(path: str) -> tuple[int, int, int]:
     try:
         found = os.stat(path)
     except OSError:
@@ -134,7 +143,7 @@ def _summary(run: Run) -> dict[str, Any]:
     known = {key: short[key] for key in _SHOWN}
     title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
     measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
-    return lines.finite({**known, "title": title, **measured, "spark": glimpse(run.path / "rows.jsonl", "loss", NUM_SPARK)})
+    return {**lines.finite({**known, "title": title, **measured}), "spark": glimpse(run.path / "rows.jsonl", "loss", NUM_SPARK)}
 
 
 _SHOWN = ("name", "recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "why", "parent", "sweep")

@@ -40,9 +40,9 @@ def run_page(shelf: Shelf, name: str) -> dict[str, Any]:
     status, events = run.status(), shelf.events(name)
     page |= {"version": config.get("version"), "hash": config.get("hash"), "code": code.describe(run.code_json())}
     page |= {"command": run.command(), "error": status.get("error"), "verdict": status.get("verdict")}
-    page |= {"config": config_table(run, config), "children": _children(shelf, name), "events": time_line(shelf, name)}
+    page |= {"config": config_table(run, config), "children": shelf.children(name)[:50], "events": time_line(shelf, name)}
     page |= {"preflight": _preflight(run, events), "time": _time_use(shelf, name, status), "notes": notes(shelf, name)}
-    page["checkpoints"], page["metric"] = _checkpoints(run)
+    page["checkpoints"], page["metric"] = _checkpoints(shelf, run)
     return page | {"opens": _opens(config, page["checkpoints"])}
 
 
@@ -103,13 +103,10 @@ def notes(shelf: Shelf, name: str) -> list[dict[str, str]]:
         return []
 
 
-def _children(shelf: Shelf, name: str) -> list[str]:
-    return [run["name"] for run in shelf.listing() if run["parent"] == name][:50]
-
-
-def _checkpoints(run: Run) -> tuple[list[dict[str, Any]], str | None]:
+def _checkpoints(shelf: Shelf, run: Run) -> tuple[list[dict[str, Any]], str | None]:
+    columns = shelf.columns(run.name)
     try:
-        found, metric = checkpoints.describe(run)
+        found, metric = checkpoints.describe(run, dict(zip(columns.column("step"), columns.column("loss"), strict=True)))
     except OSError:  # one was thinned out while we looked
         return [], None
     kept = ("name", "step", "loss", "evaluation", "best", "bytes", "missing", "created")
@@ -249,7 +246,8 @@ def compare(shelf: Shelf, names: list[str]) -> dict[str, Any]:
 def _level(shelf: Shelf, name: str) -> dict[str, Any]:
     """Where a run ended: loss over its last rows with its scatter, best evaluation, speed."""
     short, columns = shelf.summary(name), shelf.columns(name)
-    last = facts.last_losses([{"loss": value} for value in columns.column("loss")])
+    losses = np.array(columns.column("loss"))
+    last = facts.last_of(losses[np.isfinite(losses)].tolist())
     mean, sd = facts.mean_and_sd(last)
     metric, points = facts.evaluations(shelf.events(name))
     best = min((value for _, value in points), default=None)

@@ -27,11 +27,16 @@ def list_checkpoints(root: Path, name: str, as_json: bool) -> int:
     return 0
 
 
-def describe(run: Run) -> tuple[list[dict[str, Any]], str | None]:
-    """The checkpoints in plain values, and the name of the number that decides which is best."""
+def describe(run: Run, losses: dict[Any, Any] | None = None) -> tuple[list[dict[str, Any]], str | None]:
+    """The checkpoints in plain values, and the name of the number that decides which is best.
+
+    `losses` by step spare whoever knows them another reading of the rows.
+    """
     names, best = run.checkpoints()
     metric, points = facts.evaluations(run.events())
-    values, losses = dict(points), {row.get("step"): row.get("loss") for row in run.rows()}
+    values = dict(points)
+    if losses is None:
+        losses = {row.get("step"): row.get("loss") for row in run.rows()}
     found = []
     for name in names:
         step = int(name.removeprefix("step-")) if name.removeprefix("step-").isdigit() else -1

@@ -79,7 +79,11 @@ def evaluations(events: Iterable[dict[str, Any]]) -> tuple[str | None, list[tupl
 
 def last_losses(rows: list[dict[str, Any]]) -> list[float]:
     """The losses at the end of the run, for its final level and its noise."""
-    losses = [float(row["loss"]) for row in rows if is_number(row.get("loss"))]
+    return last_of([float(row["loss"]) for row in rows if is_number(row.get("loss"))])
+
+
+def last_of(losses: list[float]) -> list[float]:
+    """Those that count as the end of the run."""
     return losses[-min(NUM_LAST, max(len(losses) // 2, 1)) :]
 
 
