@@ -12,6 +12,7 @@ from seedbed import config as configs
 from seedbed.data.feed import Feed
 from seedbed.launch import local
 from seedbed.recipes import find
+from seedbed.recipes.flow.judge import JudgeConfig, train_judge
 from seedbed.recipes.flow.sampling import Sampling, generate
 from seedbed.recipes.flow.system import Flow
 
@@ -126,3 +127,11 @@ def test_samples_are_those_of_the_cpu() -> None:
     there = generate(system.model, label, sampling, seed=1).cpu()
     here = generate(system.model.cpu(), label, sampling, seed=1)
     torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
+
+
+def test_a_judge_learns_although_an_autocast_is_open_around_it() -> None:
+    """Its narrowed weights must not outlive a step: an open autocast keeps them, and nothing would be learned."""
+    system, engine, _ = made()
+    with torch.autocast("cuda", dtype=torch.bfloat16), torch.autocast("cuda", enabled=False):
+        judge = train_judge(system.data, engine.device, JudgeConfig(width=16, epochs=4, batch=64))
+    assert judge.accuracy > 0.5

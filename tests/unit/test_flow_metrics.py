@@ -169,6 +169,15 @@ def test_the_judge_learns_and_its_features_are_standard(judged):
     assert not any(p.requires_grad for p in judge.parameters()) and not judge.training
 
 
+def test_a_judge_that_guesses_is_refused_and_not_kept(tmp_path):
+    data = shapes(valid=0.9)
+    mixed = np.random.default_rng(0).permutation(data.train.arrays["class"])
+    data.train.arrays["class"][:] = mixed
+    with pytest.raises(UserError, match="real held-out images apart, and guessing"):
+        open_judge(data, tmp_path, CPU, JudgeConfig(width=8, epochs=1, batch=16))
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_judge_is_found_again_by_its_hash(judged, monkeypatch):
     data, judge, folder = judged
     monkeypatch.setattr("seedbed.recipes.flow.judge.train_judge", lambda *args: pytest.fail("trained again"))

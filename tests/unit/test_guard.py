@@ -29,6 +29,19 @@ def test_a_spike_is_seen_and_does_not_enter_the_statistics() -> None:
     assert watch.spikes(limit * 1.5), "a second one is as visible as the first"
 
 
+def test_jumps_of_a_solved_task_are_no_spikes() -> None:
+    """A loss near nothing jumps by factors when a single item fails; what has learned is not sent back for that."""
+    watch = SpikeWatch(Guard())
+    for loss in [3.0, *(0.001 + 1e-5 * (n % 7) for n in range(200))]:
+        assert not watch.spikes(loss)
+    for loss, spikes in ((0.29, False), (0.31, True)):
+        kept = SpikeWatch(Guard())
+        kept.load_state(json.loads(json.dumps(watch.state())))
+        assert kept.spikes(loss) == spikes
+        kept.restart()
+        assert kept.state()["floor"] == pytest.approx(0.3), "a roll-back does not forget where the run began"
+
+
 def test_values_that_are_not_finite_never_enter() -> None:
     watch = SpikeWatch(Guard())
     for loss in noisy(200):

@@ -10,6 +10,8 @@ from seedbed.nn.norms import EPS
 # Of the sizes tried on an H200 at 65,536 x 50,304 the fastest.
 BLOCK, NUM_WARPS = 4096, 16
 LOG2E = tl.constexpr(1.4426950408889634)
+# Sums beyond it are taken against the largest logit instead: their reciprocals would leave the range of whole precision.
+FAR = tl.constexpr(1e30)
 
 
 def softmax_minus_onehot_(logits_NV: Tensor, targets_N: Tensor, vocab: int) -> Tensor:
@@ -26,7 +28,8 @@ def softmax_minus_onehot_(logits_NV: Tensor, targets_N: Tensor, vocab: int) -> T
 @triton.jit
 def _kernel(logits, targets, nats, stride, vocab, padded, block: tl.constexpr):
     # Once for the sum, each lane for itself and against the target's logit, so that no block waits for a maximum; then, newest
-    # first and while the row is still in the cache, for the gradient. Powers of two: one product less per number.
+    # first and while the row is still in the cache, for the gradient. Differences come before products: what is equal to the
+    # base counts as exactly 1, and rounding grows with the distance from it, not with the size of the logits.
     row = tl.program_id(0).to(tl.int64)
     first = logits + row * stride
     target = tl.load(targets + row)
@@ -34,27 +37,32 @@ def _kernel(logits, targets, nats, stride, vocab, padded, block: tl.constexpr):
     lane = tl.arange(0, block)
     full = vocab // block * block
     last = _columns(first, full + lane, vocab, padded)
-    zero = at_target * LOG2E
-    sums = tl.exp2(last * LOG2E - zero)
+    base = at_target
+    sums = _power(last, base)
     for start in range(0, full, block):
-        sums += tl.exp2(tl.load(first + start + lane).to(tl.float32) * LOG2E - zero)
-    loss = tl.log(tl.sum(sums, 0))
-    if loss == float("inf"):  # some logit is more than 88 above the target's
-        loss = _careful(first, vocab, padded, block) - at_target
-    tl.store(nats + row, loss)
-    zero = (at_target + loss) * LOG2E
+        sums += _power(tl.load(first + start + lane).to(tl.float32), base)
+    total = tl.sum(sums, 0)
+    if not total < FAR:  # some logit is far above the target's, or is not a number
+        base, total = _careful(first, vocab, padded, block)
+    tl.store(nats + row, tl.log(total) + (base - at_target))
+    share = 1.0 / total
     column = full + lane
-    tl.store(first + column, tl.exp2(last * LOG2E - zero).to(logits.dtype.element_ty), mask=column < padded)
+    tl.store(first + column, (_power(last, base) * share).to(logits.dtype.element_ty), mask=column < padded)
     for before in range(block, full + block, block):
         here = first + (full - before) + lane
-        tl.store(here, tl.exp2(tl.load(here).to(tl.float32) * LOG2E - zero).to(logits.dtype.element_ty))
+        tl.store(here, (_power(tl.load(here).to(tl.float32), base) * share).to(logits.dtype.element_ty))
     tl.debug_barrier()  # the one column that differs is written over, last
-    tl.store(first + target, (tl.exp2(at_target * LOG2E - zero) - 1.0).to(logits.dtype.element_ty))
+    tl.store(first + target, (_power(at_target, base) * share - 1.0).to(logits.dtype.element_ty))
+
+
+@triton.jit
+def _power(x, base):
+    return tl.exp2((x - base) * LOG2E)
 
 
 @triton.jit
 def _careful(first, vocab, padded, block: tl.constexpr):
-    # The logarithm of the sum of exponentials, against a running maximum.
+    # The largest logit, and the sum of exponentials against it as it was found on the way.
     top = float("-inf")
     total = 0.0
     for start in range(0, padded, block):
@@ -62,7 +70,7 @@ def _careful(first, vocab, padded, block: tl.constexpr):
         higher = tl.maximum(top, tl.max(x, 0))
         total = total * tl.exp(top - higher) + tl.sum(tl.exp(x - higher), 0)
         top = higher
-    return top + tl.log(total)
+    return top, total
 
 
 @triton.jit

@@ -7,25 +7,31 @@ from seedbed.config import Guard
 
 # Clean runs on batches of 8, three seeds of 800 steps: 8 to 11 alarms without it, none with it; kicks exceed it many times.
 TAIL = 3.0
+# A loss below this share of the run's first one is a task that is solved: single items that still fail make it jump by factors,
+# and it comes back by itself. Roll-backs there cost a run that had learned to add half of its steps.
+SOLVED = 0.1
 
 
 class SpikeWatch:
     """Mean and deviation of the last finite losses; a loss above mean + sigmas x deviation is a spike.
 
     Small batches have heavy tails, which a deviation does not know: a spike also rises `TAIL` times as far above the mean as
-    anything in the window did.
+    anything in the window did, and above the `SOLVED` share of the first loss.
     """
 
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.losses: deque[float] = deque(maxlen=guard.window)
         self._sum = self._squares = self._shift = 0.0
+        self._floor: float | None = None
         self._near = 0.5 * guard.sigmas**2
 
     def spikes(self, loss: float) -> bool:
         """Look at the next loss. Spikes and non-finite values never enter the statistics."""
         if not isfinite(loss):
             return False
+        if self._floor is None:
+            self._floor = SOLVED * loss
         losses, shift = self.losses, self._shift
         num = len(losses)
         if num == losses.maxlen:
@@ -48,7 +54,7 @@ class SpikeWatch:
 
     def limit(self) -> float:
         mean = self._sum / len(self.losses) + self._shift
-        return max(self._band(), mean + TAIL * (max(self.losses) - mean))
+        return max(self._band(), mean + TAIL * (max(self.losses) - mean), self._floor or 0.0)
 
     def _band(self) -> float:
         mean = self._sum / len(self.losses)
@@ -61,11 +67,12 @@ class SpikeWatch:
         self._sum = self._squares = 0.0
 
     def state(self) -> dict:
-        return {"losses": list(self.losses), "sums": [self._sum, self._squares, self._shift]}
+        return {"losses": list(self.losses), "sums": [self._sum, self._squares, self._shift], "floor": self._floor}
 
     def load_state(self, state: dict) -> None:
         self.losses = deque(state["losses"], maxlen=self.guard.window)
         self._sum, self._squares, self._shift = state["sums"]  # the sums as they were, not summed anew: rounding counts
+        self._floor = state["floor"]
 
 
 class Incidents:

@@ -263,8 +263,8 @@ def _look(job: Job, step: int, values: list[float]) -> bool:
         return True
     job.last_loss = measured["loss"]
     if job.incidents.watch.spikes(job.last_loss):
+        limit = job.incidents.watch.limit()  # a roll-back forgets it
         answer = job.incidents.spike(step)
-        limit = job.incidents.watch.limit() if job.incidents.watch.losses else float("nan")
         _report(job, step, "spike", f"loss {job.last_loss:.4g} left its band (limit {limit:.4g})", answer, measured)
         if answer != "warn":
             return _send_back(job, answer, "diverged")

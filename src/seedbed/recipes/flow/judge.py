@@ -113,9 +113,20 @@ def open_judge(
     if judge is None:
         start = time.monotonic()
         judge = train_judge(data, device, config, say)
+        _require_skill(judge, data)
         _save(folder / f"{name}.json", judge)
         say(f"judge {judge.hash} trained in {time.monotonic() - start:.0f} s: {judge.accuracy:.1%} of the held-out images right")
     return judge.to(device).eval().requires_grad_(False)
+
+
+def _require_skill(judge: Judge, data: ImageData) -> None:
+    """A judge that guesses would fill the table with numbers that say nothing."""
+    chance = np.bincount(data.valid.arrays["class"]).max() / data.valid.num_items
+    if judge.accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / data.valid.num_items):
+        raise UserError(
+            f"the judge tells {judge.accuracy:.1%} of the real held-out images apart, and guessing {chance:.1%}: its table would "
+            "say nothing; look whether the images are in the folders of their classes (seedbed data inspect)"
+        )
 
 
 def _save(path: Path, judge: Judge) -> None:
