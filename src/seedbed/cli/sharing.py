@@ -9,6 +9,36 @@ from seedbed.errors import UserError
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
 
+# ---- in the terminal -------------------------------------------------------------------------------------------------
+
+
+def _once(parser: Parser) -> None:
+    parser.add_argument("--once", action="store_true", help="print it a single time")
+
+
+@verb("top", "[--once]", "what trains now, how fast and until when", _once)
+def _top(given: argparse.Namespace) -> int:
+    from seedbed.track import top
+
+    return top.top(given.runs, given.once, given.json)
+
+
+def _watch_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="RUN")
+    parser.add_argument("key", nargs="?", default="loss", metavar="KEY", help="a number of its rows or evaluations")
+    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
+    _once(parser)
+
+
+@verb("watch", "RUN [KEY] [--log] [--once]", "the curve of a run in the terminal, while it grows", _watch_arguments)
+def _watch(given: argparse.Namespace) -> int:
+    from seedbed.track import top
+
+    return top.watch(given.runs, given.name, given.key, log=given.log, once=given.once)
+
+
+# ---- for others ------------------------------------------------------------------------------------------------------
+
 
 def _mirror_arguments(parser: Parser) -> None:
     parser.add_argument("names", nargs="+", metavar="RUN")

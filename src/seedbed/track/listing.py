@@ -5,7 +5,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seedbed.track import facts, lines, queue
+from seedbed.track import colour, facts, lines, queue
 from seedbed.track.run import full_name
 from seedbed.track.text import age, clip, number, one_line, table
 
@@ -47,11 +47,13 @@ def runs_table(found: list[dict[str, Any]]) -> str:
     """Summaries as a table, cut to the width of the terminal."""
     header = ["name", "recipe", "status", "step", "loss", "best", "age", "why"]
     rows = [_cells(s) for s in found]
-    if any(s["queue"] for s in found):
+    if any(s.get("queue") for s in found):
         header.insert(3, "queue")
         for s, cells in zip(found, rows, strict=True):
-            cells.insert(3, s["queue"] or "")
-    return table(header, rows, right=range(len(header) - 5, len(header) - 1))
+            cells.insert(3, s.get("queue") or "")
+    on = colour.allowed()
+    paint = {2: lambda part: colour.paint_status(part, on)}
+    return table(header, rows, right=range(len(header) - 5, len(header) - 1), paint=paint)
 
 
 def _cells(s: dict[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 # What a terminal could take for a command, newline and tab apart: controls, bidirectional overrides, halves of surrogate pairs.
@@ -96,14 +96,32 @@ def width() -> int:
         return 120
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = (), max_width: int | None = None) -> str:
-    """Aligned columns; those numbered in `right` are flush right, and the last one gives way when lines grow too long."""
+def table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Sequence[int] = (),
+    max_width: int | None = None,
+    paint: dict[int, Callable[[str], str]] | None = None,
+) -> str:
+    """Aligned columns; those numbered in `right` are flush right, and the last one gives way when lines grow too long.
+
+    `paint` colours columns by their number, after everything has found its place: colours have no width.
+    """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     out = []
     for row in (header, *rows):
         cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-        out.append(clip("  ".join(cells).rstrip(), max_width or width()))
+        line = clip("  ".join(cells).rstrip(), max_width or width())
+        out.append(line if row is header else _painted(line, widths, paint or {}))
     return "\n".join(out)
+
+
+def _painted(line: str, widths: Sequence[int], paint: dict[int, Callable[[str], str]]) -> str:
+    for column in sorted(paint, reverse=True):
+        start = sum(widths[:column]) + 2 * column
+        end = start + widths[column]
+        line = line[:start] + paint[column](line[start:end]) + line[end:]
+    return line
 
 
 def wrapped(words: Sequence[str], max_width: int, gap: str = "  ") -> list[str]:
