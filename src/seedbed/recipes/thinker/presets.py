@@ -169,7 +169,8 @@ def ablation() -> Config:
 def copy() -> Config:
     """Say twenty symbols again, after training on one to twenty of them.
 
-    `seedbed train thinker/copy` on one GPU: minutes. The goal is no error in 65,536 samples of length 20.
+    `seedbed train thinker/copy` on one GPU: a minute or two. On an H200 the evaluation held no error from step 2,000 on; the
+    goal is none in 65,536 samples of length 20.
     """
     return Config(
         model=ModelConfig(n_latent="16"),
@@ -177,7 +178,7 @@ def copy() -> Config:
         optim=_adam(2e-3),
         schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.01),
         every=Every(log=100, eval=1000, sample=0, save=5000),
-        steps=20_000,
+        steps=6000,
         batch=512,
         ema=0.999,
         precision="tf32",
@@ -210,23 +211,24 @@ def roll_num() -> Config:
 
 
 def copy40() -> Config:
-    """Say forty symbols again: 160 bits through 24 vectors.
+    """Say forty symbols again, one latent for each.
 
-    `seedbed train thinker/copy40` on one GPU: minutes. The goal is no error in 65,536 samples of length 40.
+    `seedbed train thinker/copy40` on one GPU: minutes. On an H200 the evaluation held no error from step 2,000 on; the goal is
+    none in 65,536 samples of length 40. With 24 latents and a rate of 1e-3 it takes many times as long.
     """
-    base = copy()
-    model = ModelConfig(width=64, heads=8, n_latent="24")
-    return replace(base, model=model, data=DataConfig(task="copy", length=40), optim=_adam(1e-3), steps=30_000)
+    model = ModelConfig(width=64, heads=8, n_latent="40")
+    return replace(copy(), model=model, data=DataConfig(task="copy", length=40), optim=_adam(3e-3))
 
 
 def add16() -> Config:
     """Add two numbers below 1000 in base 16, with a tenth of all pairs never shown.
 
     `seedbed train thinker/add16` on one GPU: minutes. The report asks all 10^6 pairs and counts those held out apart; the goal
-    is 99.9 % exact or better.
+    is 99.9 % exact or better. On an H200 evaluations were free of errors from step 4,000 on.
     """
-    base = copy()
-    return replace(base, model=ModelConfig(n_step="2:6"), data=DataConfig(task="add", base=16, max_value=1000, held=0.1))
+    model = ModelConfig(width=64, n_step="2:6")
+    data = DataConfig(task="add", base=16, max_value=1000, held=0.1)
+    return replace(copy(), model=model, data=data, optim=_adam(3e-3), steps=12_000)
 
 
 def cumsum() -> Config:
@@ -237,7 +239,7 @@ def cumsum() -> Config:
     """
     model = ModelConfig(width=64, heads=8, n_latent="4:16:2", n_step="4:12")
     data = DataConfig(task="cumsum", length=10)
-    return replace(copy(), model=model, data=data, optim=_adam(2e-3), steps=40_000)
+    return replace(copy(), model=model, data=data, optim=_adam(3e-3), steps=40_000)
 
 
 def chomsky() -> Config:
@@ -257,7 +259,7 @@ def chomsky() -> Config:
     )
     lengths = (41, 50, 75, 100, 150, 200, 300, 400, 500)
     data = DataConfig(task="reverse_string", length=40, test=8192, test_lengths=lengths)
-    return replace(copy(), model=model, data=data, optim=_adam(1e-3), batch=128)
+    return replace(copy(), model=model, data=data, optim=_adam(1e-3), batch=128, steps=20_000)
 
 
 def prefix() -> Config:
@@ -278,7 +280,7 @@ def prefix() -> Config:
     lessons = CurriculumConfig(kind="mixed", start=2)
     data = DataConfig(task="prefix", length=32, curriculum=lessons, test=8192, test_lengths=(48, 64, 128, 256, 512))
     late = Schedule(kind="wsd", warmup=0.05, decay=0.3, floor=0.01)
-    return replace(copy(), model=model, data=data, optim=_adam(1e-3), schedule=late, batch=128)
+    return replace(copy(), model=model, data=data, optim=_adam(1e-3), schedule=late, batch=128, steps=20_000)
 
 
 def mirrored() -> Config:
