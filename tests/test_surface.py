@@ -27,6 +27,7 @@ VERBS = {
     "demo", "doctor", "check", "train", "resume", "cancel", "sample", "export", "find-lr", "find-batch", "profile", "plan",
     "replay", "overfit", "sweep", "think", "ablate", "serve", "play", "drill",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
+    "runs export", "runs mirror", "report", "top", "watch", "completion",
     "data prepare", "data inspect", "data verify", "data bench", "data show", "data record",
 }  # fmt: skip
 

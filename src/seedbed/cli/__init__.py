@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedbed.cli import drilling, looking, measuring, serving, sharing, training
+from seedbed.cli import completing, drilling, looking, measuring, serving, sharing, training
 from seedbed.cli.words import Parser
 from seedbed.errors import UserError
 
@@ -16,7 +16,8 @@ EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
 # Troubles of the disk that a person can mend; any other OSError is ours to explain.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
-VERBS = {**training.VERBS, **measuring.VERBS, **drilling.VERBS, **looking.VERBS, **sharing.VERBS, **serving.VERBS}
+_PARTS = (training, measuring, drilling, looking, sharing, serving, completing)
+VERBS = {name: found for part in _PARTS for name, found in part.VERBS.items()}
 GROUPS = {"runs": "list", "data": None}
 SECTIONS = {
     "demo": "train",
@@ -25,6 +26,7 @@ SECTIONS = {
     "doctor": "examine",
     "data prepare": "data",
     "runs list": "look back",
+    "top": "watch and share",
 }
 
 
@@ -98,7 +100,7 @@ def dispatch(words: list[str]) -> int:
     name, rest = _verb_name(words[first:])
     if name not in VERBS:
         return _group_help(name)
-    parser = _parser(name)
+    parser = parser_of(name)
     parser.set_defaults(runs=options.runs, json=options.json)
     return VERBS[name].act(parser.read(rest))
 
@@ -131,7 +133,8 @@ def _known(name: str) -> str:
     raise UserError(f"there is no verb `{name}`; {hint}")
 
 
-def _parser(name: str) -> Parser:
+def parser_of(name: str) -> Parser:
+    """The parser of one verb."""
     found = VERBS[name]
     parser = Parser(prog=f"seedbed {name}", usage=f"seedbed {name} {found.usage}", description=found.about, allow_abbrev=False)
     found.arguments(parser)

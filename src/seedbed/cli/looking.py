@@ -201,8 +201,17 @@ def _note(given: argparse.Namespace) -> int:
     return verbs.note(given.runs, given.name, given.words)
 
 
-@verb("journal", "[RUN]", "print the journal, or a run's entry", lambda p: p.add_argument("name", nargs="?", metavar="RUN"))
-def _journal(given: argparse.Namespace) -> int:
-    from seedbed.track import verbs
+def _journal_arguments(parser: Parser) -> None:
+    parser.add_argument("name", nargs="?", metavar="RUN")
+    parser.add_argument("--week", action="store_true", help="what the last seven days taught, and what is still open")
 
+
+@verb("journal", "[RUN] [--week]", "print the journal, a run's entry, or what the week taught", _journal_arguments)
+def _journal(given: argparse.Namespace) -> int:
+    from seedbed.track import verbs, week
+
+    if given.week:
+        if given.name:
+            raise UserError("--week tells of all runs; drop it or the name")
+        return week.print_week(given.runs, given.json)
     return verbs.print_journal(given.runs, given.name, given.json)

@@ -40,22 +40,6 @@ def _watch(given: argparse.Namespace) -> int:
 # ---- for others ------------------------------------------------------------------------------------------------------
 
 
-def _mirror_arguments(parser: Parser) -> None:
-    parser.add_argument("names", nargs="+", metavar="RUN")
-    parser.add_argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio, mlflow; +checkpoints")
-
-
-@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard, trackio or MLflow after the fact", _mirror_arguments)
-def _runs_mirror(given: argparse.Namespace) -> int:
-    from seedbed.track.mirrors import choose
-    from seedbed.track.run import Run
-
-    choices = choose.read(given.to)
-    for run in [Run.open(given.runs, name) for name in given.names]:
-        choose.send(run, choices, print)
-    return 0
-
-
 def _report_arguments(parser: Parser) -> None:
     parser.add_argument("names", nargs="+", metavar="RUN|SWEEP|A..B")
     parser.add_argument("--html", action="store_true", help="one file with everything in it, for any browser")
@@ -99,3 +83,19 @@ def _runs_export(given: argparse.Namespace) -> int:
         raise UserError("choose one of --events and --table")
     what = "events" if given.events else "runs" if given.table or not given.names else "rows"
     return share_export.export(given.runs, given.names, kind="csv" if given.csv else "parquet", what=what, out=given.out)
+
+
+def _mirror_arguments(parser: Parser) -> None:
+    parser.add_argument("names", nargs="+", metavar="RUN")
+    parser.add_argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio, mlflow; +checkpoints")
+
+
+@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard, trackio or MLflow after the fact", _mirror_arguments)
+def _runs_mirror(given: argparse.Namespace) -> int:
+    from seedbed.track.mirrors import choose
+    from seedbed.track.run import Run
+
+    choices = choose.read(given.to)
+    for run in [Run.open(given.runs, name) for name in given.names]:
+        choose.send(run, choices, print)
+    return 0
