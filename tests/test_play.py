@@ -153,7 +153,7 @@ def test_a_walk_becomes_a_recording_by_the_convention(visit: Visit):
     assert recording.frames_THWC[:13, 0, 0, 1].tolist() == list(range(13))
     assert recording.frames_THWC[13, 0, 0, 0] == 2
     assert np.allclose(np.diff(recording.time_T), 0.05)
-    assert recording.facts["source"] == {"kind": "played", "of": "dream", "run": "walk"}
+    assert recording.facts["source"] == {"name": "played", "of": "dream", "run": "walk"}
 
 
 def test_a_recorded_simulator_tells_what_was_done_and_what_was_asked(visit: Visit):

@@ -80,7 +80,7 @@ class Recorder:
             [(axis.name, axis.unit) for axis in self.player.axes],
             pose=np.stack(self._poses) if simulated else None,
             command=np.stack(self._commands) if simulated else None,
-            source={"kind": "played", "of": self.of, "run": self.run},
+            source={"name": "played", "of": self.of, "run": self.run},
             simulator=self.player.simulator() if simulated else None,
         )
         self._file.close()

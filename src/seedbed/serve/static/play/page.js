@@ -116,6 +116,7 @@ function step() {
 
 function reset(seed) {
   page.seed = Math.min(Math.max(0, seed), page.facts.num_seeds - 1);
+  page.controls.value.fill(0);
   $("seed").value = page.seed;
   $("seed-number").textContent = `${page.seed + 1} of ${page.facts.num_seeds}`;
   send({ do: "reset", seed: page.seed, beside: page.beside, memory: $("memory-card").open });
@@ -159,6 +160,11 @@ function wire() {
     keys[event.code]();
   });
 }
+
+// A button that was clicked gives the keys back to the walk; one reached by the keyboard keeps them.
+addEventListener("click", (event) => {
+  if (event.detail > 0 && event.target.closest("button, summary")) $("dream").focus({ preventScroll: true });
+});
 
 function pace() {
   page.interval = Number($("speed").value);
