@@ -110,10 +110,11 @@ class Lab:
         self.children.append(Child(pid, out))
         return self.children[-1]
 
-    def start_fresh(self, *words: str) -> Child:
-        """`seedbed WORDS` by a new interpreter, which also has to load everything."""
+    def start_fresh(self, *words: str, num_ranks: int = 0) -> Child:
+        """`seedbed WORDS` by a new interpreter, which also has to load everything; or by several, through torchrun."""
         out = self._output()
-        command = [sys.executable, "-m", "seedbed", *words]
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={num_ranks}", "-m"] if num_ranks else []
+        command = [sys.executable, "-m", *torchrun, "seedbed", *words]
         env = {**os.environ, "SEEDBED_RUNS": str(self.root), "OMP_NUM_THREADS": "1"}
         with out.open("wb") as file:
             popen = subprocess.Popen(command, cwd=self.folder, env=env, stdout=file, stderr=file, stdin=subprocess.DEVNULL)
@@ -219,6 +220,16 @@ def differences(a: checkpoint.Checkpoint, b: checkpoint.Checkpoint) -> list[str]
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
     return a is not None and b is not None and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def near(lab: Lab, one: str, other: str, tolerance: float) -> None:
+    """Every logged loss of two runs agrees within this share of it, or the drill failed."""
+    a, b = lab.rows(one), lab.rows(other)
+    if len(a) != len(b):
+        raise Failed(f"{one} has {len(a)} rows, {other} {len(b)}")
+    far = max(abs(x["loss"] - y["loss"]) / abs(x["loss"]) for x, y in zip(a, b, strict=True))
+    if far > tolerance:
+        raise Failed(f"losses of {one} and {other} differ by {far:.2g}")
 
 
 def last_line(said: str) -> str:

@@ -8,7 +8,7 @@ import signal
 import time
 
 from seedbed.drills import faults
-from seedbed.drills.lab import EVERY, STEPS, Failed, Fault, Lab, Tally, last_line, line_with
+from seedbed.drills.lab import EVERY, STEPS, Failed, Fault, Lab, Tally, last_line, line_with, near
 from seedbed.train import checkpoint
 from seedbed.train.watchdog import EXIT_STALLED
 
@@ -83,7 +83,7 @@ def out_of_memory(lab: Lab, tally: Tally) -> None:
         events = lab.events(name, "out_of_memory")
         if events[-1]["micro_batch"] != limit or lab.run_folder(name).joinpath("config.json").read_text().count('"accum"') < 2:
             raise Failed(f"{name}: recorded {events[-1]}")
-        _near(lab, "straight", name, 1e-4)
+        near(lab, "straight", name, 1e-4)
     stop = faults.at_step(STOP, faults.send(signal.SIGTERM))
     lab.train("stopped", *plain, fault=both(faults.out_of_memory(2, AT), stop), code=143)
     lab.resume("stopped", fault=faults.out_of_memory(2, 1))
@@ -92,15 +92,6 @@ def out_of_memory(lab: Lab, tally: Tally) -> None:
     tally.saw(line_with(said, "with one item at a time").removeprefix("seedbed: "))
     lab.resume("hopeless")
     tally.exact = "same batch, other sums: losses within 1e-4"
-
-
-def _near(lab: Lab, one: str, other: str, tolerance: float) -> None:
-    a, b = lab.rows(one), lab.rows(other)
-    if len(a) != len(b):
-        raise Failed(f"{one} has {len(a)} rows, {other} {len(b)}")
-    far = max(abs(x["loss"] - y["loss"]) / abs(x["loss"]) for x, y in zip(a, b, strict=True))
-    if far > tolerance:
-        raise Failed(f"losses of {one} and {other} differ by {far:.2g}")
 
 
 def feed(lab: Lab, tally: Tally) -> None:
@@ -123,7 +114,7 @@ def feed(lab: Lab, tally: Tally) -> None:
     for name, (act, code, words) in {
         "raises": (raises, 2, f"samples {first} to {first + 7} cannot be read"),
         "leaves": (leaves, 1, f"ended by SystemExit while it read samples {first} to {first + 7}"),
-        "dies": (lambda counter: None, 1, "thread died before sample"),
+        "dies": (lambda counter: None, 1, "RuntimeError: the feed's thread died before sample"),
         "hangs": (hangs, 2, f"samples {first} to {first + 7} for"),
     }.items():
         fault = faults.thread_reads(act)
@@ -164,7 +155,7 @@ def sizes(lab: Lab, tally: Tally) -> None:
     stop = faults.at_step(2 * EVERY, faults.send(signal.SIGTERM))
     lab.train("parts", *plain, fault=stop, code=143)
     lab.resume("parts", "accum=8")
-    _near(lab, "straight", "parts", 1e-5)
+    near(lab, "straight", "parts", 1e-5)
     lab.train("batch", *plain, fault=stop, code=143)
     lab.resume("batch", "batch=16", "accum=4")
     tally.saw(f"the run ends after as many items: {_items(lab, 'straight')}")
