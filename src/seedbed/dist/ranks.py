@@ -68,6 +68,10 @@ class Ranks:
         dist.all_reduce(value)
         return value
 
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all ranks, the same on each; not differentiable."""
+        return self.total(value) / self.world
+
     def total_of_pieces(self, value: Tensor) -> Tensor:
         """The sum over the ranks that hold the pieces of one copy."""
         if self.degrees.shard == 1:
@@ -126,7 +130,9 @@ class Ranks:
         self.collect(None)
 
     def leave(self) -> None:
+        """Part when all have done: whoever started the ranks may end the rest once one has left after a signal."""
         if not self.is_alone:
+            self.meet()
             dist.destroy_process_group()
 
 

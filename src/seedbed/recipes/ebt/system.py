@@ -194,11 +194,11 @@ class EnergySystem(TextSystem):
         counts = self.walk.counts()
         return counts[mix(self.config.seed, step, COUNT) % len(counts)], (step + 1) % self.config.every.log == 0
 
-    def alpha(self) -> Tensor:
-        """The step size."""
+    def alpha(self, engine: Engine | None = None) -> Tensor:
+        """The step size; in training, as something to be learned by all ranks."""
         if self.log_alpha is None:
             return torch.full((), self.walk.alpha, device=self.model.embed.weight.device)
-        return Apart.apply(self.log_alpha).exp()  # type: ignore[union-attr]
+        return Apart.apply(self.log_alpha, engine.ranks.mean if engine else None).exp()  # type: ignore[union-attr]
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         variant = engine.variant if engine is not None else None
@@ -206,7 +206,7 @@ class EnergySystem(TextSystem):
         walk, num_steps = self.calm(num_steps)
         taken = self.begin(batch)
         tokens_BL, z_BTV, place_BT, *_ = taken
-        memories, targets_BT, alpha = self.model.read(tokens_BL[:, :-1]), tokens_BL[:, 1:], self.alpha()
+        memories, targets_BT, alpha = self.model.read(tokens_BL[:, :-1]), tokens_BL[:, 1:], self.alpha(engine)
         sizes = step_sizes(walk, alpha, self.config.seed, place_BT)
         chosen = {"config": walk, "alpha": sizes, "num_steps": num_steps, "draw": self.draw}
         outcome = walk_to_loss(self.model, memories, z_BTV, targets_BT, place_BT, **chosen)

@@ -5,7 +5,7 @@ Shape suffixes: B batch, T time, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -40,17 +40,22 @@ class Draw(nn.Module):
 
 
 class Apart(torch.autograd.Function):
-    """The identity; its gradient is clipped alone and made too small to count in the norm of all, which Adam does not mind."""
+    """The identity; its gradient is clipped alone and made too small to count in the norm of all, which Adam does not mind.
+
+    Clipped is the mean over ranks, not each rank's own: `mean` gives it.
+    """
 
     SHARE = 1e-3
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx, x: Tensor, mean: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        ctx.mean = mean
         return x.clone()
 
     @staticmethod
-    def backward(ctx, *grads: Tensor) -> Tensor:
-        return grads[0].clamp(-1.0, 1.0) * Apart.SHARE
+    def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
+        grad = grads[0] if ctx.mean is None else ctx.mean(grads[0])
+        return grad.clamp(-1.0, 1.0) * Apart.SHARE, None
 
 
 def take_step(model: EnergyModel, memories: list[Memory], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str) -> Step:
