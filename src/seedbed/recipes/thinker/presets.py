@@ -191,7 +191,7 @@ def flip() -> Config:
 
     `seedbed train thinker/flip` on one GPU: minutes.
     """
-    return replace(copy(), data=DataConfig(task="flip", length=20, curriculum=FIXED))
+    return replace(copy(), data=DataConfig(task="flip", length=20, curriculum=FIXED), steps=20_000)
 
 
 def roll() -> Config:
@@ -199,7 +199,7 @@ def roll() -> Config:
 
     `seedbed train thinker/roll` on one GPU: minutes.
     """
-    return replace(copy(), data=DataConfig(task="roll", length=20, curriculum=FIXED))
+    return replace(copy(), data=DataConfig(task="roll", length=20, curriculum=FIXED), steps=20_000)
 
 
 def roll_num() -> Config:
@@ -207,7 +207,7 @@ def roll_num() -> Config:
 
     `seedbed train thinker/roll-num` on one GPU: minutes.
     """
-    return replace(copy(), data=DataConfig(task="roll_num", length=20))
+    return replace(copy(), data=DataConfig(task="roll_num", length=20), steps=20_000)
 
 
 def copy40() -> Config:
