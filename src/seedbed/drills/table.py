@@ -139,7 +139,7 @@ def _line(one: dict[str, Any]) -> str:
         return f"{one['drill']:<20} not run: {one['problem']}"
     numbers = f"{one['num_faults']:>4} faults  {one['num_detected']:>4} detected  {one['steps_lost']:>2} steps lost"
     text = f"{one['drill']:<20} {one['outcome']:<7} {numbers}  exact: {one['bit_exact']}  ({duration(one['seconds'])})"
-    return text + f"\n  {one['problem']}" * (one["outcome"] == "failed")
+    return f"{text}\n  {one['problem']}" if one["outcome"] == "failed" else text
 
 
 def _closing(found: list[dict[str, Any]]) -> str:

@@ -71,13 +71,14 @@ def read(path: Path) -> list[dict[str, Any]]:
 def read_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object, or a UserError that names it."""
     try:
-        if path.stat().st_size > MAX_OBJECT:
-            raise UserError(f"{path} is larger than {MAX_OBJECT >> 20} MiB; it is none of ours")
-        value = json.loads(path.read_bytes())
+        too_large = path.stat().st_size > MAX_OBJECT
+        value = None if too_large else json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise UserError(f"{path} is damaged: it is not JSON") from None
+    if too_large:
+        raise UserError(f"{path} is larger than {MAX_OBJECT >> 20} MiB; it is none of ours")
     if not isinstance(value, dict):
         raise UserError(f"{path} is damaged: it holds no JSON object")
     return value
