@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from seedbed.track.colour import paint
-from seedbed.track.text import number, scaled
+from seedbed.track.text import scaled
 
 _LABEL = 10
 # The eight dots of a braille character, by column and row.
@@ -90,6 +90,6 @@ def _labelled(cells: list[list[str]], place: _Place) -> list[str]:
     every = max(len(cells) // 5, 1)
     out = []
     for row, line in enumerate(cells):
-        told = number(float(place.label(row))) if row % every == 0 or row == len(cells) - 1 else ""
-        out.append(f"{told:>{_LABEL - 1}} " + "".join(line).rstrip())
+        told = f"{place.label(row):.4g}" if row % every == 0 or row == len(cells) - 1 else ""
+        out.append(f"{told:>{_LABEL - 1}} "[-_LABEL:] + "".join(line).rstrip())
     return out

@@ -58,7 +58,7 @@ def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
 
 
 def _last_runs(root: Path, most: int) -> list[str]:
-    found = listing.folded(listing.look(root))[: max(min(most, 5), 0)]
+    found = listing.folded(facts.summaries(root))[: max(min(most, 5), 0)]
     return ["", "last runs", *listing.runs_table(found).splitlines()] if found else []
 
 

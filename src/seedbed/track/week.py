@@ -60,8 +60,9 @@ def _seconds(run: Run) -> float:
 def week_lines(found: dict[str, Any]) -> list[str]:
     """The week for a person: what was learned first, what is open last."""
     entries, late = found["entries"], found["concluded_late"]
-    trained = f", {duration(found['seconds'])} of training" if found["seconds"] else ""
-    out = [f"{found['from']} to {found['to']}: {len(entries)} entries{trained}"]
+    trained = f", {duration(found['seconds'])} of training" if found["seconds"] >= 1 else ""
+    count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+    out = [f"{found['from']} to {found['to']}: {count}{trained}"]
     concluded = [entry for entry in [*late, *entries] if entry["conclusions"]]
     parts = {
         "concluded": concluded,
