@@ -59,11 +59,30 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str) -> int:
-    print("seedbed: " + text.replace("\n", "\n  "), file=sys.stderr)
+    print(f"seedbed: {_rank()}" + text.replace("\n", "\n  "), file=sys.stderr)
     return EXIT_USER
 
 
+def _rank() -> str:
+    """Which of several processes speaks. What all find wrong, the first one tells: the others are ended before they do."""
+    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
+    if rank == "0":
+        return ""
+    import time
+
+    time.sleep(2.0)
+    return f"rank {rank}: "
+
+
+def _has_lost_a_rank(error: Exception) -> bool:
+    """Whether another process is gone in the middle of talking to it."""
+    words = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Connection refused")
+    return "WORLD_SIZE" in os.environ and any(word in f"{type(error).__name__} {error}" for word in words)
+
+
 def _explain_bug(error: Exception) -> int:
+    if _has_lost_a_rank(error):
+        return _complain("another rank has stopped, and this one cannot go on alone; its own line tells why")
     import traceback
 
     from seedbed import recipes

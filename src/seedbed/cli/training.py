@@ -42,11 +42,17 @@ def _mirror_argument(parser: Parser) -> None:
 def _train(given: argparse.Namespace) -> int:
     if not queueing.stays_here(given):
         return queueing.train(given)
+    from seedbed.launch import spawn
+
+    num_ranks = spawn.to_train(given.name, given.settings)
+    if given.dry:
+        spawn.refuse(num_ranks, "--dry")
+        return _dry_run(given)
+    if num_ranks:
+        return spawn.start(num_ranks)
     from seedbed.launch import local
     from seedbed.track.mirrors import choose
 
-    if given.dry:
-        return _dry_run(given)
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
     facts["mirrors"] = choose.read(given.mirror or "")
@@ -75,10 +81,15 @@ def _resume_arguments(parser: Parser) -> None:
 def _resume(given: argparse.Namespace) -> int:
     if not queueing.stays_here(given):
         return queueing.resume(given)
+    from seedbed.launch import spawn
+
+    queueing.refuse_dry(given)
+    num_ranks = spawn.to_resume(given.runs, given.name, given.settings)
+    if num_ranks:
+        return spawn.start(num_ranks)
     from seedbed.launch import local
     from seedbed.track.mirrors import choose
 
-    queueing.refuse_dry(given)
     mirrors = None if given.mirror is None else choose.read(given.mirror)
     check: local.Check = "skip" if given.no_check else "force" if given.force else "quick"
     return local.resume(given.runs, given.name, given.settings, force=given.force, check=check, mirrors=mirrors)

@@ -124,18 +124,19 @@ class WindowSource(Source):
 class _Locator:
     """Counter to rows; a failure names the sample, and bounds are checked before anything is copied."""
 
-    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, stride: int):
+    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, share: tuple[int, int]):
+        rank, world = share
         # The items of a step that are this rank's, and those of all ranks: from one step to the next.
-        self.source, self.batch, self.stride = source, batch, stride
+        self.source, self.batch, self.stride, self.own = source, batch // world, batch, slice(rank, None, world)
         self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
-        self.steps_B = np.arange(batch)
+        self.steps_B = np.arange(batch)[self.own]
         lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
         self.last_row = min(lasts, default=0)
         assert self.last_row >= 0, "an item is longer than its array"
 
     def rows(self, counter: int) -> np.ndarray:
         assert self.order is not None
-        epoch_B, index_B = self.order.at(counter, self.batch)
+        epoch_B, index_B = (column[self.own] for column in self.order.at(counter, self.stride))
         try:
             start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
         except Exception as error:
@@ -143,19 +144,19 @@ class _Locator:
         # As unsigned numbers the negative ones are huge: one test for both ends.
         if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
             wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
-            raise IndexError(f"sample {counter + wrong} lies at row {start_B[wrong]}, outside 0 to {self.last_row}")
+            raise IndexError(f"sample {counter + self.steps_B[wrong]} lies at row {start_B[wrong]}, outside 0 to {self.last_row}")
         return start_B
 
     def _blame(self, counter: int, error: Exception) -> Exception:
         """The same error with the number of the first sample that causes it alone."""
         assert self.order is not None
         kind = UserError if isinstance(error, UserError) else RuntimeError
-        for sample in range(counter, counter + self.batch):
+        for sample in (counter + self.steps_B).tolist():
             try:
                 self.source.locate(*self.order.at(sample, 1))
             except Exception as alone:
                 return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
-        return kind(f"the source failed at samples {counter} to {counter + self.batch - 1}: {type(error).__name__}: {error}")
+        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
 class _Tier(Protocol):
@@ -412,7 +413,8 @@ class _Ship:
 class Feed:
     """Batches on the device. `load` makes a step's items ready, `part` gives micro-batch k of them.
 
-    `share` is (rank, number of ranks): all ranks follow one order, and each takes its own stretch of every batch.
+    `share` is (rank, number of ranks): all ranks follow one order, and of W ranks each takes every W-th item of a batch, so that
+    the first half of a batch is the first half of every rank's.
 
     On the host a part may be kept until the next load but one. On a device parts read the same storage at every step, and
     `part` does no host work, so that a CUDA graph can hold it.
@@ -430,15 +432,12 @@ class Feed:
         limit_bytes: int | None = None,
         share: tuple[int, int] = (0, 1),
     ):
-        rank, world = share
-        own = batch // world
-        if batch % world or own % parts:
-            raise UserError(f"a batch of {batch} does not divide into {parts * world} equal parts")
+        if batch % (parts * share[1]):
+            raise UserError(f"a batch of {batch} does not divide into {parts * share[1]} equal parts")
         assert source.num_items or not source.arrays, "a source with arrays must say how many items it has"
         self.source, self.device = source, torch.device(device)
         self.num_bytes = sum(array.nbytes for array in source.arrays.values())
-        self._first = rank * own
-        locator = _Locator(source, own, seed, shuffle, stride=batch)
+        locator = _Locator(source, batch, seed, shuffle, share)
         fits = self.num_bytes <= (room(self.device) if limit_bytes is None else limit_bytes)
         self._tier: _Tier
         if not fits:
@@ -452,7 +451,7 @@ class Feed:
 
     def load(self, counter: int) -> None:
         """Make the samples counter .. counter + batch - 1 ready: those of them that are this rank's."""
-        self._tier.load(counter + self._first)
+        self._tier.load(counter)
 
     def part(self, k: int) -> dict[str, Tensor]:
         """Micro-batch k of the loaded step."""

@@ -5,6 +5,7 @@ Shape suffixes: B pairs, A control axes, H W pixels.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -82,12 +83,16 @@ def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, a
     return F.softplus(critic(real, memory, action) - critic(fake, memory, action)).mean()
 
 
-def held_weight(error: Tensor, adversarial: Tensor, frame: Tensor, ratio: float) -> tuple[Tensor, Tensor]:
+def held_weight(
+    error: Tensor, adversarial: Tensor, frame: Tensor, ratio: float, together: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
     """The weight at which the adversary pulls at the frame `ratio` times as hard as the error does, and the pull unweighted.
 
-    Measured where both meet, at the frame itself: nothing of the generator has to be gone through twice.
+    Measured where both meet, at the frame itself: nothing of the generator has to be gone through twice. `together` sums over
+    ranks.
     """
     (slope_error,) = torch.autograd.grad(error, frame, retain_graph=True)
     (slope_adversarial,) = torch.autograd.grad(adversarial, frame, retain_graph=True)
-    against = slope_adversarial.norm() / slope_error.norm().clamp_min(1e-12)
+    pull, push = (together(slope.square().sum()).sqrt() for slope in (slope_adversarial, slope_error))
+    against = pull / push.clamp_min(1e-12)
     return (ratio / against.clamp_min(1e-6)).detach(), against.detach()

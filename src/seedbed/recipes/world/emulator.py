@@ -67,7 +67,7 @@ class Emulator(System):
         """Free-running error on fixed held-out windows with their true controls, beside what trivial predictors reach."""
         assert isinstance(source, WindowsOfPlay)
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            found = self.judge.quick(self, source)
+            found = engine.ranks.tell(self.judge.quick(self, source))  # stages follow from it: one answer for all ranks
         if source is self.data.valid:
             gap, error, near = found["gap"], found["free_l1"], found["free_4"]
             self.ladder.measured(gap, found["listens"], error, near)

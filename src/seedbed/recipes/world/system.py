@@ -112,7 +112,7 @@ class World(Emulator):
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        weight, against = adversary.held_weight(error, wish, rollout.frames[-1], model.ratio)
+        weight, against = adversary.held_weight(error, wish, rollout.frames[-1], model.ratio, engine.together)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
