@@ -53,7 +53,7 @@ def _watch(job: Job, limit: float, over: threading.Event) -> None:
     seen, since = (-1, 0.0), time.monotonic()
     while not over.wait(period):
         # Should a call in C keep Python itself from running, this timer is the one that still goes off.
-        _arm(2 * limit + period)
+        _arm(limit + 60.0)
         now = (job.step, job.items)
         if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving take what they take
             seen, since = now, time.monotonic()
@@ -83,8 +83,9 @@ def _give_up(job: Job, seconds: float) -> None:
 
 
 def _stacks() -> dict[int, list[traceback.FrameSummary]]:
-    """Every thread's stack, innermost frame last."""
+    """The stack of every thread but this one, innermost frame last."""
     frames: dict[int, FrameType] = sys._current_frames()
+    frames.pop(threading.get_ident())
     return {ident: list(traceback.extract_stack(frame)) for ident, frame in frames.items()}
 
 
