@@ -18,7 +18,7 @@ from seedbed.data.boxworld import simulator_of
 from seedbed.data.recording import Axis, Recording, scale_actions
 from seedbed.recipes.world.evaluate import Walk, free_run
 from seedbed.recipes.world.memory import to_float
-from seedbed.recipes.world.metrics import decibels, psnr, sharpness, shift
+from seedbed.recipes.world.metrics import psnr, sharpness, shift
 
 if TYPE_CHECKING:
     from seedbed.data.boxworld import BoxWorld
@@ -215,6 +215,3 @@ def speed(dream: Callable[[], Any], num: int, synchronise: Callable[[], None]) -
         dream()
     synchronise()
     return num / (time.perf_counter() - start)
-
-
-__all__ = ["decibels", "held", "raw_action", "responses", "speed", "standing", "turning", "worst_accuracy"]

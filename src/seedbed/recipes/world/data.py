@@ -22,7 +22,7 @@ from seedbed.recipes.world.recordings import find_recording
 
 # What each stream of random numbers is for.
 LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA = range(401, 407)
-TABLE = 1 << 21
+TABLE = 1 << 20
 _TABLE_SEED = 20
 MEAN_FRAMES = 4096
 

@@ -21,8 +21,7 @@ from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
 
-# Windows looked at; fewer on a processor, and fewer where each takes hundreds of frames.
-NUM = {"cuda": 256, "mps": 64, "cpu": 48}
+# Windows looked at where each takes hundreds of frames.
 NUM_LONG = {"cuda": 64, "mps": 16, "cpu": 8}
 NEAR = 8
 SPOILED, RECOVERS, PATCH = 0.1, 16, 4
@@ -30,10 +29,9 @@ LEVELS = (0.0, 0.02, 0.05, 0.1)
 
 
 @torch.no_grad()
-def examine(system: Emulator, source: WindowsOfPlay, folder: Path | None = None, num: int = 0) -> dict[str, Any]:
-    """Judge `system` on fixed windows of `source`; with a folder, the result is written there."""
+def examine(system: Emulator, source: WindowsOfPlay, folder: Path | None = None, num: int = 256) -> dict[str, Any]:
+    """Judge `system` on `num` fixed windows of `source`; with a folder, the result is written there."""
     device = next(system.parameters()).device.type
-    num = num or NUM[device]
     few = min(num, NUM_LONG[device])
     with torch.compiler.set_stance("force_eager"):
         near = one_walk(system, source, num, 4 * NEAR)

@@ -3,8 +3,6 @@
 Pictures lie in [-1, 1]. Shape suffixes: B pictures, C colours, H W pixels.
 """
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,7 +63,3 @@ def _refined(peak_BHW: Tensor, y_B: Tensor, x_B: Tensor, size: int, across: bool
     bend = (low - 2 * mid + high).clamp_max(-1e-12)
     place_B = at_B + (0.5 * (low - high) / bend).clamp(-0.5, 0.5)
     return torch.where(place_B > size / 2, place_B - size, place_B)
-
-
-def decibels(mse: float) -> float:
-    return -10.0 * math.log10(max(mse, 1e-10))

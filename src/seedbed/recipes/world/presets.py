@@ -70,7 +70,8 @@ class DataConfig:
     """Which recording is learned: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
 
     Simulators are recorded once, `frames` long at `height` x `width` and from the seed `scene`, and kept in the cache; a
-    folder has its own. `actions=command` learns from what was asked for instead of what came of it.
+    folder has its own. `actions=command` learns from what was asked for instead of what came of it. When a run has ended,
+    `examined` held-out windows go through the whole battery of tests; 0 leaves it out.
     """
 
     recording: str = "box"
@@ -79,6 +80,7 @@ class DataConfig:
     width: int = number(64, low=8, high=4096)
     scene: int = number(1, low=0, high=2**31)
     actions: Literal["pose", "command"] = "pose"
+    examined: int = number(256, low=0)
     cache: str = ""
 
     def check(self) -> None:
@@ -94,7 +96,7 @@ def demo() -> Config:
     """
     return Config(
         model=ModelConfig(size="nano", closed=0.3, rollout=4),
-        data=DataConfig(recording="box", frames=12_000, height=32, width=32),
+        data=DataConfig(recording="box", frames=12_000, height=32, width=32, examined=48),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
         every=Every(log=20, eval=200, sample=0, save=400),

@@ -49,8 +49,9 @@ def show(system: Emulator, request: Request, engine: Engine) -> Sample:
     near = {h: psnr(dreams[h - 1], walk.target(h)).mean().item() for h in (1, 4, 16, 64) if h <= len(dreams)}
     text = f"{len(walk.start_B)} walks of {len(dreams)} frames: " + ", ".join(f"{v:.1f} dB at {h}" for h, v in near.items())
     has_ended = not request.options and float(engine.progress) >= 1.0
-    if options["examine"] or has_ended:
-        found = examine(system, source, request.folder, int(options["examine"] or 0))
+    num = int(options["examine"] or (system.config.data.examined if has_ended else 0))
+    if num:
+        found = examine(system, source, request.folder, num)
         text, files = f"{table(found)}\n{text}", [*files, request.folder / "examination.md"]
         system.judge.latest |= {"standing_alarm": float(found["standing"]["alarm"])}
     if request.write:

@@ -1,0 +1,230 @@
+"""The objective of the world recipe: controls and targets of a rollout, no leak, noise by counters, the ladder of stages."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from world_samples import made
+
+from seedbed.recipes.world.data import CONTEXT, Dust
+from seedbed.recipes.world.memory import Layout, quantise, to_float
+from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness, shift
+from seedbed.recipes.world.objective import Noises, open_window, roll
+from seedbed.recipes.world.presets import ModelConfig
+from seedbed.recipes.world.stages import BLIND, EASY, HARD, OPEN, Ladder, Stage
+
+LAYOUT = Layout(((1, 3),))
+
+
+def batch_of(num: int = 4, length: int = 8, axes: int = 2) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    frames = torch.randint(0, 256, (num, length, 8, 8, 3), generator=generator, dtype=torch.uint8)
+    action = torch.arange(num * length, dtype=torch.float32).view(num, length, 1).expand(num, length, axes)
+    return {"frames": frames, "action": action, "index": torch.arange(num) + 100}
+
+
+class Recorder(nn.Module):
+    """Answers the last frame plus a learned constant, and keeps what it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.constant, self.calls = nn.Parameter(torch.tensor(0.25)), []
+
+    def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise: Tensor) -> Tensor:
+        self.calls.append((memory["m1"].detach(), action_BA, level_B))
+        return memory["m1"][:, -3:] + self.constant
+
+
+def quiet() -> Noises:
+    return Noises(Dust(1), 0.0, 0.0)
+
+
+# ---- rollouts ----------------------------------------------------------------------------------------------------------
+
+
+def test_each_step_has_its_own_control_and_target() -> None:
+    """The log's rollout used one control for all steps and scored against a target that was as many steps old."""
+    batch, net = batch_of(), Recorder()
+    window = open_window(batch, LAYOUT, 3, slice(None))
+    rolled = roll(net, window, quiet())
+    frames = to_float(batch["frames"])
+    for j, (memory, action, _) in enumerate(net.calls):
+        assert torch.equal(action, batch["action"][:, 2 + j]), "the control of the newest remembered frame leads to the next"
+        assert torch.equal(window.targets[j], frames[:, 3 + j])
+        torch.testing.assert_close(rolled.errors[j], (rolled.frames[j] - frames[:, 3 + j]).abs().mean())
+        own = [quantise(f.detach()) for f in rolled.frames[:j]]
+        wanted = torch.cat([*frames.unbind(1)[:3], *own], dim=1)[:, -9:] if own else frames[:, :3].flatten(1, 2)
+        assert torch.equal(memory, wanted), f"the memory of step {j}"
+
+
+def test_no_gradient_flows_through_time() -> None:
+    net = Recorder()
+    rolled = roll(net, open_window(batch_of(), LAYOUT, 3, slice(None)), quiet())
+    before = [frame.detach().clone() for frame in rolled.frames]
+    (slope,) = torch.autograd.grad(rolled.errors[2], net.constant)
+    sign = (before[2] - open_window(batch_of(), LAYOUT, 3, slice(None)).targets[2]).sign().mean()
+    torch.testing.assert_close(slope, sign)
+
+
+def test_the_first_step_of_a_rollout_is_the_open_loop() -> None:
+    system, _, feed = made()
+    batch = feed.part(0)
+    one = roll(system.net, open_window(batch, system.layout, 1, slice(None)), system.noises)
+    many = roll(system.net, open_window(batch, system.layout, 3, slice(None)), system.noises)
+    assert torch.equal(one.frames[0], many.frames[0]) and torch.equal(one.errors[0], many.errors[0])
+
+
+def test_targets_are_not_among_the_inputs() -> None:
+    batch = batch_of()
+    changed = {**batch, "frames": batch["frames"].clone()}
+    changed["frames"][:, 3:] = 0
+    seen = []
+    for one in (batch, changed):
+        net = Recorder()
+        roll(net, open_window(one, LAYOUT, 1, slice(None)), Noises(Dust(1), 0.3, 0.0))
+        seen.append(net.calls[0])
+    for a, b in zip(*seen, strict=True):
+        assert torch.equal(a, b)
+
+
+# ---- noise -------------------------------------------------------------------------------------------------------------
+
+
+def test_noise_follows_from_the_counter_alone() -> None:
+    dust, index = Dust(7), torch.tensor([5, 900, 31])
+    whole = dust(index, CONTEXT, 0, (3, 8, 8))
+    alone = dust(index[1:2], CONTEXT, 0, (3, 8, 8))
+    assert torch.equal(whole[1:2], alone)
+    for other in (
+        dust(index, CONTEXT, 1, (3, 8, 8)),
+        dust(index, CONTEXT + 1, 0, (3, 8, 8)),
+        Dust(8)(index, CONTEXT, 0, (3, 8, 8)),
+    ):
+        assert not torch.equal(whole, other)
+
+
+def test_noise_is_normal_and_levels_are_even() -> None:
+    dust, index = Dust(1), torch.arange(512)
+    drawn = dust(index, CONTEXT, 0, (3, 16, 16))
+    assert abs(drawn.mean()) < 0.01 and abs(drawn.std() - 1) < 0.01
+    assert torch.corrcoef(drawn[:8].flatten(1)).fill_diagonal_(0).abs().max() < 0.2, "samples share their noise"
+    level = dust.level(index, 0.4)
+    assert level.min() >= 0 and level.max() < 0.4 and abs(level.mean() - 0.2) < 0.02
+
+
+def test_pictures_larger_than_the_table_get_noise_too() -> None:
+    assert Dust(1)(torch.arange(1), CONTEXT, 0, (12, 512, 256)).std().item() == pytest.approx(1, abs=0.01)
+
+
+def test_noise_level_is_told_as_it_is() -> None:
+    batch, noises = batch_of(num=64), Noises(Dust(1), 0.5, 0.0)
+    window = open_window(batch, LAYOUT, 1, slice(None))
+    net = Recorder()
+    roll(net, window, noises)
+    seen, _, level = net.calls[0]
+    real = (seen - window.memory.tensors()["m1"]).flatten(1).std(1)
+    torch.testing.assert_close(real, level, rtol=0.15, atol=0.01)
+
+
+# ---- stages ------------------------------------------------------------------------------------------------------------
+
+
+def ladder(**changes: float) -> Ladder:
+    return Ladder(ModelConfig(**{"closed": 0.5, "rollout": 3, **changes}))
+
+
+GOOD = {"gap": EASY - 0.1, "listens": 1.0, "error": 0.1, "near": 20.0}
+
+
+def test_closed_loop_waits_for_its_share_and_for_a_measurement() -> None:
+    up = ladder()
+    assert up.stage(60, 100) == OPEN
+    up.measured(**GOOD)
+    assert up.stage(40, 100) == OPEN
+    assert up.stage(50, 100) == Stage("closed", 2)
+    assert up.stage(51, 100) == Stage("closed", 2), "one move per measurement"
+
+
+@pytest.mark.parametrize(
+    ("seen", "length"),
+    [({}, 3), ({"gap": EASY + 0.1}, 2), ({"gap": HARD + 0.1}, 1), ({"listens": BLIND - 0.1}, 2)],
+    ids=["sound", "hard enough", "too hard", "blind"],
+)
+def test_the_rollout_moves_by_one_as_measured(seen: dict, length: int) -> None:
+    up = ladder()
+    up.length = 2
+    up.measured(**{**GOOD, **seen})
+    assert up.stage(60, 100).length == length
+    for _ in range(5):
+        up.measured(**GOOD)
+        up.stage(61, 100)
+    assert up.length == 3, "never beyond model.rollout"
+
+
+def test_to_measure_twice_changes_nothing() -> None:
+    one, two = ladder(), ladder()
+    one.measured(**GOOD)
+    two.measured(**GOOD)
+    two.measured(**GOOD)
+    assert one.stage(60, 100) == two.stage(60, 100) and one.state() == two.state()
+
+
+def test_a_ladder_comes_back_from_json() -> None:
+    up, again = ladder(adversarial=0.6), ladder(adversarial=0.6)
+    for step in (60, 61, 62):
+        up.measured(**GOOD)
+        up.stage(step, 100)
+    again.load_state(up.state())
+    assert again.state() == up.state() and again.stage(63, 100) == up.stage(63, 100)
+
+
+def test_the_adversary_comes_when_errors_are_flat_and_learns_alone_first() -> None:
+    up = ladder(adversarial=0.6, warm_critic=10)
+    up.measured(**{**GOOD, "error": 0.2})
+    assert up.stage(60, 100).name == "closed"
+    up.measured(**GOOD)
+    assert up.stage(61, 100).name == "closed", "the error is still falling"
+    up.measured(**GOOD)
+    assert up.stage(62, 100).name == "critic"
+    assert up.stage(71, 100).name == "critic" and up.stage(72, 100).name == "adversarial"
+
+
+@pytest.mark.parametrize(("seen", "balance"), [({}, 1.0), ({"near": 19.0}, 0.5), ({"listens": 0.4}, 0.5)])
+def test_an_adversary_that_harms_is_held_back(seen: dict, balance: float) -> None:
+    up = ladder(adversarial=0.5, warm_critic=0)
+    for _ in range(2):
+        up.measured(**GOOD)
+        up.stage(60, 100)
+    up.measured(**{**GOOD, **seen})
+    assert up.stage(61, 100) == Stage("adversarial", up.length, balance)
+
+
+def test_a_blind_network_never_meets_the_adversary() -> None:
+    up = ladder(adversarial=0.5)
+    for _ in range(4):
+        up.measured(**{**GOOD, "listens": 0.0})
+        assert up.stage(60, 100) == OPEN
+
+
+# ---- metrics -----------------------------------------------------------------------------------------------------------
+
+
+def test_psnr_of_a_known_error() -> None:
+    true = to_float(torch.full((1, 8, 8, 3), 100, dtype=torch.uint8))
+    other = to_float(torch.full((1, 8, 8, 3), 110, dtype=torch.uint8))
+    assert psnr(other, true).item() == pytest.approx(20 * torch.log10(torch.tensor(25.5)).item(), abs=1e-3)
+    assert psnr(true, true).item() == pytest.approx(100)
+
+
+@pytest.mark.parametrize(("dx", "dy"), [(3, 0), (-2, 0), (0, 4), (0, -1), (2, -3)])
+def test_shift_finds_how_far_a_picture_moved(dx: int, dy: int) -> None:
+    picture = torch.nn.functional.avg_pool2d(torch.randn(4, 3, 80, 80, generator=torch.Generator().manual_seed(1)), 5, 1)
+    before, after = picture[..., 20:52, 20:52], picture[..., 20 - dy : 52 - dy, 20 - dx : 52 - dx]
+    torch.testing.assert_close(shift(before, after), torch.tensor([[dx, dy]] * 4).float(), rtol=0, atol=0.3)
+
+
+def test_blur_is_less_sharp_and_less_alike() -> None:
+    picture = torch.rand(2, 3, 32, 32) * 2 - 1
+    blurred = torch.nn.functional.avg_pool2d(picture, 3, 1, 1)
+    assert (sharpness(blurred) < 0.6 * sharpness(picture)).all()
+    assert dissimilarity(picture, picture).abs().max() < 1e-5
+    assert (dissimilarity(blurred, picture) > dissimilarity(picture * 0.9, picture)).all()

@@ -1,0 +1,303 @@
+"""The world system as a whole: stages in one run, resuming across them, judging by an oracle, pictures, and the denoiser."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import NoHost, assert_same_end, kinds, newest, resume, rows, start, stop_at
+from world_samples import TINY, Oracle, config_of, made, valid
+
+from seedbed.errors import UserError
+from seedbed.launch import local
+from seedbed.recipes import find
+from seedbed.recipes.world import controls, edm
+from seedbed.recipes.world.data import WorldData
+from seedbed.recipes.world.emulator import Emulator
+from seedbed.recipes.world.evaluate import forced, free_run
+from seedbed.recipes.world.examine import deafness, examine, one_walk, table
+from seedbed.recipes.world.memory import Memory, to_float
+from seedbed.recipes.world.stages import Stage
+from seedbed.recipes.world.system import World
+from seedbed.train.system import Request
+
+QUIET = ["every.log=1", "every.eval=3", "every.sample=0", "every.save=3"]
+ALL_STAGES = ["model.closed=0.1", "model.rollout=3", "model.adversarial=0.3", "model.warm_critic=2", "steps=18"]
+
+
+@pytest.fixture(autouse=True)
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+    # A network of six steps listens to nothing; the gates are tested on their own.
+    monkeypatch.setattr("seedbed.recipes.world.stages.BLIND", -100.0)
+    monkeypatch.setattr("seedbed.recipes.world.stages.FLAT", 100.0)
+    monkeypatch.setattr("seedbed.recipes.world.stages.HARM", 100.0)
+    monkeypatch.setattr("seedbed.recipes.world.evaluate.NUM_QUICK", {"cpu": 4})
+
+
+def begin(root: Path, name: str, *settings: str) -> int:
+    return start(root, name, *TINY, *QUIET, "device=cpu", *settings, recipe="world/demo")
+
+
+# ---- training ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_one_run_goes_through_all_stages_and_resumes_exactly_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert begin(tmp_path, "whole", *ALL_STAGES) == 0
+    told = rows(tmp_path, "whole")
+    lengths, critics = [r["own_frames"] for r in told], [r["loss_critic"] for r in told]
+    assert lengths[0] == 1 and max(lengths) > 1
+    assert critics[0] == 0 and critics[-1] != 0 and np.isfinite(critics).all()
+    assert {r.keys() == told[0].keys() for r in told} == {True}, "every stage measures the same things"
+    assert newest(tmp_path, "whole").state["system"]["ladder"]["critic_since"] > 0
+    stop_at(10, monkeypatch)
+    begin(tmp_path, "parts", *ALL_STAGES)
+    assert "end" in kinds(tmp_path, "parts")
+    assert resume(tmp_path, "parts") == 0
+    assert_same_end(tmp_path, "whole", "parts")
+
+
+@pytest.mark.parametrize(
+    "stage", [Stage("open", 1), Stage("closed", 3), Stage("critic", 2), Stage("adversarial", 2, 0.5)], ids=str
+)
+def test_no_stage_asks_the_host(stage: Stage) -> None:
+    system, engine, feed = made("model.adversarial=0.9")
+    engine.variant = stage
+    engine.begin(0, 0.5)
+    engine._kind = "none"  # on a CPU the guard looks at the loss, since that costs nothing there
+    engine._halt_unless_finite = lambda loss, norm: None  # type: ignore[method-assign]
+    with NoHost():
+        system.update(feed.part(0), engine)
+
+
+def test_both_players_learn_and_neither_moves_the_other() -> None:
+    system, engine, feed = made("model.adversarial=0.9", "model.warm_critic=0")
+    assert isinstance(system, World) and system.critic is not None
+    for stage, moved, still in ((Stage("critic", 2), system.critic, None), (Stage("open", 1), system.net, system.critic)):
+        before = {name: p.detach().clone() for name, p in system.named_parameters()}
+        engine.variant = stage
+        engine.begin(0, 0.5)
+        engine.step(feed.part)
+        changed = {name for name, p in system.named_parameters() if not torch.equal(p, before[name])}
+        assert {name.partition(".")[0] for name in changed} >= {"net" if moved is system.net else "critic"}
+        assert still is None or not any(name.startswith("critic") for name in changed)
+
+
+def test_the_adversarys_pull_is_held_at_its_ratio() -> None:
+    system, engine, feed = made("model.adversarial=0.9", "model.ratio=0.1")
+    engine.variant = Stage("adversarial", 2)
+    engine.begin(0, 0.5)
+    measured = engine.step(feed.part)
+    assert isinstance(system, World)
+    assert (system.weight[0] * measured["gradient_ratio"]).item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_micro_batches_give_the_open_loop_of_the_whole(tmp_path: Path) -> None:
+    for name, accum in (("one", 1), ("two", 2)):
+        assert begin(tmp_path, name, f"accum={accum}", "every.eval=0", "model.closed=1", "steps=3") == 0
+    one, two = ([r["loss"] for r in rows(tmp_path, name)] for name in ("one", "two"))
+    np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_ranks_and_restarts_see_the_same_windows(tmp_path: Path) -> None:
+    system, _, feed = made()
+    again, _, other = made("batch=4")
+    other.load(4)
+    assert torch.equal(feed.part(0)["frames"][4:], other.part(0)["frames"])
+    assert torch.equal(system.noises.own(torch.arange(4), 0, 16, 16), again.noises.own(torch.arange(4), 0, 16, 16))
+
+
+# ---- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_windows_never_reach_into_another_part() -> None:
+    system, _, _ = made()
+    recording = system.data.recording
+    seen = {}
+    for part in (system.data.train, system.data.valid, system.data.test):
+        low, high = recording.spans(part.part)[0]
+        first, last = part.low + part.start_N[0], part.low + part.start_N[-1] + part.before + part.after - 1
+        assert low <= first and last < high
+        seen[part.part] = (first, last)
+    assert seen["train"][1] < seen["valid"][0] and seen["valid"][1] < seen["test"][0]
+
+
+def test_windows_hold_the_recordings_own_frames_and_controls() -> None:
+    system, _, _ = made()
+    source = valid(system)
+    start_B = source.windows(3, 4, 8)
+    frames, actions = source.take(start_B, 12, torch.device("cpu"))
+    recording = system.data.recording
+    np.testing.assert_array_equal(frames[1].numpy(), recording.frames_THWC[start_B[1] : start_B[1] + 12])
+    np.testing.assert_array_equal(actions[1].numpy(), recording.scaled()[start_B[1] : start_B[1] + 12])
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("data.recording=nowhere", "no recording at nowhere"),
+        ("data.recording=doom2", "doom2"),
+        ("data.recording=", "empty"),
+        ("data.recording=gym:", "no simulator"),
+        ("data.frames=10", "at least 200"),
+        ("model.rollout=64", "no window of 4 \\+ 64|record more"),
+    ],
+)
+def test_wrong_data_costs_a_sentence(setting: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        find("world")[0].open_data(config_of(setting, "data.frames=400" if "rollout" in setting else "seed=1"))
+
+
+# ---- judging -----------------------------------------------------------------------------------------------------------
+
+
+def oracle(share: float = 1.0) -> Oracle:
+    config = config_of()
+    data = find("world")[0].open_data(config)
+    assert isinstance(data, WorldData)
+    return Oracle(config, data, share)
+
+
+@torch.no_grad()
+def test_an_oracle_is_right_about_every_control() -> None:
+    system = oracle()
+    found = controls.responses(system, one_walk(system, valid(system), 12, 8))
+    assert set(found) == {"x", "y", "z", "roll", "pitch", "yaw"}
+    for name, row in found.items():
+        assert row["accuracy_1"] == row["accuracy_8"] == 1.0, name
+        assert row["slope_1"] == pytest.approx(1.0, abs=0.02) and row["slope_8"] == pytest.approx(1.0, abs=0.02), name
+    assert controls.worst_accuracy(found) == 1.0
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_deaf_or_reversed_emulator_is_found_out() -> None:
+    for share, low, high in ((0.0, 0.3, 0.7), (-1.0, 0.0, 0.2)):
+        system = oracle(share)
+        found = controls.responses(system, one_walk(system, valid(system), 12, 8))
+        assert low <= found["yaw"]["accuracy_1"] <= high, share
+        assert found["yaw"]["slope_1"] < 0.1
+
+
+@torch.no_grad()
+def test_an_oracle_stands_still_turns_around_and_needs_its_controls() -> None:
+    system = oracle()
+    walk = one_walk(system, valid(system), 3, 2)
+    still = controls.standing(system, walk, 12)
+    assert not still["alarm"] and still["psnr_to_first"] > 40
+    around = controls.turning(system, walk, circles=1)
+    assert around["psnr_after"][0] > 40 > around["psnr_of_half_a_circle"]
+    walk = one_walk(system, valid(system), 4, 16)
+    for step, frame in free_run(system, walk, 16):
+        assert (controls.psnr(frame, walk.target(step)) > 40).all(), "true controls lead to the true frames"
+    assert deafness(system, walk, 4) > 3
+
+
+@torch.no_grad()
+def test_fade_is_at_least_as_good_as_what_it_mixes_on_training_windows() -> None:
+    system, _, _ = made()
+    source = system.data.train
+    for horizon in (1, 4, 16):
+        walk = one_walk(system, source, 64, horizon)
+        found = {n: controls.psnr(p, walk.target(horizon)).mean() for n, p in system.judge.baselines(walk, horizon).items()}
+        assert found["fade"] > max(found["copy"], found["mean"]) - 0.35, horizon
+    assert system.judge.fade(1) > system.judge.fade(16)
+
+
+@torch.no_grad()
+def test_evaluation_repeats_to_the_bit_and_changes_nothing() -> None:
+    system, engine, _ = made()
+    one, two = (system.evaluate(valid(system), engine) for _ in range(2))
+    assert one == two and next(iter(one)) == "free_l1"
+    assert system.evaluate(system.data.test, engine) != one
+    assert system.ladder.latest is not None and system.ladder.latest["error"] == one["free_l1"], "tests decide nothing"
+
+
+@torch.no_grad()
+def test_forced_frames_are_the_first_of_a_free_run() -> None:
+    system, _, _ = made()
+    walk = one_walk(system, valid(system), 4, 4)
+    assert torch.equal(next(iter(free_run(system, walk, 1)))[1], forced(system, walk, 1))
+
+
+def test_the_examination_is_whole_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "STILL_STEPS", 8)
+    monkeypatch.setattr("seedbed.recipes.world.controls.standing.__defaults__", (8,))
+    monkeypatch.setattr("seedbed.recipes.world.controls.turning.__defaults__", (1,))
+    monkeypatch.setattr("seedbed.recipes.world.examine.NUM_LONG", {"cpu": 2})
+    system, engine, _ = made()
+    found = examine(system, valid(system), tmp_path, 4)
+    assert json.loads((tmp_path / "examination.json").read_text()) == json.loads(json.dumps(found))
+    assert set(found["horizons"]) >= {"1", "4", "16"} and len(found["memory_gap"]["true"]) == 8
+    shown = table(found)
+    for word in ("fade", "yaw", "Standing still", "frames/s", "Spoiled"):
+        assert word in shown
+    sample = system.sample(Request(tmp_path / "shown", {"num": 2, "steps": 8}), engine)
+    names = {path.name for path in sample.files}
+    assert {"strips.png", "film.gif"} <= names and all(path.stat().st_size for path in sample.files)
+    with pytest.raises(UserError, match="--num"):
+        system.sample(Request(tmp_path, {"prompt": "x"}), engine)
+
+
+def test_blind_and_drifting_runs_raise_alarms() -> None:
+    system, _, _ = made()
+    system.judge.latest = {"listens": 0.0, "copy_1": 20.0, "free_1": 19.0, "sharp_16": 0.1}
+    assert {a.kind for a in system.alarms({}, 0.9)} == {"blind", "below_copy", "drift"}
+    assert system.alarms({}, 0.1) == []
+    system.judge.latest = {}
+    sick = {"loss_critic": 1.0, "critic_won": 1.0, "critic_margin": 9.0, "r1": 1e5}
+    assert {a.kind for a in system.alarms(sick, 0.9)} == {"critic_balance", "critic_steep"}
+    assert system.alarms({**sick, "loss_critic": 0.0}, 0.9) == []
+
+
+# ---- the denoiser ------------------------------------------------------------------------------------------------------
+
+
+def test_preconditioning_keeps_everything_of_unit_size() -> None:
+    sigma = torch.logspace(-2, 1, 9)
+    by = edm.factors(sigma)
+    square = sigma.square() + edm.OFFSET**2
+    enter, skip, out = (f.flatten() for f in (by.enter, by.skip, by.out))
+    torch.testing.assert_close(enter.square() * (square + edm.DATA_VARIANCE), torch.ones(9))
+    # The target (x - skip * noisy) / out of unit-variance directions has variance one.
+    variance = ((1 - skip).square() * edm.DATA_VARIANCE + skip.square() * square) / out.square()
+    torch.testing.assert_close(variance, torch.ones(9))
+
+
+def test_levels_fall_from_first_to_nothing() -> None:
+    path = edm.levels(3)
+    assert path[0] == pytest.approx(edm.FIRST) and path[2] == pytest.approx(edm.LAST) and path[3] == 0
+    assert path == sorted(path, reverse=True)
+
+
+def test_the_denoiser_trains_and_dreams(tmp_path: Path) -> None:
+    settings = ["model.kind=edm", "model.adversarial=1", "model.closed=0.1", "model.rollout=2", "steps=9"]
+    assert begin(tmp_path, "edm", *settings) == 0
+    told = rows(tmp_path, "edm")
+    assert np.isfinite([r["loss"] for r in told]).all() and told[-1]["own_frames"] == 2
+    for feedback in ("denoised", "drawn"):
+        system, engine, feed = made(*settings, f"model.feedback={feedback}")
+        engine.variant = Stage("closed", 2)
+        assert torch.isfinite(system.loss(feed.part(0), engine)[0])
+
+
+@torch.no_grad()
+def test_a_perfect_denoiser_draws_the_true_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    system, _, feed = made("model.kind=edm")
+    assert isinstance(system, edm.Denoiser)
+    frames = to_float(feed.part(0)["frames"])
+    memory, true = Memory.start(frames[:, :4], system.layout), frames[:, 4]
+    monkeypatch.setattr(system, "clean", lambda *given: true)
+    drawn = system.dream(memory, feed.part(0)["action"][:, 3], feed.part(0)["index"], 1)
+    torch.testing.assert_close(drawn, true)
+
+
+def test_every_kind_describes_itself() -> None:
+    for kind in ("direct", "edm"):
+        system, _, _ = made(f"model.kind={kind}")
+        assert isinstance(system, Emulator)
+        assert system.flops_per_item() > 0 and "memory" in system.describe()
