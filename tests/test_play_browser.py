@@ -84,7 +84,7 @@ class Visitor:
         self.page.goto(address)
 
     def ready(self) -> "Visitor":
-        self.page.wait_for_selector("#state:text-is('ready')", timeout=60_000)
+        self.page.wait_for_selector("#state:text-is('ready')", timeout=120_000)
         self.until(lambda: self.frame() > 0)
         return self
 
@@ -100,7 +100,7 @@ class Visitor:
     def value(self, axis: int) -> float:
         return float(self.page.inner_text(f".axis:nth-child({axis + 1}) output").split()[0])
 
-    def until(self, holds: Any, seconds: float = 20) -> None:
+    def until(self, holds: Any, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, f"it did not happen; {self.wrong} {self.page.inner_text('#note')}"
@@ -328,7 +328,7 @@ def test_a_gamepad_steers(browser: Any, address: str):
     )
     page = context.new_page()
     page.goto(address)
-    page.wait_for_selector("#state:text-is('ready')", timeout=60_000)
+    page.wait_for_selector("#state:text-is('ready')", timeout=120_000)
     page.wait_for_timeout(1500)
     forward, turn = (float(page.inner_text(f".axis:nth-child({n}) output").split()[0]) for n in (1, 6))
     assert forward > 0 > turn
@@ -369,7 +369,7 @@ def served(folder: Path) -> Iterator[str]:
 def self_test(browser: Any, folder: Path) -> tuple[dict[str, Any], Visitor]:
     with served(folder) as address:
         visitor = Visitor(browser, address)
-        visitor.page.wait_for_function("window.selfTest", timeout=120_000)
+        visitor.page.wait_for_function("window.selfTest", timeout=200_000)
         result = visitor.page.evaluate("window.selfTest")
         if result["ok"]:
             visitor.ready()
