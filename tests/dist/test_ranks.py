@@ -1,0 +1,169 @@
+"""Two and four processes over gloo against one: the same losses, whatever the degrees; and what happens around steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from players import Act, events, furthest, losses, play
+
+from seedbed.train import checkpoint
+
+# One spawn of processes for nearly all tests here: whichever comes first waits for it.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+NUM_STEPS = 50
+TOLERANCE = 1e-5
+OFTEN = ["every.log=1", "every.eval=25", "every.save=25"]
+RECIPES = {
+    "gpt": ["gpt/demo", "model.depth=2", "model.width=32", "model.heads=2", "batch=8", "limit.valid=16", "ema=0.9"],
+    "flow": ["flow/demo", "model.depth=2", "model.width=32", "model.heads=2", "batch=8", "limit.valid=16"],
+    "thinker": ["thinker/demo", "batch=8", "data.test=8"],
+    "ebt": ["ebt/demo", "batch=8", "model.control=false", "limit.valid=16"],
+    "denoise": [
+        "ebt/denoise-shapes", "batch=8", "compile=off", "model.depth=2", "model.width=32", "model.heads=2", "data.size=16",
+        "precision=fp32", "limit.valid=16",
+    ],
+    "world": ["world/demo", "batch=16", "data.frames=600", "data.examined=4", "model.closed=0.2", "model.rollout=2"],
+}  # fmt: skip
+DEGREES = {"replicate": (2, ["dist.replicate=2"]), "shard": (2, ["dist.shard=2"]), "both": (4, ["dist.replicate=2", "dist.shard=2"])}
+MORE = {"replicate4": (4, ["dist.replicate=4"]), "shard4": (4, ["dist.shard=4"])}
+MUON = ["optim.kind=muon", "accum=2", "recompute=full"]
+
+
+def plays() -> list[Act]:
+    acts: list[Act] = []
+    steps = [f"steps={NUM_STEPS}", *OFTEN]
+    for name, words in RECIPES.items():
+        acts.append((1, "train", name, [*words, *steps]))
+        for how, (world, degrees) in (DEGREES | (MORE if name == "gpt" else {})).items():
+            acts.append((world, "train", f"{name}-{how}", [*words, *steps, *degrees]))
+    gpt = RECIPES["gpt"]
+    acts.append((1, "train", "muon", [*gpt, *MUON, *OFTEN, "steps=10"]))
+    acts.append((2, "train", "muon-shard", [*gpt, *MUON, *OFTEN, "steps=10", "dist.shard=2"]))
+    # One rank is asked to stop; all save at the same step, and others go on: 4 -> 2 -> 1 -> 4.
+    chain = [(4, "stop=10:2", ["dist.replicate=2", "dist.shard=2"]), (2, "stop=20:1", ["dist.replicate=1", "dist.shard=2"])]
+    chain += [(1, "stop=30:0", ["dist.shard=1"]), (4, "", ["dist.shard=4"])]
+    for number, (world, stop, degrees) in enumerate(chain):
+        words = [*gpt, *steps] if number == 0 else []
+        acts.append((world, "resume" if number else "train", "chain", [*words, *degrees, *([stop] if stop else [])]))
+    return acts
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
+    root = tmp_path_factory.mktemp("ranks")
+    return root, play(root, plays(), 4, seconds=1100)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_losses_do_not_depend_on_the_number_of_ranks(stage, name: str):
+    root, _ = stage
+    alone = losses(root, name)
+    assert len(alone) == NUM_STEPS
+    assert alone[-1] != alone[0]
+    for how in DEGREES | (MORE if name == "gpt" else {}):
+        assert furthest(alone, losses(root, f"{name}-{how}")) < TOLERANCE, how
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_evaluations_do_not_depend_on_the_number_of_ranks(stage, name: str):
+    root, _ = stage
+    alone = events(root, name, "eval")
+    for how in DEGREES:
+        for one, other in zip(alone, events(root, f"{name}-{how}", "eval"), strict=True):
+            known = {k: v for k, v in one.items() if isinstance(v, float) and k not in ("seconds", "time", "best")}
+            assert other == pytest.approx({**other, **known}, rel=1e-4, abs=1e-4), how
+
+
+def test_muon_accumulation_and_recomputing_work_on_pieces(stage):
+    root, _ = stage
+    assert furthest(losses(root, "muon"), losses(root, "muon-shard")) < TOLERANCE
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(stage):
+    root, codes = stage
+    assert furthest(losses(root, "gpt"), losses(root, "chain")) < TOLERANCE
+    stopped = [found for act, found in codes.items() if act.endswith(":chain")]
+    assert stopped == [[143] * 4, [143] * 2, [143], [0] * 4]
+    saved = [event["step"] for event in events(root, "chain", "checkpoint")]
+    assert {11, 21} <= set(saved) or {12, 22} <= set(saved), "all ranks save where they learned of the signal"
+    assert len(events(root, "chain", "resume")) == 3
+
+
+def test_pieces_and_whole_are_one_format(stage):
+    root, _ = stage
+    ends = {name: checkpoint.load_newest(root / "runs" / name / "checkpoints") for name in ("gpt", "gpt-both", "gpt-replicate")}
+    files = {name: sorted(p.name for p in saved.path.iterdir()) for name, saved in ends.items() if saved}
+    assert "model.safetensors" in files["gpt"] and files["gpt"] == files["gpt-replicate"]
+    assert "model-00002-of-00002.safetensors" in files["gpt-both"]
+    for name, saved in ends.items():
+        assert saved is not None and ends["gpt"] is not None
+        for file, group in ends["gpt"].tensors.items():
+            assert group.keys() == saved.tensors[file].keys(), name
+            for key, tensor in group.items():
+                torch.testing.assert_close(saved.tensors[file][key], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_only_the_first_rank_writes_the_run(stage):
+    root, _ = stage
+    assert [row["step"] for row in map(json.loads, (root / "runs/gpt-both/rows.jsonl").read_text().splitlines())] == list(range(1, 51))
+    assert "step  1/50" in (root / "rank0.log").read_text()
+    assert all("loss" not in (root / f"rank{rank}.log").read_text() for rank in (1, 2, 3))
+
+
+COMMAND = [sys.executable, "-m", "seedbed"]
+
+
+def command(folder: Path, *words: str, **env: str) -> subprocess.Popen:
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    return subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=folder,
+        env={**clean, "OMP_NUM_THREADS": "1", **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_for_rows(folder: Path, run: str, num: int, process: subprocess.Popen) -> None:
+    deadline, path = time.monotonic() + 240, folder / "runs" / run / "rows.jsonl"
+    while not path.exists() or len(path.read_text().splitlines()) < num:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def ranks_of(process: subprocess.Popen) -> dict[int, int]:
+    """Rank to process, of the ranks that a command has started."""
+    found = {}
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
+        values = dict(v.split("=", 1) for v in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in v)
+        found[int(values["RANK"])] = int(pid)
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
+def test_one_command_starts_ranks_that_end_together(tmp_path: Path):
+    words = [*RECIPES["gpt"], "steps=100000", *OFTEN, "--run", "two", "--dirty", "--no-check", "dist.replicate=2"]
+    process = command(tmp_path, "train", *words)
+    wait_for_rows(tmp_path, "two", 5, process)
+    os.kill(ranks_of(process)[1], signal.SIGKILL)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 137
+    assert "rank 1 was ended by signal 9" in said
+    assert "Traceback" not in said
+    # What a dead rank leaves can be gone on with; a signal to the command reaches all ranks.
+    process = command(tmp_path, "resume", "two")
+    before = len((tmp_path / "runs/two/rows.jsonl").read_text().splitlines())
+    wait_for_rows(tmp_path, "two", before + 30, process)
+    process.send_signal(signal.SIGTERM)
+    shown, _ = process.communicate(timeout=120)
+    assert process.returncode == 143
+    assert "checkpoint saved" in shown
