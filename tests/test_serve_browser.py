@@ -228,13 +228,8 @@ def test_a_sweep_as_a_map_and_as_lines(visit):
     page.wait_for_url("**/run/map-000*")
 
 
-SMALL = {
-    "/": "dark",
-    "/run/run-0000": "light",
-    "/compare?run=run-0000&run=run-0001": "dark",
-    "/sweep/map": "dark",
-    "/journal": "light",
-}
+COMPARED = "/compare?run=run-0000&run=run-0001"
+SMALL = {"/": "dark", "/run/run-0000": "light", COMPARED: "dark", "/sweep/map": "dark", "/journal": "light"}
 
 
 def test_pages_on_a_phone(visit):
@@ -250,7 +245,9 @@ def test_pages_on_a_phone(visit):
 def test_keys_alone_open_and_compare(visit):
     page = visit("/")
     page.wait_for_selector("tr[data-path]")
-    for key in "jjxjxc":  # the newest line is the sweep, which is not compared
+    page.select_option("select[aria-label=Recipe]", label="flow/shapes")
+    page.click("h1")
+    for key in "jxjxc":
         page.keyboard.press(key)
     page.wait_for_url("**/compare?run=*&run=*")
     page.keyboard.press("g")
@@ -332,8 +329,10 @@ def test_the_world_is_played_from_its_run(visit, root: Path, monkeypatch: pytest
     until(
         page,
         """(() => {
-        const canvas = document.querySelector('canvas');
-        const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const shown = document.querySelector('canvas'), copy = new OffscreenCanvas(shown.width, shown.height);
+        const pen = copy.getContext('2d', { willReadFrequently: true });
+        pen.drawImage(shown, 0, 0);
+        const pixels = pen.getImageData(0, 0, shown.width, shown.height).data;
         return pixels.some((value, index) => index % 4 < 3 && value > 0);
     })()""",
     )
