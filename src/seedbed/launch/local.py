@@ -20,6 +20,7 @@ from seedbed import config as configs
 from seedbed.checks.preflight import before_training
 from seedbed.config import Config
 from seedbed.data.feed import Data
+from seedbed.dist.limits import require_possible
 from seedbed.dist.ranks import ALONE, Ranks
 from seedbed.errors import UserError
 from seedbed.launch import company
@@ -244,7 +245,8 @@ def demo(root: Path) -> int:
         command = _command()
         print("\nNow try:")
         print(f'  {command} sample {name} --prompt "The statement " --tokens 300')
-        print(f"  {command} train gpt/demo model.depth=2 -m 'is half the depth enough?'")
+        print(f"  {command} runs list")
+        print(f"  {command} serve")
         print(f"  {command} runs list")
     return status
 
@@ -288,7 +290,7 @@ def _build(recipe: Recipe, config: Config, data: Data, ranks: Ranks = ALONE) -> 
     random.seed(seed)
     np.random.seed(seed % 2**32)
     system = recipe.build(config, data)
-    company.require_possible(system, config, ranks)
+    require_possible(system, config, ranks.degrees)
     if ranks.degrees.shard == 1:  # else it goes there piece by piece
         system = system.to(device)
     return Engine(system, config, device, ranks), system
