@@ -245,9 +245,9 @@ def demo(root: Path) -> int:
         command = _command()
         print("\nNow try:")
         print(f'  {command} sample {name} --prompt "The statement " --tokens 300')
+        print(f"  {command} train gpt/demo model.depth=2 -m 'is half the depth enough?'")
         print(f"  {command} runs list")
         print(f"  {command} serve")
-        print(f"  {command} runs list")
     return status
 
 
