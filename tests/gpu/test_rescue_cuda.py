@@ -1,0 +1,33 @@
+"""Out of memory on a real device: the step that did not fit is taken in smaller parts, captured or not."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import kinds, rows, start
+
+from seedbed.launch import local
+from seedbed.track.run import Run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+# 4096 x 16384 activations are 256 MiB each, the weights less than one: memory follows the micro-batch.
+LARGE = ["device=cuda", "model.width=16384", "batch=4096", "data.num=8192", "steps=6", "every.eval=0"]
+
+
+@pytest.mark.parametrize("capture", ["auto", "off"])
+def test_a_device_that_is_too_small_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capture: str) -> None:
+    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+    settings = [*LARGE, f"capture={capture}"]
+    torch.cuda.reset_peak_memory_stats()
+    start(tmp_path, "roomy", *settings)
+    peak, total = torch.cuda.max_memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.6 * peak / total)
+    try:
+        assert start(tmp_path, "tight", *settings) == 0
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert "out_of_memory" in kinds(tmp_path, "tight")
+    assert Run.open(tmp_path, "tight").config_json()["config"]["accum"] > 1
+    for one, other in zip(rows(tmp_path, "roomy"), rows(tmp_path, "tight"), strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-3)
