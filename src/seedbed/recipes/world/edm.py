@@ -19,7 +19,7 @@ from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, widths_of
-from seedbed.recipes.world.objective import Window, l1, open_window
+from seedbed.recipes.world.objective import Window, l1, open_window, shares
 from seedbed.train.engine import mix
 from seedbed.train.system import Batch
 
@@ -97,17 +97,15 @@ class Denoiser(Emulator):
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         stage = stage_of(engine)
-        num, length = len(batch["index"]), stage.length
-        num_open = num if length == 1 else (num + 1) // 2
+        num_open, num_closed = shares(len(batch["index"]), stage.length, self.config.model.rollout)
         window = open_window(batch, self.layout, 1, slice(0, num_open))
-        opened = self._roll(window)
-        measured = {"loss_open": opened.detach(), "copy_last": l1(window.memory.last, window.targets[0])}
-        if length == 1:
-            return opened, {**measured, "loss_closed": opened.detach(), "own_frames": torch.ones_like(opened.detach())}
-        rows = slice(num - max(1, (num - num_open) // length), num)
-        closed = self._roll(open_window(batch, self.layout, length, rows))
-        lengths = length * torch.ones_like(opened.detach())
-        return 0.5 * (opened + closed), {**measured, "loss_closed": closed.detach(), "own_frames": lengths}
+        loss = closed = opened = self._roll(window)
+        copied = l1(window.memory.last, window.targets[0])
+        if num_closed:
+            closed = self._roll(open_window(batch, self.layout, stage.length, slice(-num_closed, None)))
+            loss = 0.5 * (opened + closed)
+        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
+        return loss, {**measured, "own_frames": torch.full_like(copied, stage.length)}
 
     def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
         loss, measured = self.loss(batch, engine)

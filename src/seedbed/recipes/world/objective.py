@@ -64,6 +64,14 @@ class Noises:
         return self.dust(index_B, OWN, turn, (1, height, width))
 
 
+def shares(num: int, length: int, longest: int) -> tuple[int, int]:
+    """Rows on true memories, and rows of rollouts: half of a step's predictions each at the longest rollout.
+
+    The numbers do not follow the length, so that a compiled network meets few shapes.
+    """
+    return (num, 0) if length == 1 else ((num + 1) // 2, max(1, num // (2 * longest)))
+
+
 Step = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]
 
 

@@ -169,7 +169,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         data=data,
         optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=50, eval=500, sample=5000, save=5000),
+        every=Every(log=50, eval=1000, sample=10_000, save=10_000),
         steps=20_000,
         batch=256,
         ema=0.999,

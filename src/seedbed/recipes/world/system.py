@@ -18,7 +18,7 @@ from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import build_model
-from seedbed.recipes.world.objective import Rollout, Window, l1, open_window, roll
+from seedbed.recipes.world.objective import Rollout, Window, l1, open_window, roll, shares
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_up
 from seedbed.recipes.world.stages import Stage
@@ -72,33 +72,28 @@ class World(Emulator):
         error, rollout, window, measured = self._errors(batch, stage)
         if self.critic is None:
             engine.descend(error)
-        elif stage.name not in ("critic", "adversarial") or rollout is None:
+        elif stage.name not in ("critic", "adversarial"):
             measured |= dict.fromkeys(FACTS, torch.zeros_like(error.detach()))
             engine.descend(error)
             engine.norms[CRITIC] = torch.zeros_like(error.detach())  # all stages must measure the same things
         else:
-            assert window is not None
             measured |= self._contest(self.critic, error, rollout, window, stage, engine)
         # The error of true memories means the same in every stage; the others stand beside it.
         return {"loss": measured.pop("loss_open"), **measured}
 
-    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rollout | None, Window | None, dict[str, Tensor]]:
-        """Every step of a run costs about the same: a longer rollout has fewer rows."""
-        num, length = len(batch["index"]), stage.length
-        num_open = num if length == 1 else (num + 1) // 2
+    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rollout, Window, dict[str, Tensor]]:
+        """The error of the stage, its last rollout, and what is measured; alike in all stages."""
+        num_open, num_closed = shares(len(batch["index"]), stage.length, self.config.model.rollout)
         window = open_window(batch, self.layout, 1, slice(0, num_open))
-        first = roll(self.net, window, self.noises)
-        copied = l1(window.memory.last, window.targets[0])
-        measured = {"loss_open": first.errors[0].detach(), "copy_last": copied}
-        if length == 1 and stage.name == "open":
-            return first.errors[0], None, None, {**measured, "loss_closed": first.errors[0].detach(), "own_frames": _one(copied)}
-        num_closed = max(1, (num - num_open) // length) if length > 1 else num
-        window = open_window(batch, self.layout, length, slice(num - num_closed, num)) if length > 1 else window
-        rolled = roll(self.net, window, self.noises) if length > 1 else first
-        closed = torch.stack(rolled.errors).mean()
-        error = 0.5 * (first.errors[0] + closed) if length > 1 else closed
-        lengths = length * _one(copied)
-        return error, rolled, window, {**measured, "loss_closed": closed.detach(), "own_frames": lengths}
+        first = rolled = roll(self.net, window, self.noises)
+        error, copied = first.errors[0], l1(window.memory.last, window.targets[0])
+        if num_closed:
+            window = open_window(batch, self.layout, stage.length, slice(-num_closed, None))
+            rolled = roll(self.net, window, self.noises)
+            error = 0.5 * (error + torch.stack(rolled.errors).mean())
+        closed = torch.stack(rolled.errors).detach().mean()
+        measured = {"loss_open": first.errors[0].detach(), "loss_closed": closed, "copy_last": copied}
+        return error, rolled, window, {**measured, "own_frames": torch.full_like(copied, stage.length)}
 
     def _contest(
         self, critic: adversary.Critic, error: Tensor, rollout: Rollout, window: Window, stage: Stage, engine: Engine
@@ -144,10 +139,6 @@ class World(Emulator):
             "channels": f"{widths} at 1/2 .. 1/{2 ** len(self.net.trunk.widths)}",
             **cost,
         }
-
-
-def _one(like: Tensor) -> Tensor:
-    return torch.ones_like(like)
 
 
 def build(config: Config, data: WorldData) -> Emulator:
