@@ -264,6 +264,26 @@ def test_controls_stay_in_the_recorded_range(visitor: Visitor):
     assert bound[0][1]["keys"] == ["KeyW"] and bound[1] == [None, {"keys": ["Digit1"]}] and bound[2] == [None, None]
 
 
+def test_buttons_of_games_are_whole_and_exclusive_where_they_were(visitor: Visitor):
+    script = """async (facts) => {
+      const { Controls } = await import("/static/play/controls.js");
+      const names = ["noop", "fire", "up", "right", "upright", "uprightfire"];
+      const axes = names.map((name) => ({ name, half: [0, 1], full: [0, 1], limit: 1, scale: 1 }));
+      axes.push({ name: "dt", is_time: true, scale: 0.5 });
+      const sticks = { left: document.createElement("i"), right: document.createElement("i") };
+      const buttons = [...names.map(() => true), false];
+      const controls = new Controls(axes, { buttons, ...facts }, document.createElement("i"), sticks);
+      return [[], ["KeyW"], ["ArrowUp", "KeyD"], ["KeyW", "KeyD", "KeyJ"], ["KeyJ", "KeyW"], ["KeyS"]].map((keys) => {
+        controls.pressed = new Set(keys);
+        return controls.next();
+      });
+    }"""
+    chosen = [row.index(1) for row in visitor.page.evaluate(script, {"one_of": True})]
+    assert chosen[:4] == [0, 2, 4, 5] and chosen[4] in (1, 2) and chosen[5] == 0
+    rows = visitor.page.evaluate(script, {"one_of": False})
+    assert rows[0] == [0, 0, 0, 0, 0, 0, 0.5] and rows[3][:4] == [0, 1, 1, 1]
+
+
 def test_edges_are_ramped_and_shift_lights_the_lamp(visitor: Visitor):
     page = visitor.page
     visitor.walk(1)

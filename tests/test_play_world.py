@@ -1,18 +1,17 @@
 """The world's player: it dreams what training computes, starts where it should, and its simulator tells the truth."""
 
-
 import numpy as np
 import pytest
 import torch
 
 from seedbed import config as configs
-from seedbed.data.recording import scale_actions
+from seedbed.data.recording import measure_axes, scale_actions
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.world.export_web import OnnxNet
 from seedbed.recipes.world.memory import reduce, to_bytes, to_float
 from seedbed.recipes.world.objective import open_window
-from seedbed.recipes.world.player import WorldPlayer
+from seedbed.recipes.world.player import WorldPlayer, control_facts
 from seedbed.train.playing import RECORDING, SIMULATOR
 
 SMALL = ["data.frames=900", "data.height=16", "data.width=16", "device=cpu", "model.size=0.1m", "model.memory=2"]
@@ -179,11 +178,26 @@ def test_facts_stay_inside_what_was_recorded(played: WorldPlayer):
     facts = played.facts()
     assert facts["seconds"] == pytest.approx(1 / 30) and len(facts["ramp"]) == len(played.axes)
     assert all(1 <= steps <= 12 for steps in facts["ramp"])
+    assert not any(facts["buttons"]) and not facts["one_of"]
     joint = facts["joint"]
     low, high = played.recording.spans("train")[0]
     actions = played.recording.actions_TA[low:high][~played.recording.last_T[low:high]].astype(np.float64) - joint["mean"]
     beyond = np.einsum("ti,ij,tj->t", actions, np.array(joint["inverse"]), actions) > joint["limit"]
     assert 0.005 < beyond.mean() < 0.015
+
+
+def test_buttons_are_told_from_axes():
+    dice = np.random.default_rng(0)
+    names = [("noop", ""), ("fire", ""), ("up", ""), ("dt", "s")]
+    one_hot = np.concatenate((np.eye(3)[dice.integers(0, 3, 400)], np.full((400, 1), 0.1)), axis=1)
+    facts = control_facts(one_hot, tuple(measure_axes(one_hot, names)))
+    assert facts["buttons"] == [True, True, True, False] and facts["one_of"] and facts["joint"] is None
+    free = one_hot.copy()
+    free[:, :3] = dice.integers(0, 2, (400, 3))
+    facts = control_facts(free, tuple(measure_axes(free, names)))
+    assert facts["buttons"] == [True, True, True, False] and not facts["one_of"] and facts["joint"] is not None
+    free[:, 0] = dice.normal(size=400)
+    assert control_facts(free, tuple(measure_axes(free, names)))["buttons"] == [False, True, True, False]
 
 
 def test_the_players_weights_are_its_own(played: WorldPlayer):

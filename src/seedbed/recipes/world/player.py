@@ -16,7 +16,7 @@ from torch import Tensor
 
 from seedbed.data.boxworld import simulator_of
 from seedbed.data.poses import relative
-from seedbed.data.recording import PARTS, Recording, scale_actions
+from seedbed.data.recording import PARTS, Axis, Recording, scale_actions
 from seedbed.errors import UserError
 from seedbed.recipes.world.memory import Memory, to_bytes, to_float
 from seedbed.train.playing import NOTHING, RECORDING, SIMULATOR
@@ -24,7 +24,7 @@ from seedbed.train.playing import NOTHING, RECORDING, SIMULATOR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from seedbed.recipes.world.system import Emulator
+    from seedbed.recipes.world.emulator import Emulator
 
 MAX_SEEDS = 48
 # A walk that begins at a seed should have this many recorded frames to be compared with, where there are such.
@@ -60,8 +60,7 @@ class WorldPlayer:
         actions_TA = recording.actions_TA[low:high][~recording.last_T[low:high]].astype(np.float64)
         return {
             "seconds": recording.facts["recording"]["median_dt"] or 1 / 30,
-            "ramp": [_ramp(column_T) for column_T in actions_TA.T],
-            "joint": _joint(actions_TA, [axis.dead or axis.is_time for axis in recording.axes]),
+            **control_facts(actions_TA, recording.axes),
             "level": 0.0,
             "noisy": True,
             "runtime": "ONNX Runtime, one core" if self.runtime == "onnx" else f"torch on {self.device.type}",
@@ -162,6 +161,20 @@ class Dream:
         return shown
 
 
+def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, Any]:
+    """How people steered: how fast they moved each axis, what is a button, what never came together."""
+    steered_A = np.array([not axis.is_time for axis in axes])
+    alive_A = steered_A & ~np.array([axis.dead for axis in axes])
+    button_A = alive_A & np.isin(actions_TA, (0.0, 1.0)).all(0)
+    one_of = bool(button_A.any() and (actions_TA[:, steered_A].sum(1) == 1.0).all())
+    return {
+        "ramp": [_ramp(column_T) for column_T in actions_TA.T],
+        "buttons": button_A.tolist(),
+        "one_of": one_of,
+        "joint": None if one_of else _joint(actions_TA, alive_A),
+    }
+
+
 def _seeds(recording: Recording, reach: int) -> np.ndarray:
     """Frames to start from, at even distances over frames that were not trained on, where there are any."""
     for part in ("valid", "test", "train"):
@@ -183,9 +196,9 @@ def _ramp(values_T: np.ndarray) -> int:
     return MAX_RAMP if power else 1
 
 
-def _joint(actions_TA: np.ndarray, ignored: list[bool]) -> dict[str, Any]:
+def _joint(actions_TA: np.ndarray, alive_A: np.ndarray) -> dict[str, Any]:
     """Which combinations of controls are rare: the inverse covariance, and the distance that one in a hundred exceeds."""
-    used_A = np.flatnonzero(~np.array(ignored))
+    used_A = np.flatnonzero(alive_A)
     mean_A, inverse_AA = actions_TA.mean(0), np.zeros((actions_TA.shape[1],) * 2)
     used_TA = actions_TA[:, used_A] - mean_A[used_A]
     inverse_AA[np.ix_(used_A, used_A)] = np.linalg.pinv(used_TA.T @ used_TA / max(1, len(used_TA)), rcond=1e-8)

@@ -31,6 +31,15 @@ const AXES = {
   turn: ["turnLeft", "turnRight"],
   look: ["lookDown", "lookUp"],
 };
+// Buttons of games, by the words in their names: "upright" is up and right at once.
+const BUTTONS = {
+  up: { keys: ["KeyW", "ArrowUp"], pad: [1, -1], touch: ["left", "y", -1] },
+  down: { keys: ["KeyS", "ArrowDown"], pad: [1, 1], touch: ["left", "y", 1] },
+  left: { keys: ["KeyA", "ArrowLeft"], pad: [0, -1], touch: ["left", "x", -1] },
+  right: { keys: ["KeyD", "ArrowRight"], pad: [0, 1], touch: ["left", "x", 1] },
+  fire: { keys: ["KeyJ"], button: 0, touch: ["right", "x", 1] },
+};
+const HALF_PRESSED = 0.4;
 const CAPS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "␣" };
 const DEAD_ZONE = 0.12;
 const STICK = 60; // pixels for a whole deflection under a finger
@@ -42,7 +51,9 @@ export class Controls {
     this.axes = axes;
     this.ramp = facts.ramp || axes.map(() => 1);
     this.joint = facts.joint || null;
-    this.bound = bind(axes);
+    this.buttons = facts.buttons || axes.map(() => false);
+    this.oneOf = facts.one_of === true;
+    this.bound = bind(axes, this.buttons);
     this.value = axes.map(() => 0);
     this.pressed = new Set();
     this.beyond = false;
@@ -71,7 +82,8 @@ export class Controls {
   }
 
   uses(code) {
-    return this.bound.some((sides) => sides.some((side) => side && side.keys.includes(code)));
+    const words = this.oneOf ? Object.values(BUTTONS) : [];
+    return [...this.bound.flat(), ...words].some((side) => side && side.keys.includes(code));
   }
 
   release() {
@@ -122,8 +134,11 @@ export class Controls {
   // The controls for one step, in recorded units: deflections move towards what is held by at most 1 / ramp.
   next() {
     const pad = [...(navigator.getGamepads?.() || [])].find((one) => one && one.connected);
+    const chosen = this.oneOf ? this.choose(pad) : -1;
     this.value = this.axes.map((axis, n) => {
+      if (this.oneOf && !axis.is_time) return n === chosen ? 1 : 0;
       if (axis.is_time || axis.dead) return 0;
+      if (this.buttons[n]) return this.held(this.bound[n][1], pad) > HALF_PRESSED ? 1 : 0;
       const [less, more] = this.bound[n];
       const held = this.held(more, pad) - this.held(less, pad);
       const slow = approach(this.value[n], held * (this.beyond ? BEYOND : 1), 1 / Math.max(1, this.ramp[n]));
@@ -131,7 +146,21 @@ export class Controls {
       return pulled ? clamp(pulled, this.beyond ? BEYOND : 1) : slow;
     });
     this.drag = { x: 0, y: 0 };
-    return this.axes.map((axis, n) => (axis.is_time ? axis.scale : toRaw(axis, this.value[n])));
+    return this.axes.map((axis, n) => (axis.is_time ? axis.scale : this.buttons[n] ? this.value[n] : toRaw(axis, this.value[n])));
+  }
+
+  // Where exactly one button was down at any time: the one that names most of what is held, or the one for nothing.
+  choose(pad) {
+    const held = Object.keys(BUTTONS).filter((word) => this.held(BUTTONS[word], pad) > HALF_PRESSED);
+    let best = [-1, 0];
+    this.axes.forEach((axis, n) => {
+      if (axis.is_time) return;
+      const words = wordsOf(axis.name);
+      const fits = words ? words.every((word) => held.includes(word)) : this.held(this.bound[n][1], pad) > HALF_PRESSED;
+      const score = words ? words.length : 9;
+      if (fits && score > best[0]) best = [score, n];
+    });
+    return best[1];
   }
 
   held(side, pad) {
@@ -170,20 +199,31 @@ export function toRaw(axis, deflection) {
   return size * axis.full[side];
 }
 
-// Keys for both sides of every axis; an axis of another name gets the next free digits.
-export function bind(axes) {
+// Keys for both sides of every axis; an axis or button of another name gets the next free digits.
+export function bind(axes, buttons = []) {
   let digit = 1;
   const spare = () => (digit <= 10 ? { keys: [`Digit${digit++ % 10}`] } : null);
-  return axes.map((axis) => {
+  return axes.map((axis, n) => {
     if (axis.is_time || axis.dead) return [null, null];
+    if (buttons[n]) {
+      const words = wordsOf(axis.name);
+      return [null, words ? (words.length === 1 ? BUTTONS[words[0]] : null) : spare()];
+    }
     const named = AXES[axis.name];
     if (named) return named.map((intent) => INTENTS[intent]);
     return [axis.full[0] ? spare() : null, axis.full[1] ? spare() : null];
   });
 }
 
+// The words of a button's name: none for "noop", null where it is made of others.
+function wordsOf(name) {
+  if (name === "noop") return [];
+  const words = name.match(/up|down|left|right|fire/g) || [];
+  return words.join("") === name && words.length ? words : null;
+}
+
 export function caps(side) {
-  return side ? side.keys.map((code) => CAPS[code] || code.replace(/^(Key|Digit)/, "")).join(" ") : "";
+  return side ? side.keys.slice(0, 1).map((code) => CAPS[code] || code.replace(/^(Key|Digit)/, "")).join(" ") : "";
 }
 
 function padded(side, pad) {
