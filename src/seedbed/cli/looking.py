@@ -88,10 +88,8 @@ def _data_inspect(given: argparse.Namespace) -> int:
 
     if is_recording(Path(given.path).expanduser()):
         from seedbed.data.recordings import verbs as recording_verbs
-        from seedbed.tune.bench import output_folder
 
-        folder = output_folder(given.runs, "data-inspect", Path(given.path).expanduser().absolute().name)
-        return recording_verbs.inspect(given.path, folder=folder, json=given.json)
+        return recording_verbs.inspect(given.path, json=given.json)
     return verbs.inspect(given.path, json=given.json, open_recipe=_open_data)
 
 

@@ -18,10 +18,11 @@ LAGS = np.arange(-4, 5)
 MAX_PAIRS, STRETCH = 1600, 200
 BLOCK = 25  # pairs that are drawn together: neighbours are alike
 NUM_RESAMPLINGS = 300
-MIN_BLOCKS = 6
+MIN_BLOCKS = 8
 MAX_SIDE = 96  # pictures are reduced to this before they are compared
 SURE = 0.95  # share of resamplings that must agree before anything is refused
 SURE_SIGN, STRONG = 0.99, 0.15
+RELATED = 0.8  # the same, before signs are believed: a neighbouring lag has the same sign
 CLEAR = 0.05  # share of the picture's motion that the controls must explain before lags are worth comparing
 MOTIONS = ("right", "down", "zoom", "spin")
 # Which motion of the picture an axis causes, and with which sign: x forward, y left, z up, right-handed turns, rows downwards.
@@ -71,7 +72,8 @@ class Verdict:
 
     @property
     def wrong_axes(self) -> list[str]:
-        return [name for name, sign in self.signs.items() if sign.is_wrong] if self.is_clear else []
+        related = self.confidence >= RELATED and self.scores[self.lag] >= CLEAR
+        return [name for name, sign in self.signs.items() if sign.is_wrong] if related else []
 
     @property
     def words(self) -> str:
@@ -79,9 +81,9 @@ class Verdict:
         if not self.num_pairs:
             return "cannot tell: too few frames in a row"
         explained = f"controls explain {self.scores[self.lag]:.0%} of the picture's motion"
-        if not self.is_clear:
-            return f"cannot tell: {explained}, lag {self.lag:+d} with confidence {self.confidence:.0%}"
         turned = f"; against the convention: {', '.join(self.wrong_axes)}" if self.wrong_axes else ""
+        if not self.is_clear:
+            return f"cannot tell: {explained}, lag {self.lag:+d} with confidence {self.confidence:.0%}{turned}"
         return f"lag {self.lag:+d} with confidence {self.confidence:.0%}, {explained} ({self.scores[0]:.0%} at lag 0){turned}"
 
     def facts(self) -> dict[str, Any]:
@@ -150,8 +152,7 @@ def examine(recording: Recording) -> Verdict:
 def _choose(recording: Recording) -> np.ndarray:
     """First frames of the pairs: every control from lag -4 to 4 exists, without a pause in between."""
     reach = int(LAGS[-1])
-    found = [recording.starts(part, reach + 1, reach + 1) for part in ("train", "valid", "test")]
-    start_P = np.sort(np.concatenate(found))
+    start_P = recording.windows(0, recording.num_frames, reach + 1, reach + 1)
     if len(start_P) <= MAX_PAIRS:
         return start_P
     low = np.linspace(0, len(start_P) - STRETCH, MAX_PAIRS // STRETCH).astype(int)

@@ -100,6 +100,10 @@ class Recording:
         if low and self.episode_T[low] == self.episode_T[low - 1]:
             earlier = max(end for start, end in (self.facts["splits"][p] for p in PARTS) if start < low)
             low = max(low, earlier + before + after)
+        return self.windows(low, high, before, after)
+
+    def windows(self, low: int, high: int, before: int, after: int) -> np.ndarray:
+        """`starts` in rows [low, high), whatever their part: for looking at a recording, not for learning from it."""
         first_N = np.arange(low, high - before - after + 1)
         broken_T = self.last_T | (self.dt_T > MAX_DT * self.facts["recording"]["median_dt"])
         until_T = np.concatenate(([0], np.cumsum(broken_T)))

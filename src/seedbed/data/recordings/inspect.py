@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.data import lag
+from seedbed.data.grids import tile
 from seedbed.data.recording import MAX_DT, PARTS, Axis, Recording
 
 # Pictures that differ by less than this (mean over pixels, in levels of 256) are the same picture.
@@ -155,19 +156,19 @@ def draw_sheet(recording: Recording, facts: dict[str, Any], path: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    moving = [n for n, axis in enumerate(recording.axes) if not axis.is_time]
-    shown = moving[:12]
+    shown = [n for n, axis in enumerate(recording.axes) if not axis.is_time][:12]
     rows = -(-len(shown) // 6)
-    figure = Figure(figsize=(13, 5.4 + 1.9 * rows + 3.4), layout="constrained")
+    heights = [5.2, *[1.5] * rows, 3.0]
+    figure = Figure(figsize=(13, sum(heights) + 0.4 * (rows + 2)))
     FigureCanvasAgg(figure)
-    parts: Any = figure.subfigures(3, 1, height_ratios=[5.4, 1.9 * rows, 3.4])
-    _draw_pictures(parts[0], recording, facts)
-    grid = parts[1].subplots(rows, min(6, len(shown)), squeeze=False)
-    for place, n in zip(grid.flat, shown, strict=False):
-        _draw_axis(place, recording, n)
-    for place in grid.flat[len(shown) :]:
-        place.set_axis_off()
-    low = parts[2].subplots(1, 4)
+    # Places are fixed: working them out from the text takes longer than everything else here.
+    frame = {"left": 0.03, "right": 0.99, "top": 0.965, "bottom": 0.05, "wspace": 0.5, "hspace": 0.22}
+    grid: Any = figure.add_gridspec(rows + 2, 12, height_ratios=heights, **frame)
+    _draw_pictures(figure.add_subplot(grid[0, :]), recording, facts)
+    for place, n in enumerate(shown):
+        column = 2 * (place % 6)
+        _draw_axis(figure.add_subplot(grid[1 + place // 6, column : column + 2]), recording, n)
+    low = [figure.add_subplot(grid[rows + 1, column : column + 3]) for column in (0, 3, 6, 9)]
     _draw_lag(low[0], facts["lag"])
     _draw_pairs(low[1], recording, shown)
     _draw_map(low[2], recording)
@@ -177,19 +178,15 @@ def draw_sheet(recording: Recording, facts: dict[str, Any], path: Path) -> Path:
     return path
 
 
-def _draw_pictures(part: Any, recording: Recording, facts: dict[str, Any]) -> None:
-    num = SHEET_COLUMNS * SHEET_ROWS
-    for n, (place, t) in enumerate(
-        zip(part.subplots(SHEET_ROWS, SHEET_COLUMNS).flat, _spread(np.arange(recording.num_frames), num), strict=False)
-    ):
-        place.imshow(recording.frames_THWC[t], interpolation="nearest")
-        place.set_title(f"{t:,}" + (f"  ep {recording.episode_T[t]}" if n % SHEET_COLUMNS == 0 else ""), fontsize=7, pad=2)
-        place.set_axis_off()
-    rate = f"{facts['timing']['fps']:.1f} frames/s"
-    part.suptitle(
-        f"{facts['source']}   {facts['frames']:,} frames {facts['size']}, {facts['episodes']['num']} episodes, {rate}",
-        fontsize=10,
-    )
+def _draw_pictures(place: Any, recording: Recording, facts: dict[str, Any]) -> None:
+    """Frames at even distances, as one picture."""
+    chosen = _spread(np.arange(recording.num_frames), SHEET_COLUMNS * SHEET_ROWS)
+    page = tile(recording.frames_THWC[chosen], SHEET_COLUMNS)
+    place.imshow(np.asarray(page), interpolation="antialiased", aspect="equal")
+    place.set_axis_off()
+    rate, every = f"{facts['timing']['fps']:.1f} frames/s", max(1, recording.num_frames // len(chosen))
+    size = f"{facts['frames']:,} frames {facts['size']}, {facts['episodes']['num']} episodes, {rate}, every {every:,}th shown"
+    place.set_title(f"{facts['source']}   {size}", fontsize=10)
 
 
 def _draw_axis(place: Any, recording: Recording, n: int) -> None:
@@ -201,7 +198,8 @@ def _draw_axis(place: Any, recording: Recording, n: int) -> None:
         if full:
             place.axvline(full, color="tab:orange", linewidth=1)
     place.set_title(f"{axis.name}{' [' + axis.unit + ']' if axis.unit else ''}{' dead' if axis.dead else ''}", fontsize=8)
-    place.tick_params(labelsize=6)
+    place.tick_params(labelsize=6, which="both")
+    place.minorticks_off()
 
 
 def _draw_lag(place: Any, found: dict[str, Any]) -> None:
@@ -250,3 +248,4 @@ def _draw_timing(place: Any, recording: Recording) -> None:
     place.hist(1000 * dt_P.clip(0, top), bins=40, range=(0, 1000 * top), color="tab:blue", log=True)
     place.set_title("ms between frames", fontsize=8)
     place.tick_params(labelsize=6)
+    place.minorticks_off()

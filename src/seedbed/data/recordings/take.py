@@ -43,6 +43,8 @@ class Take:
         """Names the content of the files that it was read from."""
         found = hashlib.sha256()
         for file in self.files:
+            if not file.is_file():
+                raise UserError(f"{file} is missing")
             found.update(f"{file.name}\0{file.stat().st_size}\0".encode())
             with open(file, "rb") as handle:
                 found.update(handle.read(HASHED))

@@ -39,13 +39,13 @@ def prepare(
     return show_result(recording, time.monotonic() - start, json)
 
 
-def inspect(path: str, *, folder: Path, json: bool = False) -> int:
-    """Numbers on the screen, pictures on a sheet."""
+def inspect(path: str, *, json: bool = False) -> int:
+    """Numbers on the screen, pictures on a sheet beside the recording's arrays."""
     from seedbed.data.recordings.inspect import draw_sheet, recording_facts, with_warnings
 
     recording = open_recording(path)
     facts = with_warnings(recording_facts(recording))
-    facts["sheet"] = str(draw_sheet(recording, facts, folder / "sheet.png"))
+    facts["sheet"] = str(draw_sheet(recording, facts, recording.path / "sheet.png"))
     if json:
         print(dumps(facts))
         return EXIT_OK

@@ -14,6 +14,7 @@ from seedbed.data.meter import Meter
 from seedbed.data.recordings.take import Take, fit, numbers, pose_take, read_rows
 from seedbed.errors import UserError
 
+ROUNDED = 0.05  # of the time between two frames
 VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
 
 
@@ -80,7 +81,9 @@ def _held(time_N: np.ndarray, value_NA: np.ndarray, frame_T: np.ndarray, table: 
     if time_N[0] > frame_T[-1] or time_N[-1] < frame_T[0]:
         spans = f"{time_N[0]:.3f} to {time_N[-1]:.3f} s, the video {frame_T[0]:.3f} to {frame_T[-1]:.3f} s"
         raise UserError(f"{table} covers {spans}: they do not meet; both must count from the video's beginning")
-    low_T = np.searchsorted(time_N, frame_T - 1e-9)
+    # Tables round their times; what is this near to a frame belongs to it.
+    near = ROUNDED * float(np.median(np.diff(frame_T))) if len(frame_T) > 1 else 0.0
+    low_T = np.searchsorted(time_N, frame_T - near)
     high_T = np.append(low_T[1:], len(time_N))
     total_NA = np.concatenate((np.zeros((1, value_NA.shape[1])), value_NA.cumsum(0)))
     mean_TA = (total_NA[high_T] - total_NA[low_T]) / np.maximum(high_T - low_T, 1)[:, None]
@@ -142,9 +145,9 @@ def upright(basis_33: np.ndarray, degrees: int) -> np.ndarray:
 
 
 def _frames(video: Path) -> Iterator[Any]:
-    import av
-
     with _opened(video) as container:
+        import av
+
         try:
             yield from container.decode(video=0)
         except av.FFmpegError as error:
