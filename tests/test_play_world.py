@@ -17,10 +17,10 @@ from seedbed.train.playing import RECORDING, SIMULATOR
 SMALL = ["data.frames=900", "data.height=16", "data.width=16", "device=cpu", "model.size=0.1m", "model.memory=2"]
 
 
-def player(*settings: str, runtime: str = "torch") -> WorldPlayer:
+def player(*settings: str, runtime: str = "torch", preset: str = "demo") -> WorldPlayer:
     """An untrained emulator whose weights are not zero anywhere, so that every input counts."""
-    recipe, _ = find("world/demo")
-    config = configs.override(recipe.preset("demo"), [*SMALL, *settings])
+    recipe, _ = find("world")
+    config = configs.override(recipe.preset(preset), [*SMALL, *settings])
     system = recipe.build(config, recipe.open_data(config))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -205,6 +205,15 @@ def test_the_players_weights_are_its_own(played: WorldPlayer):
     assert copied.recording is played.recording
     pairs = zip(copied.system.parameters(), played.system.parameters(), strict=True)
     assert all(a.data_ptr() != b.data_ptr() for a, b in pairs)
+
+
+def test_the_denoiser_can_be_played_by_torch_only():
+    played = player(preset="edm")
+    dream = played.enter()
+    before = dream.frame_HWC
+    assert dream.step(np.zeros(len(played.axes), np.float32)) and not np.array_equal(dream.frame_HWC, before)
+    with pytest.raises(UserError, match="--runtime torch"):
+        OnnxNet(played.system)
 
 
 @pytest.mark.slow
