@@ -176,7 +176,8 @@ def _help() -> str:
             parts += ["", SECTIONS[name]]
         parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
     parts += ["", "every verb takes --help, --runs DIR and --dirty; what lists something takes --json; seedbed --version"]
-    return "\n".join([*parts, "exit codes: 0 done, 2 something you can mend, 130 and 143 stopped by a signal, ready to resume"])
+    codes = "0 done, 2 something you can mend; ready to resume: 130, 138 and 143 after a signal, 75 after a standstill"
+    return "\n".join([*parts, f"exit codes: {codes}"])
 
 
 def _group_help(group: str) -> int:

@@ -114,7 +114,7 @@ def _in_copy(work: Any) -> int:
 def kill_run(lab: Lab, tally: Tally) -> None:
     """SIGKILL at random moments of a whole run, some of them while it is still starting; resumed after each."""
     num = 5 if lab.short else 20
-    settings = (f"steps={200 * num}", "every.save=20", "every.log=7", "every.eval=100")
+    settings = (f"steps={100 * num}", "every.save=20", "every.log=7", "every.eval=100")
     straight = lab.start(*training("straight", *settings))
     dice, words = random.Random(0), training("killed", *settings)
     for k in range(num):

@@ -75,8 +75,9 @@ def _give_up(job: Job, seconds: float) -> None:
     told = "\n".join(_spell(ident, stack) for ident, stack in stacks.items())
     print(f"\n{told}\nseedbed: {what}; it stands at {where}", file=sys.stderr)
     print(f"seedbed: stopped; go on from the last checkpoint with: seedbed resume {job.run.name}", file=sys.stderr, flush=True)
+    rank = "" if job.ranks.is_first else f"-rank{job.ranks.rank}"
     with contextlib.suppress(OSError):
-        files.write_atomic(job.run.path / "stacks.txt", f"{what}\n\n{told}\n")
+        files.write_atomic(job.run.path / f"stacks{rank}.txt", f"{what}\n\n{told}\n")
     job.run.event(job.step + 1, "stall", what=what, where=where, seconds=round(seconds, 1))
     job.run.set_status("stalled", step=job.step, error=f"{what}; it stands at {where}")
     os._exit(EXIT_STALLED)
