@@ -369,3 +369,37 @@ def test_the_exported_page_needs_nothing_but_its_folder(tmp_path: Path):
         text = (out / name).read_text()
         assert "://" not in text.replace("http://www.w3.org", ""), f"{name} speaks to somebody"
     assert {path.name for path in (out / "ort").iterdir()} == set(web_page.RUNTIME)
+
+
+def test_commands_say_what_is_wrong_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    from helpers import start
+
+    from seedbed.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    dist = tmp_path / "dist"
+    dist.mkdir()
+    for name in web_page.RUNTIME:
+        (dist / name).write_text(name)
+    start(tmp_path / "runs", "sums", "steps=4")
+    table = [
+        (["play", "nothing"], "there is no run 'nothing'"),
+        (["play", "sums"], "cannot be played; those of world can"),
+        (["play", "sums", "--runtime", "onnx"], "cannot be played"),
+        (["play", "sums", "--runtime", "tpu"], "invalid choice"),
+        (["play", "sums", "--port", "99999"], "between 0 and 65535"),
+        (["play", "sums", "--checkpoint", "step-000099"], "no checkpoint"),
+        (["play"], "RUN"),
+        (["export", "sums", "--to", "web"], "--fetch-ort"),
+        (["export", "sums", "--to", "web", "--ort", "dist"], "no web page"),
+        (["export", "sums", "--to", "paper"], "invalid choice"),
+        (["export", "sums", "--ort", "dist"], "belong to --to web"),
+    ]
+    for words, says in table:
+        capsys.readouterr()
+        assert main(words) == 2, words
+        shown = capsys.readouterr().err
+        assert says in shown and len(shown.strip().splitlines()) <= 2, shown
+    assert not (tmp_path / "sums-web").exists()
