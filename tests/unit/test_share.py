@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sweep_samples
 from PIL import Image
 
 from seedbed.cli import main
@@ -283,3 +284,28 @@ def test_the_verb_writes_a_page_and_prints_facts(tmp_path: Path, capsys, monkeyp
     assert_harmless((tmp_path / "both.html").read_text())
     status, out, _ = command(capsys, "report", "one..two")
     assert status == 0 and "two against one: negative result" in out
+
+
+# ---- sweeps ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_a_page_with_its_map_ranks_and_curves(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep = sweep_samples.make(Path("runs"), "optim.lr=1e-3,1e-2", "batch=8,16", name="some")
+    for trial, best in zip(sweep.trials(), (0.4, 0.3, 0.9, None), strict=True):
+        sweep_samples.end(sweep, trial, best, "done" if best else "failed", "" if best else EVIL)
+        a_run(Path("runs"), sweep.run_name(trial), shift=best or 0.0, sweep="some")
+    assert command(capsys, "report", "some", "--html")[0] == 0
+    read = assert_harmless((tmp_path / "some.html").read_text())
+    for words in ("to see", "best: optim.lr=0.001 batch=16", "0.3000", "some-0002", "seedbed sweep gpt/demo", "alert(1)"):
+        assert words in read.text, words
+    assert any(value.startswith("data:image/png") for name, value in read.attributes if name == "src"), "no heat-map"
+    status, out, _ = command(capsys, "report", "some")
+    assert status == 0 and "4 trials: 3 done, 1 failed" in out
+
+
+def test_a_sweep_that_has_just_begun_has_a_page_too(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    sweep_samples.make(Path("runs"), "optim.lr=1e-3,1e-2", name="some")
+    assert command(capsys, "report", "some", "--html")[0] == 0
+    assert "waiting" in assert_harmless((tmp_path / "some.html").read_text()).text
