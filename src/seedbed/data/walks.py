@@ -40,7 +40,7 @@ def walk_with_commands(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """`walk`, and what was asked for (N, T, A): the two differ where something is in the way."""
     rngs = [np.random.Generator(np.random.PCG64([world.seed, seed, n])) for n in range(num_walks)]
-    plan_NT = np.stack([_plan(rng, num_frames) for rng in rngs])
+    plan_NT = np.stack([_plan(rng, num_frames, n) for n, rng in enumerate(rngs)])
     noise_NT6 = np.stack([rng.standard_normal((num_frames, 6)) for rng in rngs])
     drift_NT6 = np.stack([_drift(rng, num_frames) for rng in rngs])
     pose_NT44 = np.empty((num_walks, num_frames, 4, 4))
@@ -63,15 +63,16 @@ def walk_with_commands(
     return pose_NT44, np.concatenate((done_NT6, seconds_NT1), -1), np.concatenate((asked_NT6, seconds_NT1), -1)
 
 
-def _plan(rng: np.random.Generator, num_frames: int) -> np.ndarray:
-    """What each frame of a walk tries: decks of segments, shuffled, one after the other."""
-    pieces, total = [], 0
+def _plan(rng: np.random.Generator, num_frames: int, number: int) -> np.ndarray:
+    """What each frame of a walk tries: decks of segments, shuffled, one after the other; circles left and right in turn."""
+    pieces, total, deck = [], 0, number
+    circle = round(2 * np.pi / (SPEED_6[5] * TURN))
     while total < num_frames:
         for kind in rng.permutation(DECK):
-            circle = round(2 * np.pi / (SPEED_6[5] * TURN))
             length = circle if kind == CIRCLE else int(rng.integers(SHORT, LONG + 1))
-            pieces.append(np.full(length, kind if kind != CIRCLE else CIRCLE + int(rng.integers(2))))
+            pieces.append(np.full(length, kind + deck % 2 if kind == CIRCLE else kind))
             total += length
+        deck += 1
     # A walk begins anywhere in its deck, so that short walks differ in what they try.
     return np.roll(np.concatenate(pieces), -int(rng.integers(total)))[:num_frames]
 
