@@ -59,13 +59,15 @@ def _plan_arguments(parser: Parser) -> None:
     settings(parser)
     parser.add_argument("--run", metavar="RUN", help="take the speed that this run measured")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
+    parser.add_argument("--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 cuts each copy in 8")
 
 
 @verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and money", _plan_arguments)
 def _plan(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
-    return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, run=given.run, prices=given.prices)
+    facts = {"run": given.run, "prices": given.prices, "world": given.world}
+    return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, **facts)
 
 
 def _sweep_arguments(parser: Parser) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -45,14 +46,15 @@ class Shards:
             return
         self._whole = True
         for unit in self.units:
-            unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
         try:
-            yield
+            with contextlib.ExitStack() as stack:
+                for unit in self.units:
+                    stack.enter_context(_unhooked(unit))
+                yield
         finally:
             for unit in self.units:
                 unit.reshard()
-                unit.set_reshard_after_forward(unit is not self.system, recurse=False)
             self._whole = False
 
     def require_cut(self) -> None:
@@ -65,19 +67,14 @@ def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.dev
     The system is built on the host and moves to the device unit by unit, so that a device never holds all of it. Names stay;
     a single number cannot be cut and stays whole.
     """
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import register_fsdp_forward_method
 
     declared = {name: vars(p).get("declaration") for name, p in system.named_parameters()}
-    single = {p for p in system.parameters() if p.ndim == 0}
-    for param in single:
-        param.data = param.data.to(device)
-    mesh = ranks.mesh if ranks.degrees.replicate > 1 else ranks.mesh["shard"]  # type: ignore[index]
-    cut_units: list[Any] = []
-    for unit in units:
-        fully_shard(unit, mesh=mesh, ignored_params=single)
-        cut_units.append(unit)
+    for param in system.parameters():
+        if param.ndim == 0:
+            param.data = param.data.to(device)
+    cut_units = apply(system, units, ranks)
     system.descent = _same
-    fully_shard(system, mesh=mesh, ignored_params=single, reshard_after_forward=False)
     system.to(device)
     for method in ("update", "descent"):
         register_fsdp_forward_method(system, method)
@@ -93,6 +90,34 @@ def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.dev
             shards.rows[name] = _place(param, ranks)
             param.first_row = shards.rows[name].first
     return shards
+
+
+def apply(system: Any, units: Iterable[nn.Module], ranks: Ranks) -> list[Any]:
+    """FSDP2 on the units, then on what is left; the units. Tensors without numbers can be cut too."""
+    from torch.distributed.fsdp import fully_shard
+
+    single = {p for p in system.parameters() if p.ndim == 0}
+    mesh = ranks.mesh if ranks.degrees.replicate > 1 else ranks.mesh["shard"]  # type: ignore[index]
+    found: list[Any] = list(units)
+    for unit in found:
+        fully_shard(unit, mesh=mesh, ignored_params=single)
+    fully_shard(system, mesh=mesh, ignored_params=single, reshard_after_forward=False)
+    return found
+
+
+@contextlib.contextmanager
+def _unhooked(unit: Any) -> Iterator[None]:
+    """Calls that FSDP2 does not see: it would take those of one rank alone for a part of the next backward pass."""
+    state = unit._get_fsdp_state()
+    kept = {name: getattr(unit, name) for name in ("_forward_pre_hooks", "_forward_hooks")}
+    for name, hooks in kept.items():
+        others = ((key, hook) for key, hook in hooks.items() if getattr(hook, "__self__", None) is not state)
+        setattr(unit, name, OrderedDict(others))
+    try:
+        yield
+    finally:
+        for name, hooks in kept.items():
+            setattr(unit, name, hooks)
 
 
 def _same(loss: Tensor) -> Tensor:

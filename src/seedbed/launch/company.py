@@ -12,7 +12,6 @@ from seedbed.dist.ranks import Ranks, join
 from seedbed.errors import UserError
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train.system import System
 
 
 @contextlib.contextmanager
@@ -42,33 +41,3 @@ class Beside(Run):
 def silence() -> Console:
     """A console that nobody reads: one rank speaks for all."""
     return Console(stream=open(os.devnull, "w"))
-
-
-# Settings that weights cut into pieces cannot have, and why.
-_NOT_CUT = {
-    "compile": ("whole", "a step is compiled block by block between the gatherings; use compile=blocks"),
-    "compile_autograd": (True, "pieces travel in the middle of the backward pass"),
-    "compile_optimizer": (True, "its code would be compiled for whole tensors"),
-    "float8": (True, "torchao's layers gather their weights in a way of their own"),
-}
-
-
-def require_possible(system: System, config: Config, ranks: Ranks) -> None:
-    """Refuse in one line what cannot be spread over ranks, naming it and the reason."""
-    if config.dist.world != ranks.world:
-        raise UserError(f"dist.replicate x dist.shard = {config.dist.world}, but this work is done by one process; set both to 1")
-    if ranks.is_alone:
-        return
-    if why := system.why_one_rank():
-        raise UserError(f"this run cannot be spread over {ranks.world} ranks: {why}")
-    if ranks.degrees.shard == 1:
-        return
-    for key, (value, why) in _NOT_CUT.items():
-        if getattr(config, key) == value:
-            raise UserError(f"{key}={str(value).lower()} does not go with dist.shard={ranks.degrees.shard}: {why}")
-    if len(system.players()) > 1:
-        names = ", ".join(system.players())
-        raise UserError(
-            f"dist.shard={ranks.degrees.shard}: this system's players ({names}) descend one after another in a step, and FSDP2 "
-            f"lets go of the weights after the first; use dist.replicate={ranks.world}"
-        )

@@ -60,7 +60,10 @@ class StepRunner:
         self.engine, self.feed, self.say = engine, feed, say
         if engine.compiled:
             torch.compiler.reset()
-        self.units = compile_system(engine.system, engine.config.compile)
+        self.mode = engine.config.compile
+        if self.mode == "whole" and engine.config.dist.shard > 1:
+            self.mode = "blocks"  # weights are gathered between them, which no compiled code can do
+        self.units = compile_system(engine.system, self.mode)
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.names: list[str] = []
         self.why_not = self._why_not_captured()
@@ -74,7 +77,7 @@ class StepRunner:
         return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
 
     def _compiled(self) -> list[str]:
-        return [*([self.engine.config.compile] if self.units else []), *sorted(self.engine.compiled)]
+        return [*([self.mode] if self.units else []), *sorted(self.engine.compiled)]
 
     def _further(self) -> str:
         """What else is not plain about a step."""

@@ -10,7 +10,7 @@ from typing import Any
 from seedbed import config as configs
 from seedbed.recipes import find
 from seedbed.track.run import Run, full_name
-from seedbed.tune import batch, lr, lr_plot, show
+from seedbed.tune import batch, lr, lr_plot, scale, scale_show, show
 from seedbed.tune import plan as planning
 from seedbed.tune import profile as profiling
 from seedbed.tune.bench import Bench, output_folder, save_result
@@ -73,7 +73,14 @@ def profile(name: str, assignments: list[str], *, root: Path, json: bool = False
 
 
 def plan(
-    name: str, assignments: list[str], *, root: Path, json: bool = False, run: str | None = None, prices: Path | None = None
+    name: str,
+    assignments: list[str],
+    *,
+    root: Path,
+    json: bool = False,
+    run: str | None = None,
+    prices: Path | None = None,
+    world: int | None = None,
 ) -> int:
     """What a run needs, and what that means in hours and money on a table of GPUs; nothing is trained."""
     known = planning.read_prices(Path(prices)) if prices else None
@@ -85,11 +92,18 @@ def plan(
         tell("opening the data")
         data = recipe.open_data(config)
         tell("counting on paper")
-        found = planning.make(recipe, config, data, rate=rate, prices=known)
+        alone = configs.override(config, configs.ALONE)
+        found = planning.make(recipe, alone, data, rate=rate, prices=known)
+        many = world or config.dist.world
+        tell(f"dividing among {many} ranks")
+        spread = scale.look(recipe, config, data, found.counted, found.rate.mfu, many) if many > 1 else None
     shown = full_name(recipe.name, preset)
     folder = output_folder(root, "plan", shown)
-    if not _finish(folder, {"name": shown, **found.to_json()}, json):
+    more = {"scale": spread.to_json()} if spread else {}
+    if not _finish(folder, {"name": shown, **found.to_json(), **more}, json):
         show.plan(found, shown)
+        if spread:
+            scale_show.show(spread, show.console())
     return EXIT_OK
 
 
