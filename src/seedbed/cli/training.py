@@ -185,19 +185,29 @@ def _think(given: argparse.Namespace) -> int:
 
 def _play_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="RUN")
-    parser.add_argument("--port", type=number(int, 0, 65535), default=8766, metavar="N", help="0 takes a free one")
+    parser.add_argument("--port", type=number(int, 0, 65535), default=8766, metavar="N", help="8766 unless given; 0: a free one")
+    parser.add_argument("--host", default="127.0.0.1", metavar="H", help="an address of this machine, to let others in; --token")
+    parser.add_argument("--token", action="store_true", help="nothing is shown without the token in the address")
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.add_argument("--runtime", choices=("torch", "onnx"), default="torch", help="onnx: ONNX Runtime on one processor core")
     parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; otherwise the best")
 
 
-@verb("play", "RUN [--port N] [--runtime onnx]", "walk through what a run dreams, in the browser", _play_arguments)
+@verb("play", "RUN [--open] [--runtime onnx]", "walk through what a run dreams, in the browser", _play_arguments)
 def _play(given: argparse.Namespace) -> int:
     from seedbed.serve.run import needs
 
     needs()
     from seedbed.serve import play
 
-    return play.play(given.runs, given.name, port=given.port, runtime=given.runtime, checkpoint=given.checkpoint)
+    def show(address: str) -> None:
+        if given.open:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    house = play.House(given.runs, given.runtime, given.checkpoint)
+    return play.play(house, given.name, host=given.host, port=given.port, locked=given.token, then=show)
 
 
 def _export_arguments(parser: Parser) -> None:

@@ -59,19 +59,18 @@ def play_routes(root: Path, house: House | None = None) -> list[BaseRoute]:
     ]
 
 
-def play(root: Path, name: str, *, port: int, runtime: str = "torch", checkpoint: str = "") -> int:
+def play(house: House, name: str, **where: Any) -> int:
     """Serve one run's page until Ctrl-C. What is wrong with the run is said here, before anything is opened."""
     from starlette.applications import Starlette
     from starlette.responses import RedirectResponse
 
     from seedbed.serve.run import serve_app
 
-    name = Run.open(root, name).name
-    house = House(root, runtime, checkpoint)
+    name = Run.open(house.root, name).name
     house.player(name)
     address = f"/play/{quote(name)}"
-    routes = [Route("/", lambda request: RedirectResponse(address)), *play_routes(root, house)]
-    return serve_app(Starlette(routes=routes), port=port, path=address, what=f"walk through {name}")
+    routes = [Route("/", lambda request: RedirectResponse(address)), *play_routes(house.root, house)]
+    return serve_app(Starlette(routes=routes), path=address, what=f"walk through {name}", **where)
 
 
 class House:

@@ -53,7 +53,7 @@ def write_page(folder: Path, runtime: Path, title: str) -> None:
     page = (PAGE / "index.html").read_text()
     live = '<meta name="backend" content="live">'
     assert live in page and "<title>play " in page
-    page = page.replace(live, live.replace("live", "web")).replace("/static/play/", "./")
+    page = page.replace(live, live.replace("live", "web")).replace("/static/play/", "./").replace('href="/"', 'href="./"')
     (folder / "index.html").write_text(page.replace("<title>play ", f"<title>{html.escape(title)} "))
     (folder / "ort").mkdir(exist_ok=True)
     for name in RUNTIME:

@@ -27,9 +27,9 @@ from seedbed.errors import UserError
 from seedbed.recipes.world.memory import Memory, to_bytes
 
 if TYPE_CHECKING:
+    from seedbed.recipes.world.emulator import Emulator
     from seedbed.recipes.world.model import WorldNet
     from seedbed.recipes.world.player import WorldPlayer
-    from seedbed.recipes.world.system import Emulator
 
 FORMAT = 1
 OPSET = 18
@@ -183,13 +183,13 @@ def _golden(player: WorldPlayer) -> dict[str, np.ndarray]:
     memory, frames, floats = dream.memory, [], []
     packed = {f"packed_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items()}
     for number, row in enumerate(raw_KA):
-        frame_13HW = system.dream(memory, dream._scaled(row), index_1, 0)
+        frame_13HW = system.dream(memory, dream.scaled(row), index_1, 0)
         memory = memory.push(frame_13HW)
         frames.append(to_bytes(memory.last)[0].cpu().numpy())
         if number in FLOATS_AT:
             floats.append(frame_13HW[0].cpu().numpy())
     last = {f"last_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items() if name != "m1"}
-    scaled_KA = np.concatenate([dream._scaled(row).cpu().numpy() for row in raw_KA])
+    scaled_KA = np.concatenate([dream.scaled(row).cpu().numpy() for row in raw_KA])
     golden = {"raw": raw_KA, "scaled": scaled_KA, "noise": noise_11HW[0].cpu().numpy()}
     return {**golden, **packed, **last, "frames": np.stack(frames), "floats": np.stack(floats)}
 

@@ -62,6 +62,7 @@ class WorldPlayer:
             "seconds": recording.facts["recording"]["median_dt"] or 1 / 30,
             **control_facts(actions_TA, recording.axes),
             "level": 0.0,
+            "max_level": self.system.config.model.context_noise,
             "noisy": True,
             "runtime": "ONNX Runtime, one core" if self.runtime == "onnx" else f"torch on {self.device.type}",
             "about": f"learned from {recording.num_frames:,} frames; the starts are frames it was not trained on",
@@ -117,7 +118,7 @@ class Dream:
             if self.at + 1 >= self._end():
                 return False
             action_A = np.array(self.recording.actions_TA[self.at])
-        frame_13HW = self.player.predict(self.memory, self._scaled(action_A), *self._counters(), self.level)
+        frame_13HW = self.player.predict(self.memory, self.scaled(action_A), *self._counters(), self.level)
         self.memory = self.memory.push(frame_13HW)
         self.frame_HWC = to_bytes(self.memory.last)[0].cpu().numpy()
         self.action_A = self.done_A = action_A
@@ -132,7 +133,8 @@ class Dream:
         spans = [span for part in PARTS for span in self.recording.spans(part)]
         return next((high for low, high in spans if low <= self.at < high), self.at + 1)
 
-    def _scaled(self, action_A: np.ndarray) -> Tensor:
+    def scaled(self, action_A: np.ndarray) -> Tensor:
+        """The network's input (1, A) for a control in recorded units."""
         return torch.from_numpy(scale_actions(action_A[None], self.player.axes)).to(self.player.device)
 
     def _counters(self) -> tuple[Tensor, int]:

@@ -2,6 +2,9 @@
 
 import { Controls, caps } from "./controls.js";
 
+const theme = localStorage.getItem("seedbed-theme");
+if (theme) document.documentElement.dataset.theme = theme;
+
 const $ = (id) => document.getElementById(id);
 const NAMES = { nothing: "dream only", simulator: "+ simulator", recording: "+ recording" };
 const IN_FLIGHT = 2; // steps asked for before an answer: the way there and back overlaps with the work
@@ -35,9 +38,10 @@ function hello(facts) {
     drawChoices();
   }
   $("seed").max = facts.num_seeds - 1;
-  $("level").value = facts.level;
+  Object.assign($("level"), { max: facts.max_level || 0, value: facts.level });
   $("level-number").textContent = facts.level.toFixed(2);
-  $("level").closest("label").hidden = $("anchor").hidden = facts.fixed === true;
+  $("anchor").hidden = facts.fixed === true;
+  $("level").closest("label").hidden = facts.fixed === true || !facts.max_level;
   $("locked-row").hidden = !facts.noisy;
   $("record").hidden = facts.fixed === true;
   state("ready", true);
@@ -270,7 +274,7 @@ function drawValues(action) {
     const row = $("axes").children[n];
     const unit = axis.unit ? ` ${axis.unit}` : "";
     const digits = Math.abs(action[n]) < 10 ? 3 : 1;
-    row.querySelector("output").textContent = `${(Math.round(action[n] * 1000) / 1000 || 0).toFixed(digits)}${unit}`;
+    row.querySelector("output").textContent = `${(Math.round(1000 * action[n]) / 1000 || 0).toFixed(digits)}${unit}`;
     const fill = row.querySelector(".fill");
     if (!fill) return;
     const [low, high] = [0, place(axis, action[n]) - 50].sort((a, b) => a - b);
