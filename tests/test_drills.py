@@ -111,6 +111,15 @@ def test_other_errors_are_not_taken_for_want_of_memory(tmp_path: Path, monkeypat
     assert "out_of_memory" not in kinds(tmp_path, "one")
 
 
+def test_want_of_memory_beside_the_steps_is_explained(tmp_path: Path, monkeypatch) -> None:
+    def greedy(job: loop.Job) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB\nand more")
+
+    monkeypatch.setattr(loop, "evaluate", greedy)
+    with pytest.raises(UserError, match="after step 4, while evaluating.*9.00 GiB\\)\n.*seedbed resume one"):
+        start(tmp_path, "one")
+
+
 # ---- standing still --------------------------------------------------------------------------------------------------
 
 

@@ -134,9 +134,9 @@ def fit(job: Job) -> str:
         gc.disable()
         job.meter.start(job.items, job.clock["train"], job.feed.wait)
         job.clock.start("train")
-        with watching(job):
+        with watching(job), rescue.explaining(job):
             _train(job)
-        _finish(job)
+            _finish(job)
     finally:
         _write_ring(job)
         gc.enable()

@@ -5,8 +5,9 @@ The gradient is that of the same whole batch, summed in more parts. Nothing is r
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,21 @@ def surviving(job: Job, act: Callable[[Job], None]) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device, or the host's allocator, had no memory left to give."""
     return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
+@contextlib.contextmanager
+def explaining(job: Job) -> Iterator[None]:
+    """Want of memory beside the steps, where smaller parts do not help, ends the run with words on what does."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem})\n"
+            f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
+        ) from None
 
 
 def _shrink(job: Job, problem: str) -> None:
