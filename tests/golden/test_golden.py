@@ -41,6 +41,12 @@ def _noised(system: Any, batch: Batch) -> dict[str, list]:
     return {**whole, "first_times": seen["time"][:6].tolist(), "first_pixels": seen["input"][0, 0, 0, :6].tolist()}
 
 
+def _window(system: Any, batch: Batch) -> dict[str, list]:
+    opened = system.probe(batch).batch
+    pixels = {"first_pixels": opened["m1"][0, -3, 0, :6].tolist(), "first_target": opened["target"][0, 0, 0, :6].tolist()}
+    return {**pixels, "first_controls": opened["action"][0].tolist(), "first_levels": opened["level"][:6].tolist()}
+
+
 @dataclass(frozen=True)
 class Demo:
     """What is kept of a recipe's demo beside its loss: what the model sees first, and measurements of its own."""
@@ -60,6 +66,7 @@ DEMOS = {
         ("model.control=false", "limit.valid=2"),
         ("loss_1", "loss_2", "gap", "move_rms", "entropy", "alpha"),
     ),
+    "world": Demo(_window, ("data.frames=600", "data.examined=0"), ("copy_last",), loose=5e-3),
 }
 
 
@@ -101,8 +108,10 @@ def golden(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     name = request.param
     wanted = json.loads(path_of(name).read_text())
     recipe, preset = find(f"{name}/demo")
-    config = recipe.preset(preset)
+    config = configs.override(recipe.preset(preset), DEMOS[name].settings)
     have = recipe.open_data(config).facts["fingerprint"]
+    if getattr(config.data, "recording", "") == "box" and have != wanted["first_step"]["fingerprint"]:
+        pytest.skip(f"pixels on edges of the box world fell otherwise here ({have}): the last bits of rays are the processor's")
     if getattr(config.data, "text", "") == "reference" and have != wanted["first_step"]["fingerprint"]:
         pytest.skip(f"Python's reference is another text here ({have}) than where the numbers were made")
     return name, wanted
