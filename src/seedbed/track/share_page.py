@@ -171,5 +171,5 @@ def _small(path: Path) -> str:
     try:
         with Image.open(path) as image:
             return ' class="small"' if image.width <= 320 else ""
-    except OSError:
-        return ""
+    except (OSError, ValueError, Image.DecompressionBombError):
+        return ""  # the browser will judge it
