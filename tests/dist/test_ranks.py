@@ -31,7 +31,11 @@ RECIPES = {
     ],
     "world": ["world/demo", "batch=16", "data.frames=600", "data.examined=4", "model.closed=0.2", "model.rollout=2"],
 }  # fmt: skip
-DEGREES = {"replicate": (2, ["dist.replicate=2"]), "shard": (2, ["dist.shard=2"]), "both": (4, ["dist.replicate=2", "dist.shard=2"])}
+DEGREES = {
+    "replicate": (2, ["dist.replicate=2"]),
+    "shard": (2, ["dist.shard=2"]),
+    "both": (4, ["dist.replicate=2", "dist.shard=2"]),
+}
 MORE = {"replicate4": (4, ["dist.replicate=4"]), "shard4": (4, ["dist.shard=4"])}
 MUON = ["optim.kind=muon", "accum=2", "recompute=full"]
 
@@ -112,7 +116,9 @@ def test_pieces_and_whole_are_one_format(stage):
 
 def test_only_the_first_rank_writes_the_run(stage):
     root, _ = stage
-    assert [row["step"] for row in map(json.loads, (root / "runs/gpt-both/rows.jsonl").read_text().splitlines())] == list(range(1, 51))
+    assert [row["step"] for row in map(json.loads, (root / "runs/gpt-both/rows.jsonl").read_text().splitlines())] == list(
+        range(1, 51)
+    )
     assert "step  1/50" in (root / "rank0.log").read_text()
     assert all("loss" not in (root / f"rank{rank}.log").read_text() for rank in (1, 2, 3))
 
