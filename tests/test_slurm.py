@@ -190,6 +190,16 @@ def test_a_stranger_s_run_folder_puts_no_command_into_the_script(run, commands: 
     assert lines and all(re.search(r"'[^']*\$\(touch gone\)[^']*'", line) for line in lines), lines
 
 
+def test_code_and_script_that_came_with_a_run_are_replaced_before_anything_runs(run, commands: Commands):
+    ready(commands)
+    assert run("train", TOY, "--on", "slurm", "--run", "far")[0] == 0
+    planted = [Path("runs/far/code/seedbed/cli/__init__.py"), Path("runs/far/code/torch.py"), Path("runs/far/job.sbatch")]
+    for path in planted:
+        path.write_text("planted")
+    assert run("resume", "far", "--on", "slurm")[0] == 0
+    assert [p for p in Path("runs").rglob("*") if p.is_file() and p.read_bytes() == b"planted"] == []
+
+
 def play(text: str, folder: Path, *, code: int, signal: bool, saves: bool) -> str:
     """Run a script whose srun takes a moment, saves or not, and ends with a status; what scontrol was asked to do."""
     commands = Commands(folder)
