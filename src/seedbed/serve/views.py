@@ -21,7 +21,7 @@ from seedbed.track.text import spell
 _ELSEWHERE = {"sample", "model", "start", "checkpoint", "eval", "test"}
 # Curves without noise to take away.
 _STEADY = {"lr", "memory", "epoch"}
-_USUAL = 500
+_USUAL = 300
 AXES = ("step", "seconds", "items")
 MAX_POINTS, MAX_CONSOLE, MAX_SAMPLES = 4000, 1 << 16, 200
 
@@ -192,8 +192,8 @@ def series(shelf: Shelf, name: str, keys: list[str], axis: str, num: int, weight
         x, y = _curve(shelf, name, key, axis)
         found = {"raw": thin(*clip_to(x, y, *span), num)}
         if weight > 0 and len(y) > 2 and "/" not in key and key not in _STEADY:
-            # The same slider does the same to the eye on a long run as on a short one.
-            found["smooth"] = thin(*clip_to(x, smooth(y, weight ** min(1.0, _USUAL / len(y))), *span), num)
+            # The slider means a share of the curve: it does the same to the eye on a long run as on a short one.
+            found["smooth"] = thin(*clip_to(x, smooth(y, weight ** (_USUAL / len(y))), *span), num)
         out[key] = {part: {"x": _plain(px), "y": _plain(py)} for part, (px, py) in found.items()}
     return out
 

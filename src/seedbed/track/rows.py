@@ -141,7 +141,8 @@ def glimpse(path: Path, key: str, num: int) -> list[float]:
             size = os.fstat(file.fileno()).st_size
             if size <= num * _PIECE:
                 found = file.read().split(b"\n")[:-1]
-                picked = found[:: max(1, -(-len(found) // num))] + found[-1:]
+                stride = max(1, -(-len(found) // num))
+                picked = found[:-1:stride] + found[-1:]
             else:
                 picked = [line for place in range(num) if (line := _line_at(file.fileno(), size, place / (num - 1)))]
     except OSError:

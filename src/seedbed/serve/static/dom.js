@@ -91,7 +91,7 @@ export function spark(values, tone) {
   const known = (values || []).filter(isNumber);
   if (known.length < 2) return h("span", { className: "faint small" }, known.length ? "one row" : "no rows yet");
   // The first steps of a run are far above all others: the greatest tenth may leave the picture.
-  const low = Math.min(...known), high = [...known].sort((a, b) => a - b)[Math.floor(0.9 * (known.length - 1))], span = high - low || 1;
+  const low = Math.min(...known), high = [...known].sort((a, b) => a - b)[Math.floor((known.length < 12 ? 1 : 0.9) * (known.length - 1))], span = high - low || 1;
   const at = (v, i) => [(i * 124) / (known.length - 1), Math.max(24 - (22 * (v - low)) / span, 0)];
   const path = known.map((v, i) => `${i ? "L" : "M"}${at(v, i).map((n) => n.toFixed(1)).join(" ")}`).join("");
   const [x, y] = at(known.at(-1), known.length - 1);

@@ -159,7 +159,9 @@ class List {
     const best = runs.filter((r) => typeof r.best === "number").reduce((a, b) => (!a || b.best < a.best ? b : a), null);
     const why = `${runs.length} trials: ${Object.entries(counts).map(([k, n]) => `${n} ${k}`).join(", ")}`;
     const state = counts.running ? "running" : counts.done ? "done" : runs[0].status;
-    return { ...(best || runs[0]), name, why, status: state, best: best?.best, step: null, last_step: null, rate: null, loss: null };
+    // Its thumbnail: the best of every trial, from the worst to the best.
+    const line = runs.map((r) => r.best).filter((v) => typeof v === "number").sort((a, b) => b - a);
+    return { ...(best || runs[0]), spark: line, name, why, status: state, best: best?.best, step: null, last_step: null, rate: null, loss: null };
   }
 
   byParent(found) {

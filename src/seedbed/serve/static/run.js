@@ -23,6 +23,18 @@ export async function open(place, name) {
   return () => { stop(); removeEventListener("theme", redraw); };
 }
 
+// Measurements that differ in their last number (loss_t0 ... loss_t9) share a chart.
+function families(keys) {
+  const found = new Map();
+  for (const key of keys) {
+    const name = key.replace(/\d+$/, "#");
+    found.set(name, [...(found.get(name) || []), key]);
+  }
+  return [...found.values()].flatMap((group) => (group.length > 2 ? [group] : group.map((key) => [key])));
+}
+
+const titleOf = (keys) => (keys.length > 2 ? `${keys[0]} … ${keys.at(-1).match(/\d+$/)[0]}` : keys.join(" and "));
+
 class RunPage {
   constructor(place, name, about) {
     Object.assign(this, { place, name, about, charts: new Map(), parts: {} });
@@ -104,7 +116,7 @@ class RunPage {
     const rest = keys.filter((key) => !FIRST.includes(key) && !key.includes("/"));
     const evals = keys.filter((key) => key.includes("/")), metric = evals[0], joined = metric && (metric === "eval/loss" || !keys.includes("loss"));
     const first = ["loss", ...(joined ? [metric] : [])].filter((key) => keys.includes(key));
-    return [first, ...(metric && !joined ? [[metric]] : []), ...FIRST.slice(1).filter((key) => keys.includes(key)).map((key) => [key]), ...evals.slice(1).map((key) => [key]), ...rest.map((key) => [key])].filter((g) => g.length);
+    return [first, ...(metric && !joined ? [[metric]] : []), ...FIRST.slice(1).filter((key) => keys.includes(key)).map((key) => [key]), ...evals.slice(1).map((key) => [key]), ...families(rest)].filter((g) => g.length);
   }
 
   async drawCurves() {
@@ -119,7 +131,7 @@ class RunPage {
   addChart(keys, wide) {
     const el = h("div", { className: "chart loading" }, "…");
     const last = h("span", { className: "num" });
-    this.curves.append(h("div", { className: wide ? "wide" : "", "data-keys": keys.join() }, h("div", { className: "chart-title" }, h("b", {}, keys.join(" and ")), last), el));
+    this.curves.append(h("div", { className: wide ? "wide" : "", "data-keys": keys.join() }, h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last), el));
     const chart = new Chart(el, { zoom: () => this.drawSome([keys]) });
     chart.last = last;
     chart.wide = wide;
@@ -141,15 +153,16 @@ class RunPage {
 
   async drawOne(keys, found) {
     const chart = this.charts.get(keys.join());
-    const traces = keys.flatMap((key, i) => curves(found[key], key, key.includes("/") ? 1 : i, { points: key.includes("/") }));
-    const ys = found[keys[0]].raw.y;
-    chart.last.textContent = (UNITS[keys[0]] || num)(ys.at(-1));
+    const family = keys.length > 2, ys = found[keys[0]].raw.y;
+    const all = keys.flatMap((key, i) => curves(found[key], key, key.includes("/") ? 1 : i, { points: key.includes("/") }));
+    const traces = family ? all.filter((t) => t.opacity === 1 || t.opacity === undefined) : all;
+    chart.last.textContent = family ? "" : (UNITS[keys[0]] || num)(ys.at(-1));
     const shapes = chart.wide ? this.marks() : [];
     const log = look.logY && !["lr", "wait", "mfu", "memory"].includes(keys[0]);
     const hover = chart.wide ? this.markHovers(found[keys[0]].raw) : [];
-    const extra = { shapes, uirevision: `${look.axis}${look.logX}${look.logY}`, showlegend: keys.length > 1, legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
+    const extra = { shapes, uirevision: `${look.axis}${look.logX}${look.logY}`, showlegend: keys.length === 2, legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
       xaxis: { title: chart.wide ? { text: TITLES[look.axis], font: { size: 11 }, standoff: 4 } : undefined, type: look.logX ? "log" : "linear" }, yaxis: { type: log ? "log" : "linear", ...(keys[0] === "wait" || keys[0] === "mfu" ? { tickformat: "~%", rangemode: "tozero" } : {}), ...(keys[0] === "items_per_s" ? { rangemode: "tozero", tickformat: "~s" } : {}), ...(keys[0] === "memory" ? { tickformat: ".3~s", rangemode: "tozero" } : {}) } };
-    await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length > 1 && t.opacity !== 0.34 })), ...hover], extra);
+    await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length === 2 && t.opacity !== 0.34 })), ...hover], extra);
   }
 
   marked() {

@@ -44,7 +44,7 @@ class SweepPage {
     this.bestPlace = h("div", { className: "body flush" });
     this.trials = h("div", { className: "body flush" });
     const notePlace = h("div", { className: "body" });
-    this.place.append(this.head, h("div", { className: "stack" }, h("div", { className: "grid two" }, this.mapCard, h("div", { className: "stack" }, card("Best settings", [], this.bestPlace), card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), notePlace))), card("Every trial through its settings", h("span", { className: "faint small" }, "one line per trial; click opens it"), this.lines), card("Trials", [], this.trials)));
+    this.place.append(this.head, h("div", { className: "stack" }, h("div", { className: "grid two" }, h("div", { className: "stack" }, this.mapCard, card("Every trial through its settings", h("span", { className: "faint small" }, "one line per trial; click opens it"), this.lines)), h("div", { className: "stack" }, card("Best settings", [], this.bestPlace), card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), notePlace))), card("Trials", [], this.trials)));
     notes(notePlace, this.name, this.found.notes_of);
     this.draw();
   }
