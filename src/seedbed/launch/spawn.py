@@ -88,10 +88,10 @@ def _attend(ranks: list[subprocess.Popen]) -> int:
         if any(process.poll() for process in ranks):
             break
         time.sleep(0.05)
-    failed = {r: process.poll() for r, process in enumerate(ranks) if process.poll()}
+    failed = [(r, code) for r, process in enumerate(ranks) if (code := process.poll())]
     if not failed:
         return 0
-    rank, code = next(iter(failed.items()))
+    rank, code = failed[0]
     if code < 0:
         print(f"seedbed: rank {rank} was ended by signal {-code}; the others stop too", file=sys.stderr, flush=True)
         return 128 - code
@@ -100,9 +100,9 @@ def _attend(ranks: list[subprocess.Popen]) -> int:
 
 def _end(ranks: list[subprocess.Popen]) -> None:
     """Give those that are left time to end by themselves, then ask them, then end them."""
-    for ask in (None, signal.SIGTERM, signal.SIGKILL):
+    for ask in (0, signal.SIGTERM, signal.SIGKILL):  # 0 only asks whether it is there
         left = [process for process in ranks if process.poll() is None]
-        for process in left if ask else ():
+        for process in left:
             process.send_signal(ask)
         deadline = time.monotonic() + GRACE
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:

@@ -44,6 +44,8 @@ class Bench:
         config = configs.override(recipe.preset(preset), assignments)
         if device:
             config = replace(config, device=device)
+        if config.dist.world > 1:
+            raise UserError("instruments measure one device: set dist.replicate=1 dist.shard=1; `plan --world N` tells of many")
         assert preset is not None
         return cls(full_name(recipe.name, preset), recipe, config, recipe.open_data(config), pick_device(config.device))
 

@@ -66,6 +66,7 @@ def read(base: Config, words: Sequence[str], resize: Resize) -> list[Row]:
 
 
 def _read_one(base: Config, name: str, text: str, resize: Resize) -> list[Row]:
+    name = name.removeprefix("dist.") if name.removeprefix("dist.") in PLACES else name
     if name in PLACES:
         return [Row(name, why_not=_one_device(), value=f"{name}={value}") for value in text.split(",")]
     if name == SIZE:
@@ -123,7 +124,7 @@ def config_of(base: Config, row: Row) -> Config:
 
 
 def _one_device() -> str:
-    return "one device: a report is measured in one process"
+    return "one device: a report is measured in one process; `seedbed plan --world N` tells what ranks hold and send"
 
 
 # ---- the set for those who name no axis --------------------------------------------------------------------------------
