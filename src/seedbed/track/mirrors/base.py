@@ -105,7 +105,8 @@ class Mirror:
         self.num_dropped = 0
         self._warn = warn
         self._waiting: deque[Item] = deque()
-        self._backlog = backlog
+        self._backlog = deque(backlog)
+        self._is_sending = False
         self._news = threading.Condition()
         self._closing = False
         self._trouble = self._told = ""
@@ -149,11 +150,13 @@ class Mirror:
         self._tell()
         with self._news:
             slow = self._thread.is_alive()
-            missing = self.num_dropped + len(self._waiting) + slow
+            missing = self.num_dropped + len(self._backlog) + len(self._waiting) + self._is_sending
         if missing:
             why = "gave up" if self._given_up else "it does not answer" if slow else "it was too slow"
             again = f"the run's folder has all: seedbed runs mirror {self.sink.run.name} --to {self.name}"
             self._warn(f"mirror {self.name}: {missing} rows and events were not sent ({why}); {again}")
+        elif slow:
+            self._warn(f"mirror {self.name}: all was sent, but it has not confirmed the end of the run")
 
     # ---- its own thread ----------------------------------------------------------------------------------------------
 
@@ -161,24 +164,26 @@ class Mirror:
         if not self._tried(lambda: self.sink.open(self.sink.run.config_json())):
             self._give_up()
             return
-        for item in self._backlog:
-            if not self._given_up:
-                self._tried(lambda item=item: relay(self.sink, item))
         while (item := self._next()) is not None:
             if not self._tried(lambda item=item: relay(self.sink, item)):
-                self.num_dropped += 1
-        self._tried(lambda: self.sink.close(self.sink.run.status()))
+                with self._news:
+                    self.num_dropped += 1
+        if not self._given_up:
+            self._tried(lambda: self.sink.close(self.sink.run.status()))
 
     def _next(self) -> Item | None:
         with self._news:
-            while not self._waiting and not self._closing and not self._given_up:
+            self._is_sending = False
+            while not self._backlog and not self._waiting and not self._closing and not self._given_up:
                 self._news.wait()
-            return None if self._given_up or not self._waiting else self._waiting.popleft()
+            found = self._backlog or self._waiting
+            self._is_sending = bool(found)
+            return found.popleft() if found else None
 
     def _tried(self, act: Callable[[], None]) -> bool:
         try:
             act()
-        except Exception as error:
+        except BaseException as error:  # a package that calls sys.exit ends its own affairs, not ours
             self._num_failures += 1
             self._trouble = self._trouble or f"{type(error).__name__}: {one_line(str(error))[:200]}"
             if self._num_failures >= MAX_FAILURES:
@@ -190,7 +195,8 @@ class Mirror:
     def _give_up(self) -> None:
         with self._news:
             self._given_up = True
-            self.num_dropped += len(self._waiting)
+            self.num_dropped += len(self._backlog) + len(self._waiting)
+            self._backlog.clear()
             self._waiting.clear()
 
 
