@@ -1,5 +1,6 @@
 """The workbench's answers: what runs folders hold, however they were left, and nothing beyond them."""
 
+import asyncio
 import json
 import math
 import os
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 from _runs import make_runs
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocket
 
 from seedbed.serve import app, doors, live, shelf, talk, views
 from seedbed.serve.thin import clip_to, smooth, thin
@@ -382,8 +384,11 @@ OUT = [
 ]
 
 
-@pytest.mark.parametrize("path", OUT)
-def test_nothing_leads_out(root: Path, path: str):
+@pytest.fixture(scope="module")
+def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A run with traps in it, and a secret beside the runs."""
+    root = tmp_path_factory.mktemp("tangled") / "runs"
+    make_runs(root, 1, 20)
     (root.parent / "secret.txt").write_text("secret")
     run = root / "run-0000"
     for name in (".hidden.txt", "page.html", "code.py", "picture.svg"):
@@ -391,10 +396,15 @@ def test_nothing_leads_out(root: Path, path: str):
     (run / "link.txt").symlink_to(root.parent / "secret.txt")
     (run / "folder").symlink_to(root.parent)
     with client(root) as found:
-        answer = found.get(f"http://{HERE}{path}")
-        assert answer.status_code == 404
-        assert "secret" not in answer.text.replace("secret.txt", "") and "root:" not in answer.text
         assert found.get("/files/runs/run-0000/config.json").status_code == 200
+        yield found
+
+
+@pytest.mark.parametrize("path", OUT)
+def test_nothing_leads_out(tangled: TestClient, path: str):
+    answer = tangled.get(f"http://{HERE}{path}")
+    assert answer.status_code == 404
+    assert "secret" not in answer.text.replace("secret.txt", "") and "root:" not in answer.text
 
 
 # ---- notes -------------------------------------------------------------------------------------------------------------
@@ -457,6 +467,32 @@ def test_news_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPat
             (root / "run-0001").rename(root / "elsewhere")
             told = socket.receive_json()["list"]
             assert (told["gone"], [run["name"] for run in told["runs"]]) == (["run-0001"], ["elsewhere"])
+
+
+def test_a_page_that_never_reads_is_let_go(root: Path, monkeypatch: pytest.MonkeyPatch):
+    """Its connection is full, so that nothing can be sent any more: it must not be waited for, nor kept."""
+    monkeypatch.setattr(live, "PERIOD", 0.02)
+    monkeypatch.setattr(live, "PATIENCE", 0.1)
+
+    async def receive() -> dict[str, Any]:
+        if said:
+            return said.pop(0)
+        await asyncio.sleep(60)
+        return {"type": "websocket.disconnect"}
+
+    async def send(message: dict[str, Any]) -> None:
+        if message["type"] != "websocket.accept":
+            await asyncio.sleep(60)
+
+    said: list[dict[str, Any]] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": '{"list": true}'}]
+    pages = live.Live(shelf.Shelf(root))
+
+    async def stay() -> None:
+        socket = WebSocket({"type": "websocket", "path": "/", "headers": []}, receive, send)  # type: ignore[arg-type]
+        await asyncio.wait_for(pages.page(socket), 5)
+
+    asyncio.run(stay())
+    assert pages._num_pages == 0 and pages._clock is None
 
 
 @pytest.mark.parametrize("first", ["", "{", "[]", '{"runs": 3}', '{"version": "x"}', "null"])
