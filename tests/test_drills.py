@@ -116,7 +116,7 @@ def test_want_of_memory_beside_the_steps_is_explained(tmp_path: Path, monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB\nand more")
 
     monkeypatch.setattr(loop, "evaluate", greedy)
-    with pytest.raises(UserError, match="after step 4, while evaluating.*9.00 GiB\\)\n.*seedbed resume one"):
+    with pytest.raises(UserError, match=r"after step 4, while evaluating.*9.00 GiB\)\n.*seedbed resume one"):
         start(tmp_path, "one")
 
 
