@@ -24,6 +24,7 @@ SURE = 0.95  # share of resamplings that must agree before anything is refused
 SURE_SIGN, STRONG = 0.99, 0.15
 RELATED = 0.8  # the same, before signs are believed: a neighbouring lag has the same sign
 CLEAR = 0.05  # share of the picture's motion that the controls must explain before lags are worth comparing
+STIRRED = 0.01  # pixels of motion (standard deviation) below which a picture stands still
 MOTIONS = ("right", "down", "zoom", "spin")
 # Which motion of the picture an axis causes, and with which sign: x forward, y left, z up, right-handed turns, rows downwards.
 EXPECTED = {
@@ -248,7 +249,9 @@ def _fit(drawn_RK: np.ndarray, inner: np.ndarray, outer: np.ndarray, squares: np
     slope = np.linalg.solve(inner_R + 1e-6 * count_R1[..., None] * np.eye(inner.shape[-1]), outer_R)
     total_RF = square_RF - sum_RF**2 / count_R1
     left_RF = square_RF - 2 * (slope * outer_R).sum(1) + (slope * (inner_R @ slope)).sum(1)
-    return (1 - left_RF / np.maximum(total_RF, 1e-9)).clip(0, 1).mean(1), slope[:, :-1]
+    # Of a picture that does not move nothing can be explained.
+    share_RF = np.where(total_RF > STIRRED**2 * count_R1, 1 - left_RF / np.maximum(total_RF, 1e-9), 0.0)
+    return share_RF.clip(0, 1).mean(1), slope[:, :-1]
 
 
 def _signs(names: list[str], slope_RAF: np.ndarray, action_PA: np.ndarray, motion_PF: np.ndarray) -> dict[str, Sign]:
