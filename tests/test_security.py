@@ -156,6 +156,15 @@ def test_a_manifest_names_only_files_of_its_folder(saved: Path, bomb: bytes, nam
         checkpoint.load(saved)
 
 
+def test_the_best_checkpoint_is_one_of_the_folder(saved: Path, tmp_path: Path) -> None:
+    checkpoint.mark_best(tmp_path, saved)
+    assert checkpoint.best(tmp_path) == saved.resolve()
+    elsewhere = tmp_path / "elsewhere" / "checkpoints"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "best").symlink_to(saved)
+    assert checkpoint.best(elsewhere) is None
+
+
 @pytest.mark.parametrize("content", [huge_header(), huge_header(2**60), b"", b"\0" * 8, b"\xff" * 8 + b"{}"])
 def test_a_header_that_claims_too_much_is_refused(saved: Path, content: bytes, tmp_path: Path) -> None:
     plant(saved, "model.safetensors", content)

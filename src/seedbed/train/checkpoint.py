@@ -270,7 +270,9 @@ def steps_in(folder: Path) -> list[Path]:
 def best(folder: Path) -> Path | None:
     """The checkpoint that `best` points at, if there is one."""
     link = folder / "best"
-    return link.resolve() if link.is_symlink() and link.resolve().is_dir() else None
+    path = link.resolve()
+    # A link that leads elsewhere is none of ours.
+    return path if link.is_symlink() and path.is_dir() and path.parent == folder.resolve() else None
 
 
 def mark_best(folder: Path, path: Path) -> None:
