@@ -62,7 +62,7 @@ def _train(given: argparse.Namespace) -> int:
 def _dry_run(given: argparse.Namespace) -> int:
     from seedbed.launch import dry
 
-    for option in ("run", "parent", "why"):
+    for option in ("run", "parent", "why", "mirror"):
         if getattr(given, option):
             raise UserError(f"--dry keeps nothing, so --{option} has no use; drop one of them")
     return dry.dry_run(given.name, given.settings)
