@@ -72,12 +72,12 @@ def drill(names: Sequence[str], *, short: bool, as_json: bool, page: Path | None
     if page and not page.is_file():
         raise UserError(f"there is no page {page}; it must hold the two marks between which the table goes")
     preload()
-    found = []
+    found, results = [], []
     for one in chosen:
         found.append(hold(one, short))
+        results = _keep(found)  # after each: who stops here keeps what was held
         if not as_json:
             print(_line(found[-1]), flush=True)
-    results = _keep(found)
     if page:
         _write_page(page, results)
     print(json.dumps(found, indent=1) if as_json else f"\n{_closing(found)}; kept in {RESULTS}" + f" and {page}" * bool(page))
