@@ -307,6 +307,19 @@ def test_edges_are_ramped_and_shift_lights_the_lamp(visitor: Visitor):
     assert visitor.value(0) == 0 and page.is_hidden("#lamp")
 
 
+def test_keys_go_back_to_the_walk_after_a_click_but_not_from_the_keyboard(visitor: Visitor):
+    page = visitor.page
+    page.click("#seed-next")
+    assert page.evaluate("() => document.activeElement.id") == "dream"
+    page.focus("#seed")
+    page.keyboard.press("ArrowRight")
+    visitor.until(lambda: page.inner_text("#seed-number").startswith("3 of"))
+    assert page.evaluate("() => document.activeElement.id") == "seed" and visitor.value(5) == 0
+    page.focus("#pause")
+    page.keyboard.press("Space")
+    visitor.until(lambda: "Walk on" in page.inner_text("#pause"))
+
+
 def test_the_mouse_looks_around(visitor: Visitor):
     box = visitor.page.locator("#dream").bounding_box()
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -426,7 +439,7 @@ def test_coarse_memories_are_packed_in_the_page_as_in_training(browser: Any, run
     from seedbed.recipes.world.export_web import export_web
 
     out = tmp_path / "web"
-    export_web(player("model.pyramid=true", "data.height=64", "data.width=64", "data.frames=400"), out)
+    export_web(player("model.pyramid=true", "data.height=64", "data.width=64", "data.frames=400", spread=0.01), out)
     web_page.write_page(out, runtime, "pyramid")
     result, visitor = self_test(browser, out)
     assert result["ok"] and result["output"] < 1e-3 and result["packing"] == 0, result

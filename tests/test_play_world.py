@@ -17,7 +17,7 @@ from seedbed.train.playing import RECORDING, SIMULATOR
 SMALL = ["data.frames=900", "data.height=16", "data.width=16", "device=cpu", "model.size=0.1m", "model.memory=2"]
 
 
-def player(*settings: str, runtime: str = "torch", preset: str = "demo") -> WorldPlayer:
+def player(*settings: str, runtime: str = "torch", preset: str = "demo", spread: float = 0.03) -> WorldPlayer:
     """An untrained emulator whose weights are not zero anywhere, so that every input counts."""
     recipe, _ = find("world")
     config = configs.override(recipe.preset(preset), [*SMALL, *settings])
@@ -25,7 +25,7 @@ def player(*settings: str, runtime: str = "torch", preset: str = "demo") -> Worl
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in system.parameters():
-            parameter += 0.03 * torch.randn(parameter.shape, generator=generator)
+            parameter += spread * torch.randn(parameter.shape, generator=generator)
     return system.play(runtime)
 
 

@@ -241,7 +241,7 @@ function clamp(value, high, low = -high) {
   return Math.min(high, Math.max(low, value));
 }
 
+// Sliders and lists have uses of their own for keys.
 function typing(event) {
-  const name = event.target.tagName;
-  return name === "SELECT" || name === "TEXTAREA" || (name === "INPUT" && event.target.type === "text");
+  return ["SELECT", "INPUT"].includes(event.target.tagName);
 }

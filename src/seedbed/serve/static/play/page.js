@@ -154,6 +154,7 @@ function wire() {
   $("locked").onchange = () => send({ do: "set", locked: $("locked").checked });
   $("memory-card").ontoggle = () => { if (page.facts && !page.running) send({ do: "set", memory: true }); };
   $("speed").onchange = pace;
+  giveKeysBack();
   const keys = { Space: () => pause(), Period: $("step").onclick, Backspace: $("reset").onclick, Enter: record };
   addEventListener("keydown", (event) => {
     const onButton = event.target.tagName === "BUTTON" && (event.code === "Space" || event.code === "Enter");
@@ -165,10 +166,15 @@ function wire() {
   });
 }
 
-// A button that was clicked gives the keys back to the walk; one reached by the keyboard keeps them.
-addEventListener("click", (event) => {
-  if (event.detail > 0 && event.target.closest("button, summary")) $("dream").focus({ preventScroll: true });
-});
+// What was clicked gives the keys back to the walk; what was reached by the keyboard keeps them.
+function giveKeysBack() {
+  let pointed = false;
+  addEventListener("pointerdown", () => { pointed = true; }, true);
+  addEventListener("keydown", () => { pointed = false; }, true);
+  const focus = () => { if (pointed) $("dream").focus({ preventScroll: true }); };
+  addEventListener("change", focus);
+  addEventListener("click", (event) => { if (event.target.closest("button, summary")) focus(); });
+}
 
 function pace() {
   page.interval = Number($("speed").value);
