@@ -27,7 +27,7 @@ class Doom:
 
     name = "doom"
     axes = (("x", "speed"), ("y", "speed"), ("pitch", "rad"), ("yaw", "rad"), ("dt", "s"))
-    seconds = TIC
+    seconds, has_pose = TIC, True
 
     def __init__(self, height: int, width: int):
         try:

@@ -18,6 +18,8 @@ DEFAULT_FPS = 30
 class Gym:
     """An environment by its id. Buttons become one axis each, 0 or 1; continuous controls stay as they are."""
 
+    has_pose = False
+
     def __init__(self, name: str, height: int, width: int, **options: Any):
         self.name, self.size = "gym", (width, height)
         self.env = _make(name, options)
@@ -64,8 +66,8 @@ class Gym:
         _, _, terminated, truncated, _ = self.env.step(action)
         return not (terminated or truncated)
 
-    def pose(self) -> np.ndarray | None:
-        return None
+    def pose(self) -> np.ndarray:
+        raise AssertionError("an environment in general knows no pose")
 
     def close(self) -> None:
         self.env.close()

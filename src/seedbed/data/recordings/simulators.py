@@ -27,12 +27,13 @@ class Simulator(Protocol):
     name: str
     axes: tuple[tuple[str, str], ...]
     seconds: float  # from frame to frame
+    has_pose: bool
 
     def reset(self, seed: int) -> None: ...
     def frame(self) -> np.ndarray: ...
     def choose(self, rng: np.random.Generator) -> np.ndarray: ...
     def step(self, action_A: np.ndarray) -> bool: ...
-    def pose(self) -> np.ndarray | None: ...
+    def pose(self) -> np.ndarray: ...
     def close(self) -> None: ...
 
 
@@ -92,16 +93,17 @@ def _play(simulator: Simulator, path: Path, num_frames: int, seed: int, source: 
             actions.append(action_A)
             episodes.append(episode)
             times.append(moment * simulator.seconds)
-            pose_44 = simulator.pose()
-            if pose_44 is not None:
-                poses.append(pose_44)
+            if simulator.has_pose:
+                poses.append(simulator.pose())
             yield frame
             meter(len(actions), num_frames)
         meter.close()
 
     made = {"name": simulator.name, "seed": seed}
     tables = (actions, times, episodes, simulator.axes)
-    return write_recording(path, frames(), *tables, pose=poses or None, source=source, simulator=made, key=key)
+    return write_recording(
+        path, frames(), *tables, pose=poses if simulator.has_pose else None, source=source, simulator=made, key=key
+    )
 
 
 def _moments(
