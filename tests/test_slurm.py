@@ -164,6 +164,13 @@ def test_a_dry_sweep_and_a_dry_resume_write_nothing_either(run, commands: Comman
     assert status == 0 and "resume far steps=99" in out and sorted(Path().rglob("*")) == before
 
 
+def test_a_login_node_needs_no_torch(seedbed):
+    done = seedbed("train", "gpt/demo", "--on", "slurm", "--dry", python=("-X", "importtime"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "seedbed.launch.slurm" in loaded and not loaded & {"torch", "matplotlib", "rich"}
+
+
 def is_bash(text: str) -> bool:
     return subprocess.run(["/bin/bash", "-n"], input=text, text=True, check=False).returncode == 0
 

@@ -11,7 +11,7 @@ mark="# written by tests/slurm/setup.sh of seedbed"
 
 cannot() { echo "slurm: not set up: $*" >&2; exit 3; }
 answers() { timeout 5 sinfo --noheader --format=%T 2>/dev/null | grep -Eq '^(idle|mixed|allocated|completing)'; }
-alive() { [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null; }
+alive() { [ -s "$home/$1.pid" ] && [ "$(cat "/proc/$(cat "$home/$1.pid")/comm" 2>/dev/null)" = "$1" ]; }
 installed() { command -v slurmctld && command -v slurmd && command -v sbatch && command -v munged; } >/dev/null
 
 [ ! -e "$conf" ] || grep -qF "$mark" "$conf" || cannot "$conf belongs to a cluster that is not for tests"
@@ -43,15 +43,11 @@ SlurmctldHost=$(hostname -s)(127.0.0.1)
 SlurmUser=root
 AuthType=auth/munge
 CommunicationParameters=NoInAddrAny
-MpiDefault=none
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/backfill
-SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=2,bf_interval=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 JobRequeue=1
@@ -80,8 +76,8 @@ ln -sf "$home/slurm.conf" "$conf"
 [ -e /etc/slurm/cgroup.conf ] || ln -sf "$home/cgroup.conf" /etc/slurm/cgroup.conf
 
 munge -n >/dev/null 2>&1 || runuser -u munge -- munged 9>&- || cannot munged does not start
-alive "$home/slurmctld.pid" || slurmctld 9>&- || cannot "slurmctld does not start (see $home/log/slurmctld.log)"
-alive "$home/slurmd.pid" || slurmd 9>&- || cannot "slurmd does not start (see $home/log/slurmd.log)"
+alive slurmctld || slurmctld 9>&- || cannot "slurmctld does not start (see $home/log/slurmctld.log)"
+alive slurmd || slurmd 9>&- || cannot "slurmd does not start (see $home/log/slurmd.log)"
 
 for _ in $(seq 60); do
     if answers; then
