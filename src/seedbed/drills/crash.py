@@ -114,27 +114,20 @@ def _in_copy(work: Any) -> int:
 def kill_run(lab: Lab, tally: Tally) -> None:
     """SIGKILL at random moments of a whole run, some of them while it is still starting; resumed after each."""
     num = 5 if lab.short else 20
-    settings = (f"steps={100 * num}", "every.save=20", "every.log=7", "every.eval=100")
+    settings = (f"steps={80 * num}", "every.save=10", "every.eval=50")
     straight = lab.start(*training("straight", *settings))
-    dice, words = random.Random(0), training("killed", *settings)
+    dice, words, kept = random.Random(0), training("killed", *settings), 0
     for k in range(num):
-        rows = lab.run_folder("killed") / "rows.jsonl"
-        size = rows.stat().st_size if rows.exists() else 0
-        fresh = k % 5 == 4
-        child = lab.start_fresh(*words) if fresh else lab.start(*words)
-        if fresh:
-            time.sleep(dice.uniform(0.0, 3.0))  # anywhere: while loading, starting, resuming
-        else:
-            lab.until(lambda at=rows, old=size, run=child: _grown(at, old) or run.poll() is not None, child, "to train")
-            time.sleep(dice.uniform(0.0, 0.15))
-        child.signal(signal.SIGKILL)
+        child = _kill_somewhere(lab, words, dice, fresh=k % 5 == 4)
         if lab.wait(child) != -signal.SIGKILL:
             raise Failed(f"the run ended before kill {k + 1} of {num}: {child.said()[-200:]}")
         tally.injected += 1
         tally.detected += 1
         if lab.run_folder("killed").exists():
-            words = ["resume", "killed"]
-    said = lab.run(*words)
+            if "resumed at step" in child.said():
+                lab.require_resumed("killed", kept)
+            words, kept = ["resume", "killed"], lab.kept("killed")
+    said = lab.resume("killed")
     tally.said.append(line_with(said, "resumed at step"))
     if lab.wait(straight):
         raise Failed("the run that was left alone did not end well")
@@ -142,8 +135,24 @@ def kill_run(lab: Lab, tally: Tally) -> None:
     tally.exact = "yes"
 
 
-def _grown(path: Path, size: int) -> bool:
-    return path.exists() and path.stat().st_size > size
+def _kill_somewhere(lab: Lab, words: list[str], dice: random.Random, fresh: bool) -> Child:
+    """Start the run and kill it some steps later, or while it loads, starts or resumes."""
+    rows = lab.run_folder("killed") / "rows.jsonl"
+    if fresh:
+        child = lab.start_fresh(*words)
+        time.sleep(dice.uniform(0.0, 3.0))
+    else:
+        # Resuming takes back the rows after a checkpoint, so that this many lines are new steps for the most part.
+        wanted = (rows.read_bytes().count(b"\n") if rows.exists() else 0) + dice.randint(1, 40)
+        child = lab.start(*words)
+        lab.until(lambda: child.poll() is not None or _has_lines(rows, wanted), child, "to train")
+        time.sleep(dice.uniform(0.0, 0.02))
+    child.signal(signal.SIGKILL)
+    return child
+
+
+def _has_lines(path: Path, num: int) -> bool:
+    return path.exists() and path.read_bytes().count(b"\n") >= num
 
 
 def signals(lab: Lab, tally: Tally) -> None:

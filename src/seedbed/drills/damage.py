@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -62,7 +63,7 @@ def flip_bit(path: Path, dice: random.Random) -> None:
 
 
 def checkpoints(lab: Lab, tally: Tally) -> None:
-    """The newest checkpoint is damaged in eight ways; then every bit of one is as good as another; then all are damaged."""
+    """The newest checkpoint is damaged in eight ways; then single bits of it at random; then all checkpoints."""
     lab.train("straight")
     lab.train("stopped", fault=faults.at_step(STOP, faults.send(signal.SIGTERM)), code=143)
     newest, before = (p.name for p in reversed(checkpoint.steps_in(lab.checkpoints("stopped"))[-2:]))
@@ -135,7 +136,8 @@ def two_processes(lab: Lab, tally: Tally) -> None:
     lab.until(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= STOP - 2, holder, "to train")
     for words in (["resume", "one"], training("one")):
         said = lab.run(*words, code=2)
-        tally.saw(last_line(said).removeprefix("seedbed: ").replace(str(holder.pid), "PID"))
+        told = last_line(said).removeprefix("seedbed: ").replace(str(holder.pid), "PID").replace(os.uname().nodename, "HOST")
+        tally.saw(re.sub(r"since \S+;", "since TIME;", told))
     line_with(lab.run("resume", "one", code=2), f"in use by process {holder.pid} on {os.uname().nodename}")
     holder.signal(signal.SIGKILL)
     lab.wait(holder)

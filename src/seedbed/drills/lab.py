@@ -151,7 +151,24 @@ class Lab:
         return self.run(*training(name, *settings), fault=fault, code=code)
 
     def resume(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
-        return self.run("resume", name, *settings, fault=fault, code=code)
+        """Go on with a run, which must happen at its newest whole checkpoint."""
+        kept = self.kept(name)
+        said = self.run("resume", name, *settings, fault=fault, code=code)
+        if not code:
+            self.require_resumed(name, kept)
+        return said
+
+    def require_resumed(self, name: str, kept: int) -> None:
+        at = self.events(name, "resume")[-1]["step"]
+        if at < kept:
+            raise Failed(f"{name} was resumed at step {at} although step {kept} was saved")
+
+    def kept(self, name: str) -> int:
+        """The newest step whose checkpoint is whole; 0 when there is none."""
+        for path in reversed(checkpoint.steps_in(self.checkpoints(name))):
+            with contextlib.suppress(checkpoint.Damaged):
+                return checkpoint.load(path).step
+        return 0
 
     def close(self) -> None:
         for child in self.children:
