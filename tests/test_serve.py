@@ -98,6 +98,16 @@ def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path, how: str):
     assert list(columns.refresh().column("loss")) == {"cut": [7], "replaced": [7, 8], "removed": []}[how]
 
 
+def test_columns_that_somebody_holds_stay_as_they_were(root: Path):
+    kept = shelf.Shelf(root)
+    before = kept.columns("run-0000")
+    with open(root / "run-0000" / "rows.jsonl", "a") as file:
+        file.write('{"step": 9999, "loss": 0.5, "new": 1}\n')
+    after = kept.columns("run-0000")
+    assert (before.num_rows, len(before.column("loss")), len(before.column("new"))) == (60, 60, 60)
+    assert (after.num_rows, len(after.column("loss")), after.column("new")[-1]) == (61, 61, 1.0)
+
+
 BROKEN = [
     '{"step": 3, "lo',
     "not json",

@@ -261,16 +261,24 @@ def test_keys_alone_open_and_compare(visit):
 
 
 def test_nothing_here_yet(browser: Any, tmp_path: Path):
-    with process(seedbed("--runs", str(tmp_path / "runs"), "serve", "--port", "0")) as server:
+    page = browser.new_page()
+    page.set_default_timeout(40_000)
+    words = seedbed("--runs", str(tmp_path / "runs"), "serve", "--port")
+    with process([*words, "0"]) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
-        page = browser.new_page()
         page.goto(address)
         page.wait_for_selector("text=Nothing has been sown here yet")
+        page.screenshot(path=tmp_path / "empty.png")
         (tmp_path / "runs" / "first").mkdir(parents=True)
         page.wait_for_selector("tr >> text=first")
-        page.screenshot(path=tmp_path / "empty.png")
-        page.close()
+    page.wait_for_selector(".lamp.off")
+    # Started again, with another token: the page that is still open finds its way back.
+    with process([*words, address.rstrip("/").rpartition(":")[2]]):
+        page.wait_for_selector(".lamp.on")
+        (tmp_path / "runs" / "second").mkdir()
+        page.wait_for_selector("tr >> text=second")
+    page.close()
 
 
 def test_markup_in_names_and_reasons_stays_text(visit, root: Path):

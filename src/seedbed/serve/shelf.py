@@ -1,5 +1,6 @@
 """What the pages know of the runs folder: listings that are renewed where a file changed, and curves that are followed."""
 
+import copy
 import os
 import threading
 from collections import OrderedDict
@@ -105,13 +106,13 @@ class Shelf:
     # ---- one run's numbers -------------------------------------------------------------------------------------------
 
     def columns(self, name: str) -> Columns:
-        """The rows of a run as columns, up to date; do not keep them over a wait."""
+        """The rows of a run as columns, as they are now."""
         with self._lock:
             found = self._columns.setdefault(name, Columns(self.run(name).path / "rows.jsonl")).refresh()
             self._columns.move_to_end(name)
             while len(self._columns) > 1 and sum(c.num_bytes for c in self._columns.values()) > MAX_BYTES:
                 self._columns.popitem(last=False)
-            return found
+            return copy.copy(found)
 
     def events(self, name: str) -> list[dict[str, Any]]:
         with self._lock:

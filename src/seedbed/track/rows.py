@@ -80,9 +80,9 @@ class Columns:
         return list(self._columns)
 
     def column(self, name: str) -> array.array:
-        """A copy of one column, of NaN where no row has it."""
+        """One column, to be left as it is; NaN where no row has it."""
         found = self._columns.get(name)
-        return found[:] if found is not None else _nothing(self.num_rows)
+        return found if found is not None else _nothing(self.num_rows)
 
     @property
     def num_bytes(self) -> int:
@@ -90,11 +90,9 @@ class Columns:
 
     def _add(self, found: list[dict[str, Any]]) -> None:
         new = _columns(found)
-        for name in new:
-            if name not in self._columns:
-                self._columns[name] = _nothing(self.num_rows)
-        for name, column in self._columns.items():
-            column.extend(new.get(name) or _nothing(len(found)))
+        names = dict.fromkeys((*self._columns, *new))
+        # New arrays in place of longer ones: a shallow copy that somebody reads meanwhile stays as it was.
+        self._columns = {n: self.column(n) + (new.get(n) or _nothing(len(found))) for n in names}
         self.num_rows += len(found)
 
 

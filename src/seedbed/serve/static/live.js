@@ -2,7 +2,7 @@
 
 export function watch(asked, hear) {
   const lamp = document.getElementById("lamp");
-  let socket, closed = false, wait = 500, version = asked.version || 0;
+  let socket, closed = false, wait = 500, version = asked.version || 0, missed = false;
   const show = (word, text) => { lamp.className = `lamp ${word}`; lamp.textContent = text; lamp.title = text; };
 
   function open(again) {
@@ -17,15 +17,23 @@ export function watch(asked, hear) {
     socket.onmessage = (message) => {
       const news = JSON.parse(message.data);
       if (news.list) version = news.list.version;
-      hear(news);
+      // A page that nobody sees draws nothing; it looks once when it is seen again.
+      if (document.hidden) missed = true;
+      else hear(news);
     };
     socket.onclose = () => {
       if (closed) return;
       show("off", "not connected");
-      setTimeout(() => !closed && open(true), wait);
+      setTimeout(async () => {
+        // A server that was started again has another token, which any page of it brings along.
+        await fetch("/").catch(() => {});
+        if (!closed) open(true);
+      }, wait);
       wait = Math.min(wait * 2, 10000);
     };
   }
+  const seen = () => { if (!document.hidden && missed) { missed = false; hear({ again: true }); } };
+  document.addEventListener("visibilitychange", seen);
   open(false);
-  return () => { closed = true; socket.close(); };
+  return () => { closed = true; socket.close(); document.removeEventListener("visibilitychange", seen); };
 }

@@ -39,7 +39,7 @@ class Talk {
       lamp.textContent = "not connected";
       this.rest();
       this.button.disabled = true;
-      setTimeout(() => !this.closed && this.connect(), 2000);
+      setTimeout(async () => { await fetch("/").catch(() => {}); if (!this.closed) this.connect(); }, 2000);
     };
   }
 
