@@ -567,6 +567,40 @@ def test_runs_that_cannot_be_asked(talking: Path, name: str):
         assert said["final"] and said["error"]
 
 
+class Speaker:
+    """A system that says three words, unless somebody stops it."""
+
+    def sample(self, request: Any, engine: Any) -> Any:
+        from seedbed.train.system import Sample
+
+        options = request.read(prompt=None, tokens=3, temperature=0.8, shape=(1, 2))
+        for word in ("one ", "two ", "three"):
+            request.write(word)
+        return Sample("one two three", (request.folder / "a.png",), options)
+
+
+def test_what_the_process_says(tmp_path: Path):
+    import io
+    from contextlib import nullcontext
+    from types import SimpleNamespace
+
+    from seedbed.errors import UserError
+    from seedbed.launch import talker
+
+    engine = SimpleNamespace(evaluating=nullcontext)
+    trained: Any = SimpleNamespace(system=Speaker(), engine=engine, run=SimpleNamespace(path=tmp_path))
+    assert talker.known_options(trained) == {"prompt": None, "tokens": 3, "temperature": 0.8}
+    out, stop = io.StringIO(), threading.Event()
+    said = talker.answer(trained, {"tokens": 5}, talker._Writer(out, stop))
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"piece": w} for w in ("one ", "two ", "three")]
+    assert (said["files"], said["text"]) == (["samples/asked/a.png"], ""), "what was streamed is not said twice"
+    stop.set()
+    with pytest.raises(talker.Stopped):
+        talker.answer(trained, {}, talker._Writer(out, stop))
+    with pytest.raises(UserError, match="nonsense"):
+        talker.answer(trained, {"nonsense": 1}, talker._Writer(out, threading.Event()))
+
+
 # ---- a real server -----------------------------------------------------------------------------------------------------
 
 

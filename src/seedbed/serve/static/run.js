@@ -122,19 +122,23 @@ class RunPage {
   async drawCurves() {
     const groups = this.groups();
     if (!groups.length) return this.curves.replaceChildren(h("div", { className: "empty wide" }, this.about.summary.status === "running" ? "The first row is on its way." : "This run left no rows."));
-    this.curves.querySelector(".empty")?.remove();
-    const fresh = groups.filter((keys) => !this.charts.has(keys.join()));
-    for (const keys of fresh) this.addChart(keys, keys === groups[0]);
+    this.arrange(groups);
     await Promise.all([this.drawSome(groups.filter((g) => !this.charts.get(g.join()).span)), ...groups.filter((g) => this.charts.get(g.join()).span).map((g) => this.drawSome([g]))]);
+  }
+
+  // A first evaluation joins the loss, a new measurement comes in between: charts are kept, added and left out in order.
+  arrange(groups) {
+    for (const keys of groups) if (!this.charts.has(keys.join())) this.addChart(keys, keys === groups[0]);
+    const boxes = groups.map((keys) => this.charts.get(keys.join()).box);
+    if (boxes.length !== this.curves.children.length || boxes.some((box, i) => box !== this.curves.children[i])) this.curves.replaceChildren(...boxes);
   }
 
   addChart(keys, wide) {
     const el = h("div", { className: "chart loading" }, "…");
     const last = h("span", { className: "num" });
-    this.curves.append(h("div", { className: wide ? "wide" : "", "data-keys": keys.join() }, h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last), el));
     const chart = new Chart(el, { zoom: () => this.drawSome([keys]) });
-    chart.last = last;
-    chart.wide = wide;
+    chart.box = h("div", { className: wide ? "wide" : "", "data-keys": keys.join() }, h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last), el);
+    Object.assign(chart, { last, wide });
     this.charts.set(keys.join(), chart);
   }
 
