@@ -99,6 +99,17 @@ def test_the_command_line_prepares_inspects_and_verifies(takes: Path, tmp_path: 
     assert main(["data", "verify", "walk"]) == 0
 
 
+def test_the_command_line_records(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", "record", "box", "--frames", "60", "--size", "16x24", "--seed", "3", "--out", "yard"]) == 0
+    shown = capsys.readouterr()
+    assert "seedbed train world/mine data.recording=" in shown.out and "lag doctor: cannot tell" in shown.err
+    assert open_recording("yard").frames_THWC.shape == (60, 16, 24, 3)
+    for words, says in (("box --size 64x", "is no size"), ("boxx", "there is no simulator"), ("box --frames 3", "at least 10")):
+        assert main(["data", "record", *words.split()]) == 2
+        assert says in capsys.readouterr().err
+
+
 # ---- what can be wrong ---------------------------------------------------------------------------------------------------
 
 
