@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 OPSET = 18
-MODEL, MANIFEST, ARRAYS = "model.onnx", "manifest.json", "arrays.bin"
+MODEL, MANIFEST, ARRAYS = "network.onnx", "manifest.json", "arrays.bin"
 NUM_GOLDEN = 16
 FLOATS_AT = (0, 7, 15)  # golden steps whose output is kept unrounded
 MAX_SEED_BYTES = 4 << 20

@@ -35,7 +35,7 @@ export class Web {
         const ort = await import(`./ort/ort.${kind}.min.mjs`);
         ort.env.wasm.wasmPaths = new URL("./ort/", location.href).href;
         ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? Math.min(4, navigator.hardwareConcurrency || 1) : 1;
-        this.session = await ort.InferenceSession.create("./model.onnx", { executionProviders: [kind] });
+        this.session = await ort.InferenceSession.create("./network.onnx", { executionProviders: [kind] });
         this.ort = ort;
         this.runtime = kind === "webgpu" ? "WebGPU" : "WebAssembly";
         return;
