@@ -144,12 +144,14 @@ def test_verbs_on_the_pages_exist(page: Path):
 
 
 def known_keys() -> set[str]:
-    """Keys of every config, those of the recipes, and those of the example."""
+    """Keys of every config, those of the recipes and of the example, and what a Slurm job may ask for."""
+    from seedbed.launch.slurm_script import Ask
     from seedbed.recipes import find, names
 
     example, name = find(str(ROOT / "examples" / "my_recipe.py"))
     configs = [make() for recipe in names() for make in find(recipe)[0].presets.values()]
-    return {key for config in [*configs, example.preset(name)] for key in flatten(config)}
+    keys = {key for config in [*configs, example.preset(name)] for key in flatten(config)}
+    return keys | {f"slurm.{key}" for key in flatten(Ask())}
 
 
 def our_words(page: Path) -> str:
@@ -166,8 +168,9 @@ def test_config_keys_on_the_pages_exist(page: Path):
     groups = "|".join(sorted({key.partition(".")[0] for key in known if "." in key}))
     set_in_code = re.findall(r"(?:`|seedbed (?:train|resume) [^`\n]*?)([a-z_]+(?:\.[a-z_0-9]+)*)=", text)
     named = re.findall(rf"`((?:{groups})(?:\.[a-z_0-9]+)+)", text)
-    files = {word for word in named if word.endswith((".py", ".safetensors", ".md"))}
-    assert {*set_in_code, *named} - files - {"key", "shell"} <= known
+    files = {word for word in named if word.endswith((".py", ".safetensors", ".md", ".onnx"))}
+    python = {"shell", "allow_pickle", "weights_only"}
+    assert {*set_in_code, *named} - files - python - {"key"} <= known
 
 
 def test_every_kind_of_event_is_on_the_page_of_runs():
