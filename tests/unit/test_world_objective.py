@@ -8,7 +8,7 @@ from world_samples import made
 from seedbed.recipes.world.data import CONTEXT, Dust
 from seedbed.recipes.world.memory import Layout, quantise, to_float
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness, shift
-from seedbed.recipes.world.objective import Noises, open_window, roll
+from seedbed.recipes.world.objective import UNTOLD, Noises, open_window, roll
 from seedbed.recipes.world.presets import ModelConfig
 from seedbed.recipes.world.stages import BLIND, EASY, HARD, OPEN, Ladder, Stage
 
@@ -115,14 +115,14 @@ def test_pictures_larger_than_the_table_get_noise_too() -> None:
     assert Dust(1)(torch.arange(1), CONTEXT, 0, (12, 512, 256)).std().item() == pytest.approx(1, abs=0.01)
 
 
-def test_noise_level_is_told_as_it_is() -> None:
+def test_noise_is_what_was_told_and_a_little_more() -> None:
     batch, noises = batch_of(num=64), Noises(Dust(1), 0.5, 0.0)
     window = open_window(batch, LAYOUT, 1, slice(None))
     net = Recorder()
     roll(net, window, noises)
     seen, _, level = net.calls[0]
     real = (seen - window.memory.tensors()["m1"]).flatten(1).std(1)
-    torch.testing.assert_close(real, level, rtol=0.15, atol=0.01)
+    torch.testing.assert_close(real, level + UNTOLD, rtol=0.15, atol=0.01)
 
 
 # ---- stages ------------------------------------------------------------------------------------------------------------

@@ -65,13 +65,20 @@ def strides_of(height: int, width: int) -> tuple[int, ...]:
 
 
 def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Tensor:
-    """Each pixel from its neighbours along one axis, by weights of its own; nothing moves where they are zero."""
+    """Each pixel as a mean of its neighbours along one axis, by weights of its own; nothing moves where they are zero.
+
+    Means, not sums: a step that could sharpen would do so at every step of a rollout, until nothing else is left.
+    """
     reach, size = TAPS // 2 * stride, x_BCHW.shape[dim]
     first, last = x_BCHW.narrow(dim, 0, 1), x_BCHW.narrow(dim, size - 1, 1)
     wide = torch.cat([first] * reach + [x_BCHW] + [last] * reach, dim=dim)
+    moved, total = torch.zeros_like(x_BCHW), torch.zeros_like(x_BCHW[:, :1])
     for k in range(TAPS):
-        x_BCHW = x_BCHW + weights_BKHW[:, k : k + 1] * wide.narrow(dim, k * stride, size)
-    return x_BCHW
+        own = 1.0 if k == TAPS // 2 else 0.0
+        weight_B1HW = (weights_BKHW[:, k : k + 1] + own).clamp_min(0.0)
+        moved = moved + weight_B1HW * wide.narrow(dim, k * stride, size)
+        total = total + weight_B1HW
+    return moved / total.clamp_min(1e-3)
 
 
 class Trunk(nn.Module):

@@ -15,6 +15,8 @@ from seedbed.nn import dice
 from seedbed.recipes.world.data import BLANK, CONTEXT, OWN, Dust
 from seedbed.recipes.world.memory import Layout, Memory, to_float
 
+UNTOLD = 0.03  # noise on the memory that the network is not told of
+
 
 @dataclass(frozen=True)
 class Window:
@@ -48,12 +50,16 @@ class Noises:
     blank: float
 
     def context(self, memory: Memory, index_B: Tensor, level_B: Tensor, turn: int) -> dict[str, Tensor]:
-        """The memory as the network sees it in training; coarse memories are hidden now and then."""
+        """The memory as the network sees it in training; coarse memories are hidden now and then.
+
+        There is always a little more noise than is told, so that a network that is told of none does not take its memory for
+        clean: one that does keeps its own errors and makes them larger at every step.
+        """
         seen = {}
         for number, (name, kept_BMHW) in enumerate(memory.tensors().items()):
             if self.highest:
                 drawn = self.dust(index_B, CONTEXT, 8 * turn + number, tuple(kept_BMHW.shape[1:]))
-                kept_BMHW = torch.addcmul(kept_BMHW, drawn, level_B[:, None, None, None])
+                kept_BMHW = torch.addcmul(kept_BMHW, drawn, (level_B + UNTOLD)[:, None, None, None])
             if self.blank and name != "m1":
                 hidden_B = dice.uniform(dice.keys(self.dust.seed, index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
                 kept_BMHW = kept_BMHW * (~hidden_B)[:, None, None, None]
