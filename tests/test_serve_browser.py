@@ -293,6 +293,8 @@ def test_markup_in_names_and_reasons_stays_text(visit, root: Path):
         page.wait_for_selector(".wide .chart .scatterlayer path")
         assert page.inner_text("h1") == bad and page.locator("main img[src=x]").count() == 0
         assert page.title().startswith(bad)
+        page.click("nav >> text=Journal")  # a page that watches a run says so when it is removed
+        page.wait_for_selector("h1:has-text('Journal')")
     finally:
         shutil.rmtree(root / bad)
 

@@ -12,13 +12,17 @@ const PAGES = [
 ];
 const HOME = new Set(["run", "sweep", "talk"]);
 const main = document.getElementById("main");
-let leave = () => {}, turn = 0;
+let leave = () => {},
+  turn = 0;
 
 async function show() {
   const mine = ++turn;
   leave();
   leave = () => {};
-  const [found, page] = PAGES.map(([pattern, name]) => [location.pathname.match(pattern), name]).find(([match]) => match) || [null, null];
+  const [found, page] = PAGES.map(([pattern, name]) => [location.pathname.match(pattern), name]).find(([match]) => match) || [
+    null,
+    null,
+  ];
   for (const link of document.querySelectorAll("nav [data-page]")) {
     if (link.dataset.page === (HOME.has(page) ? "list" : page)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
@@ -29,7 +33,11 @@ async function show() {
   if (!page) return place.append(problem(new Error("there is no such page")));
   try {
     const { open } = await import(`./${page}.js`);
-    const left = await open(place, found[1] === undefined ? null : decodeURIComponent(found[1]), new URLSearchParams(location.search));
+    const left = await open(
+      place,
+      found[1] === undefined ? null : decodeURIComponent(found[1]),
+      new URLSearchParams(location.search),
+    );
     if (mine !== turn) return left?.();
     leave = left || (() => {});
   } catch (error) {
@@ -49,25 +57,61 @@ export function go(path) {
 addEventListener("popstate", show);
 addEventListener("click", (event) => {
   const link = event.target.closest("a");
-  if (!link || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey || link.target || link.hash) return;
+  if (
+    !link ||
+    event.defaultPrevented ||
+    event.button ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.shiftKey ||
+    link.target ||
+    link.hash
+  )
+    return;
   if (link.origin !== location.origin || !PAGES.some(([pattern]) => pattern.test(link.pathname))) return;
   event.preventDefault();
   go(link.pathname + link.search);
 });
 
+// As the system has it, light, dark, and round again.
 document.getElementById("theme").addEventListener("click", () => {
-  const order = ["", "light", "dark"], now = document.documentElement.dataset.theme || "";
-  const next = order[(order.indexOf(now) + 1) % 3];
-  if (next) { document.documentElement.dataset.theme = next; localStorage.setItem("seedbed-theme", next); }
-  else { delete document.documentElement.dataset.theme; localStorage.removeItem("seedbed-theme"); }
-  dispatchEvent(new Event("theme"));
+  const order = ["", "light", "dark"];
+  const next = order[(order.indexOf(localStorage.getItem("seedbed-theme") || "") + 1) % 3];
+  if (next) localStorage.setItem("seedbed-theme", next);
+  else localStorage.removeItem("seedbed-theme");
+  dispatchEvent(new Event("theme-chosen"));
 });
 
-const KEYS = [["/", "search"], ["j k", "next, previous run"], ["Enter", "open it"], ["x", "choose it for comparison"], ["c", "compare what was chosen"], ["g", "back to all runs"], ["Esc", "close, clear"], ["?", "this list"]];
+const KEYS = [
+  ["/", "search"],
+  ["j k", "next, previous run"],
+  ["Enter", "open it"],
+  ["x", "choose it for comparison"],
+  ["c", "compare what was chosen"],
+  ["g", "back to all runs"],
+  ["Esc", "close, clear"],
+  ["?", "this list"],
+];
 function keys() {
   if (document.querySelector("dialog")) return;
-  const rows = KEYS.map(([key, what]) => h("tr", {}, h("td", {}, key.split(" ").map((k) => [h("kbd", {}, k), " "])), h("td", {}, what)));
-  const dialog = h("dialog", { onclick: () => dialog.close(), onclose: () => dialog.remove() }, h("h2", {}, "Keyboard"), h("table", {}, h("tbody", {}, rows)));
+  const rows = KEYS.map(([key, what]) =>
+    h(
+      "tr",
+      {},
+      h(
+        "td",
+        {},
+        key.split(" ").map((k) => [h("kbd", {}, k), " "]),
+      ),
+      h("td", {}, what),
+    ),
+  );
+  const dialog = h(
+    "dialog",
+    { onclick: () => dialog.close(), onclose: () => dialog.remove() },
+    h("h2", {}, "Keyboard"),
+    h("table", {}, h("tbody", {}, rows)),
+  );
   document.body.append(dialog);
   dialog.showModal();
 }

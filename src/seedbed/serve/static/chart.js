@@ -7,7 +7,10 @@ export function plotly() {
     const script = document.createElement("script");
     script.src = "/static/plotly.js";
     script.onload = () => done(window.Plotly);
-    script.onerror = () => { loading = undefined; fail(new Error('charts need plotly: pip install "seedbed[serve]"')); };
+    script.onerror = () => {
+      loading = undefined;
+      fail(new Error('charts need plotly: pip install "seedbed[serve]"'));
+    };
     document.head.append(script);
   });
   return loading;
@@ -22,12 +25,25 @@ export const palette = (index) => (isDark() ? DARK : LIGHT)[index % 10];
 
 export function layout(extra = {}) {
   const { xaxis, yaxis, ...rest } = extra;
-  const axis = { gridcolor: colour("line"), linecolor: colour("line"), zeroline: false, tickfont: { size: 11, color: colour("faint") }, automargin: true };
+  const axis = {
+    gridcolor: colour("line"),
+    linecolor: colour("line"),
+    zeroline: false,
+    tickfont: { size: 11, color: colour("faint") },
+    automargin: true,
+  };
   return {
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", font: { family: colour("sans"), size: 12, color: colour("soft") },
-    margin: { l: 44, r: 10, t: 8, b: 28 }, showlegend: false, dragmode: "zoom", hovermode: "closest",
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: colour("sans"), size: 12, color: colour("soft") },
+    margin: { l: 44, r: 10, t: 8, b: 28 },
+    showlegend: false,
+    dragmode: "zoom",
+    hovermode: "closest",
     hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("ink"), size: 12 } },
-    xaxis: { ...axis, showgrid: false, ...xaxis }, yaxis: { ...axis, ...yaxis }, ...rest,
+    xaxis: { ...axis, showgrid: false, ...xaxis },
+    yaxis: { ...axis, ...yaxis },
+    ...rest,
   };
 }
 
@@ -54,7 +70,8 @@ export class Chart {
   }
 
   moved(change) {
-    const low = change["xaxis.range[0]"], high = change["xaxis.range[1]"];
+    const low = change["xaxis.range[0]"],
+      high = change["xaxis.range[1]"];
     if (low !== undefined && high !== undefined) this.span = [low, high];
     else if (change["xaxis.autorange"]) this.span = null;
     else return;
@@ -66,8 +83,22 @@ export class Chart {
 export function curves(found, name, index, { points = false, show = true } = {}) {
   const line = palette(index);
   const hover = `%{y:.5g}<extra>${escapeHover(name)} at %{x}</extra>`;
-  const base = { type: "scatter", mode: points ? "lines+markers" : "lines", name: escapeHover(name), marker: { size: 5 }, visible: show };
-  const raw = { ...base, x: found.raw.x, y: found.raw.y, line: { color: line, width: found.smooth ? 1 : 1.6 }, opacity: found.smooth ? 0.34 : 1, hovertemplate: hover, hoverinfo: found.smooth ? "skip" : undefined };
+  const base = {
+    type: "scatter",
+    mode: points ? "lines+markers" : "lines",
+    name: escapeHover(name),
+    marker: { size: 5 },
+    visible: show,
+  };
+  const raw = {
+    ...base,
+    x: found.raw.x,
+    y: found.raw.y,
+    line: { color: line, width: found.smooth ? 1 : 1.6 },
+    opacity: found.smooth ? 0.34 : 1,
+    hovertemplate: hover,
+    hoverinfo: found.smooth ? "skip" : undefined,
+  };
   if (!found.smooth) return [raw];
   delete raw.hovertemplate;
   return [raw, { ...base, x: found.smooth.x, y: found.smooth.y, line: { color: line, width: 2 }, hovertemplate: hover }];

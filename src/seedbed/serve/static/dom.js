@@ -25,10 +25,18 @@ export async function get(path) {
 }
 
 export async function post(path, value) {
-  const answer = await fetch(path, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+  const answer = await fetch(path, {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify(value),
+  });
   const text = await answer.text();
   let read;
-  try { read = JSON.parse(text); } catch { read = { error: text.trim() }; }
+  try {
+    read = JSON.parse(text);
+  } catch {
+    read = { error: text.trim() };
+  }
   if (!answer.ok) throw new Error(read.error || `the server answered ${answer.status}`);
   return read;
 }
@@ -65,7 +73,11 @@ export function duration(seconds) {
 
 export function bytes(value) {
   if (!isNumber(value)) return "–";
-  for (const [unit, size, digits] of [["kB", 1e3, 0], ["MB", 1e6, 0], ["GB", 1e9, 1]]) {
+  for (const [unit, size, digits] of [
+    ["kB", 1e3, 0],
+    ["MB", 1e6, 0],
+    ["GB", 1e9, 1],
+  ]) {
     if (value < 999.5 * size) return `${(value / size).toFixed(digits)} ${unit}`;
   }
   return `${(value / 1e12).toFixed(1)} TB`;
@@ -74,7 +86,11 @@ export function bytes(value) {
 export function age(created) {
   const seconds = (Date.now() - Date.parse(created)) / 1000;
   if (!isNumber(seconds)) return "–";
-  for (const [unit, size] of [["d", 86400], ["h", 3600], ["m", 60]]) {
+  for (const [unit, size] of [
+    ["d", 86400],
+    ["h", 3600],
+    ["m", 60],
+  ]) {
     if (seconds >= size) return `${Math.floor(seconds / size)}${unit}`;
   }
   return "now";
@@ -91,36 +107,68 @@ export function spark(values, tone) {
   const known = (values || []).filter(isNumber);
   if (known.length < 2) return h("span", { className: "faint small" }, known.length ? "one row" : "no rows yet");
   // The first steps of a run are far above all others: the greatest tenth may leave the picture.
-  const low = Math.min(...known), high = [...known].sort((a, b) => a - b)[Math.floor((known.length < 12 ? 1 : 0.9) * (known.length - 1))], span = high - low || 1;
+  const low = Math.min(...known),
+    high = [...known].sort((a, b) => a - b)[Math.floor((known.length < 12 ? 1 : 0.9) * (known.length - 1))],
+    span = high - low || 1;
   const at = (v, i) => [(i * 124) / (known.length - 1), Math.max(24 - (22 * (v - low)) / span, 0)];
-  const path = known.map((v, i) => `${i ? "L" : "M"}${at(v, i).map((n) => n.toFixed(1)).join(" ")}`).join("");
+  const path = known
+    .map(
+      (v, i) =>
+        `${i ? "L" : "M"}${at(v, i)
+          .map((n) => n.toFixed(1))
+          .join(" ")}`,
+    )
+    .join("");
   const [x, y] = at(known.at(-1), known.length - 1);
   const title = `loss ${num(known[0])} → ${num(known.at(-1))}`;
-  return s("svg", { class: `spark ${tone}`, viewBox: "0 0 124 26", preserveAspectRatio: "none", role: "img", "aria-label": title },
-    s("path", { d: path, "vector-effect": "non-scaling-stroke" }), s("circle", { cx: x, cy: y, r: 2.2 }));
+  return s(
+    "svg",
+    { class: `spark ${tone}`, viewBox: "0 0 124 26", preserveAspectRatio: "none", role: "img", "aria-label": title },
+    s("path", { d: path, "vector-effect": "non-scaling-stroke" }),
+    s("circle", { cx: x, cy: y, r: 2.2 }),
+  );
 }
 
-export const tone = (word) => (word === "running" ? "live" : ["nan", "diverged", "failed", "damaged"].includes(word) ? "bad" : "still");
+export const tone = (word) =>
+  word === "running" ? "live" : ["nan", "diverged", "failed", "damaged"].includes(word) ? "bad" : "still";
 
 export function card(title, extra, body, attributes = {}) {
   return h("section", { className: "card", ...attributes }, h("header", {}, h("h2", {}, title), ...[extra].flat()), body);
 }
 
 export function command(text) {
-  const button = h("button", { className: "quiet", title: "Copy", onclick: async () => {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "copied";
-    setTimeout(() => (button.textContent = "copy"), 1500);
-  } }, "copy");
+  const button = h(
+    "button",
+    {
+      className: "quiet",
+      title: "Copy",
+      onclick: async () => {
+        await navigator.clipboard.writeText(text);
+        button.textContent = "copied";
+        setTimeout(() => (button.textContent = "copy"), 1500);
+      },
+    },
+    "copy",
+  );
   return h("div", { className: "command" }, h("code", { tabIndex: 0 }, text), button);
 }
 
 // Buttons of which one is pressed.
 export function segments(label, choices, chosen, choose) {
-  const buttons = choices.map(([value, text]) => h("button", { type: "button", ariaPressed: String(value === chosen), onclick: () => {
-    for (const [i, button] of buttons.entries()) button.ariaPressed = String(choices[i][0] === value);
-    choose(value);
-  } }, text));
+  const buttons = choices.map(([value, text]) =>
+    h(
+      "button",
+      {
+        type: "button",
+        ariaPressed: String(value === chosen),
+        onclick: () => {
+          for (const [i, button] of buttons.entries()) button.ariaPressed = String(choices[i][0] === value);
+          choose(value);
+        },
+      },
+      text,
+    ),
+  );
   return h("div", { className: "segments", role: "group", ariaLabel: label }, buttons);
 }
 
@@ -129,7 +177,11 @@ export function problem(error) {
 }
 
 export function enlarge(src) {
-  const dialog = h("dialog", { onclick: () => dialog.close(), onclose: () => dialog.remove() }, h("img", { src, alt: "enlarged" }));
+  const dialog = h(
+    "dialog",
+    { onclick: () => dialog.close(), onclose: () => dialog.remove() },
+    h("img", { src, alt: "enlarged" }),
+  );
   document.body.append(dialog);
   dialog.showModal();
 }

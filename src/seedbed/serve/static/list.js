@@ -6,11 +6,27 @@ import { watch } from "./live.js";
 
 const STATES = ["running", "done", "interrupted", "failed", "nan", "diverged", "damaged"];
 const COLUMNS = [
-  ["name", "Run", ""], ["status", "Status", "c-status"], ["title", "Recipe", "c-recipe"], ["step", "Step", "c-step"], ["loss", "Loss", "c-num right"],
-  ["best", "Best", "c-best right"], ["", "Curve", "c-spark"], ["rate", "Items/s", "c-num c-rate right"], ["created", "Age", "c-age right"],
+  ["name", "Run", ""],
+  ["status", "Status", "c-status"],
+  ["title", "Recipe", "c-recipe"],
+  ["step", "Step", "c-step"],
+  ["loss", "Loss", "c-num right"],
+  ["best", "Best", "c-best right"],
+  ["", "Curve", "c-spark"],
+  ["rate", "Items/s", "c-num c-rate right"],
+  ["created", "Age", "c-age right"],
 ];
 // What a person chose stays while they look at a run and come back.
-const view = { text: "", states: new Set(), recipe: "", group: "sweep", sort: "created", down: true, open: new Set(), chosen: new Set() };
+const view = {
+  text: "",
+  states: new Set(),
+  recipe: "",
+  group: "sweep",
+  sort: "created",
+  down: true,
+  open: new Set(),
+  chosen: new Set(),
+};
 
 export async function open(place) {
   document.title = "Runs · seedbed";
@@ -21,7 +37,12 @@ export async function open(place) {
   const keys = (event) => page.key(event);
   addEventListener("keydown", keys);
   const clock = setInterval(() => page.ages(), 30000);
-  return () => { stop(); clearInterval(clock); removeEventListener("keydown", keys); page.tray.remove(); };
+  return () => {
+    stop();
+    clearInterval(clock);
+    removeEventListener("keydown", keys);
+    page.tray.remove();
+  };
 }
 
 class List {
@@ -38,17 +59,54 @@ class List {
   }
 
   build() {
-    this.search = h("input", { type: "search", placeholder: "Search name, why, recipe…", ariaLabel: "Search runs", value: view.text, style: { width: "260px" },
-      oninput: () => { view.text = this.search.value; this.draw(); } });
+    this.search = h("input", {
+      type: "search",
+      placeholder: "Search name, why, recipe…",
+      ariaLabel: "Search runs",
+      value: view.text,
+      style: { width: "260px" },
+      oninput: () => {
+        view.text = this.search.value;
+        this.draw();
+      },
+    });
     this.chips = h("div", { className: "bar", role: "group", ariaLabel: "Filter by status" });
-    this.recipe = h("select", { ariaLabel: "Recipe", onchange: () => { view.recipe = this.recipe.value; this.draw(); } });
-    this.group = h("select", { ariaLabel: "Group", onchange: () => { view.group = this.group.value; this.draw(); } },
-      [["sweep", "Group sweeps"], ["parent", "Group by parent"], ["", "No groups"]].map(([value, text]) => h("option", { value, selected: value === view.group }, text)));
+    this.recipe = h("select", {
+      ariaLabel: "Recipe",
+      onchange: () => {
+        view.recipe = this.recipe.value;
+        this.draw();
+      },
+    });
+    this.group = h(
+      "select",
+      {
+        ariaLabel: "Group",
+        onchange: () => {
+          view.group = this.group.value;
+          this.draw();
+        },
+      },
+      [
+        ["sweep", "Group sweeps"],
+        ["parent", "Group by parent"],
+        ["", "No groups"],
+      ].map(([value, text]) => h("option", { value, selected: value === view.group }, text)),
+    );
     this.head = h("tr", {});
     this.body = h("tbody", {});
     const table = h("table", { className: "runs" }, h("thead", {}, this.head), this.body);
     this.table = h("div", { className: "card" }, table);
-    this.toolbar = h("div", { className: "bar", style: { marginBottom: "14px" } }, h("h1", {}, "Runs"), this.chips, h("span", { className: "grow" }), this.search, this.recipe, this.group);
+    this.toolbar = h(
+      "div",
+      { className: "bar", style: { marginBottom: "14px" } },
+      h("h1", {}, "Runs"),
+      this.chips,
+      h("span", { className: "grow" }),
+      this.search,
+      this.recipe,
+      this.group,
+    );
     this.place.append(this.toolbar, this.table);
     this.body.addEventListener("click", (event) => this.clicked(event));
   }
@@ -60,9 +118,17 @@ class List {
   }
 
   hear(news) {
-    if (news.again) return get("/api/runs").then((found) => { this.runs = new Map(found.runs.map((r) => [r.name, r])); this.sweeps = new Set(found.sweeps); this.draw(); });
+    if (news.again)
+      return get("/api/runs").then((found) => {
+        this.runs = new Map(found.runs.map((r) => [r.name, r]));
+        this.sweeps = new Set(found.sweeps);
+        this.draw();
+      });
     if (!news.list) return;
-    for (const name of news.list.gone) { this.runs.delete(name); view.chosen.delete(name); }
+    for (const name of news.list.gone) {
+      this.runs.delete(name);
+      view.chosen.delete(name);
+    }
     for (const run of news.list.runs) this.runs.set(run.name, run);
     this.draw();
   }
@@ -71,11 +137,15 @@ class List {
     if (view.states.size && !view.states.has(run.status)) return false;
     if (view.recipe && run.title !== view.recipe) return false;
     const text = `${run.name} ${run.why || ""} ${run.title || ""} ${run.parent || ""} ${run.sweep || ""}`.toLowerCase();
-    return view.text.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+    return view.text
+      .toLowerCase()
+      .split(/\s+/)
+      .every((word) => text.includes(word));
   }
 
   order(a, b) {
-    const key = view.sort, sign = view.down ? -1 : 1;
+    const key = view.sort,
+      sign = view.down ? -1 : 1;
     const [x, y] = [a[key], b[key]];
     const missing = (v) => v === null || v === undefined || v === "";
     if (missing(x) || missing(y)) return missing(x) - missing(y) || (a.name < b.name ? -1 : 1);
@@ -88,19 +158,42 @@ class List {
     this.drawRecipes(all);
     this.drawHead();
     const found = all.filter((run) => this.matches(run)).sort((a, b) => this.order(a, b));
-    const rows = view.group === "sweep" ? this.bySweep(found) : view.group === "parent" ? this.byParent(found) : found.map((run) => [run, 0]);
+    const rows =
+      view.group === "sweep"
+        ? this.bySweep(found)
+        : view.group === "parent"
+          ? this.byParent(found)
+          : found.map((run) => [run, 0]);
     const kept = new Map();
     const drawn = rows.map(([item, depth, more]) => this.row(item, depth, more, kept));
     this.rows = kept;
     if (!all.length) this.body.replaceChildren(h("tr", {}, h("td", { colSpan: 10 }, this.nothing())));
-    else if (!found.length) this.body.replaceChildren(h("tr", {}, h("td", { colSpan: 10 }, h("div", { className: "empty" }, "No run matches. ", h("button", { onclick: () => this.clear() }, "Show all")))));
+    else if (!found.length)
+      this.body.replaceChildren(
+        h(
+          "tr",
+          {},
+          h(
+            "td",
+            { colSpan: 10 },
+            h("div", { className: "empty" }, "No run matches. ", h("button", { onclick: () => this.clear() }, "Show all")),
+          ),
+        ),
+      );
     else this.body.replaceChildren(...drawn);
     this.drawTray();
   }
 
   nothing() {
-    return h("div", { className: "empty big" }, h("img", { src: "/static/sprout.svg", width: 44, height: 44, alt: "" }), h("h2", {}, "Nothing has been sown here yet"),
-      h("p", {}, "Runs in ", h("code", {}, this.root), " appear by themselves. Start one:"), h("p", {}, h("code", {}, "seedbed demo")), h("p", {}, h("code", {}, 'seedbed train gpt/demo -m "why"')));
+    return h(
+      "div",
+      { className: "empty big" },
+      h("img", { src: "/static/sprout.svg", width: 44, height: 44, alt: "" }),
+      h("h2", {}, "Nothing has been sown here yet"),
+      h("p", {}, "Runs in ", h("code", {}, this.root), " appear by themselves. Start one:"),
+      h("p", {}, h("code", {}, "seedbed demo")),
+      h("p", {}, h("code", {}, 'seedbed train gpt/demo -m "why"')),
+    );
   }
 
   clear() {
@@ -110,14 +203,29 @@ class List {
   }
 
   drawChips(all) {
-    const counts = Object.groupBy ? Object.groupBy(all, (r) => r.status) : all.reduce((o, r) => ((o[r.status] ||= []).push(r), o), {});
-    const chip = (state, text, count) => h("button", { className: "chip", ariaPressed: String(state ? view.states.has(state) : !view.states.size), onclick: () => {
-      if (!state) view.states.clear();
-      else if (view.states.has(state)) view.states.delete(state);
-      else view.states.add(state);
-      this.draw();
-    } }, text, h("b", {}, count));
-    this.chips.replaceChildren(chip("", "all", all.length), ...STATES.filter((s) => counts[s]).map((s) => chip(s, s, counts[s].length)));
+    const counts = Object.groupBy
+      ? Object.groupBy(all, (r) => r.status)
+      : all.reduce((o, r) => ((o[r.status] ||= []).push(r), o), {});
+    const chip = (state, text, count) =>
+      h(
+        "button",
+        {
+          className: "chip",
+          ariaPressed: String(state ? view.states.has(state) : !view.states.size),
+          onclick: () => {
+            if (!state) view.states.clear();
+            else if (view.states.has(state)) view.states.delete(state);
+            else view.states.add(state);
+            this.draw();
+          },
+        },
+        text,
+        h("b", {}, count),
+      );
+    this.chips.replaceChildren(
+      chip("", "all", all.length),
+      ...STATES.filter((s) => counts[s]).map((s) => chip(s, s, counts[s].length)),
+    );
   }
 
   drawRecipes(all) {
@@ -125,16 +233,34 @@ class List {
     const key = titles.join("\n");
     if (this.recipe.dataset.key === key) return;
     this.recipe.dataset.key = key;
-    this.recipe.replaceChildren(h("option", { value: "" }, "All recipes"), ...titles.map((t) => h("option", { value: t, selected: t === view.recipe }, t)));
+    this.recipe.replaceChildren(
+      h("option", { value: "" }, "All recipes"),
+      ...titles.map((t) => h("option", { value: t, selected: t === view.recipe }, t)),
+    );
   }
 
   drawHead() {
     const pick = h("th", { className: "c-pick" }, h("span", { className: "faint", title: "Choose runs to compare" }, ""));
-    this.head.replaceChildren(pick, ...COLUMNS.map(([key, text, cls]) => {
-      const sort = key === view.sort ? (view.down ? "descending" : "ascending") : null;
-      const inside = key ? h("button", { onclick: () => { view.down = view.sort === key ? !view.down : !["name", "title", "loss", "best"].includes(key); view.sort = key; this.draw(); } }, text) : text;
-      return h("th", { className: cls, "aria-sort": sort, scope: "col" }, inside);
-    }));
+    this.head.replaceChildren(
+      pick,
+      ...COLUMNS.map(([key, text, cls]) => {
+        const sort = key === view.sort ? (view.down ? "descending" : "ascending") : null;
+        const inside = key
+          ? h(
+              "button",
+              {
+                onclick: () => {
+                  view.down = view.sort === key ? !view.down : !["name", "title", "loss", "best"].includes(key);
+                  view.sort = key;
+                  this.draw();
+                },
+              },
+              text,
+            )
+          : text;
+        return h("th", { className: cls, "aria-sort": sort, scope: "col" }, inside);
+      }),
+    );
   }
 
   // The trials of a sweep as one line that opens; it stands where its first run by the chosen order would.
@@ -157,17 +283,36 @@ class List {
     const counts = {};
     for (const run of runs) counts[run.status] = (counts[run.status] || 0) + 1;
     const best = runs.filter((r) => typeof r.best === "number").reduce((a, b) => (!a || b.best < a.best ? b : a), null);
-    const why = `${runs.length} trials: ${Object.entries(counts).map(([k, n]) => `${n} ${k}`).join(", ")}`;
+    const why = `${runs.length} trials: ${Object.entries(counts)
+      .map(([k, n]) => `${n} ${k}`)
+      .join(", ")}`;
     const state = counts.running ? "running" : counts.done ? "done" : runs[0].status;
     // Its thumbnail: the best of every trial, from the worst to the best.
-    const line = runs.map((r) => r.best).filter((v) => typeof v === "number").sort((a, b) => b - a);
-    return { ...(best || runs[0]), spark: line, name, why, status: state, best: best?.best, step: null, last_step: null, rate: null, loss: null };
+    const line = runs
+      .map((r) => r.best)
+      .filter((v) => typeof v === "number")
+      .sort((a, b) => b - a);
+    return {
+      ...(best || runs[0]),
+      spark: line,
+      name,
+      why,
+      status: state,
+      best: best?.best,
+      step: null,
+      last_step: null,
+      rate: null,
+      loss: null,
+    };
   }
 
   byParent(found) {
-    const names = new Set(found.map((run) => run.name)), children = new Map();
-    for (const run of found) if (run.parent && names.has(run.parent)) children.set(run.parent, [...(children.get(run.parent) || []), run]);
-    const seen = new Set(), out = [];
+    const names = new Set(found.map((run) => run.name)),
+      children = new Map();
+    for (const run of found)
+      if (run.parent && names.has(run.parent)) children.set(run.parent, [...(children.get(run.parent) || []), run]);
+    const seen = new Set(),
+      out = [];
     const add = (run, depth) => {
       if (seen.has(run.name)) return;
       seen.add(run.name);
@@ -184,21 +329,73 @@ class List {
     const known = JSON.stringify([run, depth, more, view.chosen.has(run.name), this.here === path]);
     const key = (more ? "sweep " : "run ") + run.name;
     const old = this.rows.get(key);
-    if (old && old.dataset.known === known) { kept.set(key, old); return old; }
+    if (old && old.dataset.known === known) {
+      kept.set(key, old);
+      return old;
+    }
     const share = run.last_step ? Math.min(run.step / run.last_step, 1) : null;
-    const fold = more && h("button", { className: "fold", ariaExpanded: String(more.isOpen), ariaLabel: `Trials of ${run.name}`, onclick: () => { view.open[more.isOpen ? "delete" : "add"](more.sweep); this.draw(); } }, more.isOpen ? "▾" : "▸");
-    const pick = more ? null : h("input", { type: "checkbox", checked: view.chosen.has(run.name), ariaLabel: `Choose ${run.name}`, onchange: () => this.choose(run.name) });
-    const row = h("tr", { className: this.here === path ? "here" : "" },
+    const fold =
+      more &&
+      h(
+        "button",
+        {
+          className: "fold",
+          ariaExpanded: String(more.isOpen),
+          ariaLabel: `Trials of ${run.name}`,
+          onclick: () => {
+            view.open[more.isOpen ? "delete" : "add"](more.sweep);
+            this.draw();
+          },
+        },
+        more.isOpen ? "▾" : "▸",
+      );
+    const pick = more
+      ? null
+      : h("input", {
+          type: "checkbox",
+          checked: view.chosen.has(run.name),
+          ariaLabel: `Choose ${run.name}`,
+          onchange: () => this.choose(run.name),
+        });
+    const row = h(
+      "tr",
+      { className: this.here === path ? "here" : "" },
       h("td", { className: "c-pick" }, pick),
-      h("td", {}, h("div", { className: "name" }, depth ? h("span", { className: "indent", style: { marginLeft: `${(depth - 1) * 18}px` } }, "└ ") : null, fold, h("a", { href: path }, run.name)), run.why ? h("div", { className: "why", title: run.why }, run.why) : null),
+      h(
+        "td",
+        {},
+        h(
+          "div",
+          { className: "name" },
+          depth ? h("span", { className: "indent", style: { marginLeft: `${(depth - 1) * 18}px` } }, "└ ") : null,
+          fold,
+          h("a", { href: path }, run.name),
+        ),
+        run.why ? h("div", { className: "why", title: run.why }, run.why) : null,
+      ),
       h("td", { className: "c-status" }, status(run.status)),
       h("td", { className: "c-recipe", title: run.title }, run.title || "–"),
-      h("td", { className: "c-step" }, run.step === null ? "" : [h("span", { className: "num" }, num(run.step)), run.last_step && run.step < run.last_step ? h("span", { className: "num faint" }, ` / ${scaled(run.last_step)}`) : null, run.status === "running" && share !== null ? h("div", { className: "meter" }, h("i", { style: { width: `${100 * share}%` } })) : null]),
+      h(
+        "td",
+        { className: "c-step" },
+        run.step === null
+          ? ""
+          : [
+              h("span", { className: "num" }, num(run.step)),
+              run.last_step && run.step < run.last_step
+                ? h("span", { className: "num faint" }, ` / ${scaled(run.last_step)}`)
+                : null,
+              run.status === "running" && share !== null
+                ? h("div", { className: "meter" }, h("i", { style: { width: `${100 * share}%` } }))
+                : null,
+            ],
+      ),
       h("td", { className: "c-num right num" }, num(run.loss)),
       h("td", { className: "c-best right num", title: run.metric ? `best ${run.metric}` : "" }, num(run.best)),
       h("td", { className: "c-spark" }, spark(run.spark, tone(run.status))),
       h("td", { className: "c-num c-rate right num" }, scaled(run.rate)),
-      h("td", { className: "c-age right num soft", title: run.created || "" }, age(run.created)));
+      h("td", { className: "c-age right num soft", title: run.created || "" }, age(run.created)),
+    );
     row.dataset.path = path;
     row.dataset.known = known;
     kept.set(key, row);
@@ -206,7 +403,8 @@ class List {
   }
 
   ages() {
-    for (const [key, row] of this.rows) if (key.startsWith("run ")) row.lastChild.textContent = age(this.runs.get(key.slice(4))?.created);
+    for (const [key, row] of this.rows)
+      if (key.startsWith("run ")) row.lastChild.textContent = age(this.runs.get(key.slice(4))?.created);
   }
 
   choose(name) {
@@ -217,7 +415,21 @@ class List {
   drawTray() {
     const names = [...view.chosen].filter((name) => this.runs.has(name));
     this.tray.hidden = !names.length;
-    this.tray.replaceChildren(`${names.length} chosen`, h("button", { className: "primary", disabled: names.length < 2, onclick: () => this.compare() }, "Compare"), h("button", { className: "quiet", onclick: () => { view.chosen.clear(); this.draw(); } }, "Clear"));
+    this.tray.replaceChildren(
+      `${names.length} chosen`,
+      h("button", { className: "primary", disabled: names.length < 2, onclick: () => this.compare() }, "Compare"),
+      h(
+        "button",
+        {
+          className: "quiet",
+          onclick: () => {
+            view.chosen.clear();
+            this.draw();
+          },
+        },
+        "Clear",
+      ),
+    );
   }
 
   compare() {
@@ -226,10 +438,18 @@ class List {
   }
 
   key(event) {
-    if (event.key === "Escape" && event.target === this.search) { this.clear(); this.search.blur(); }
-    if (event.target.matches("input:not([type=checkbox]), textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const rows = [...this.body.querySelectorAll("tr[data-path]")], at = rows.findIndex((row) => row.dataset.path === this.here);
-    if (event.key === "/") { event.preventDefault(); this.search.focus(); }
+    if (event.key === "Escape" && event.target === this.search) {
+      this.clear();
+      this.search.blur();
+    }
+    if (event.target.matches("input:not([type=checkbox]), textarea, select") || event.ctrlKey || event.metaKey || event.altKey)
+      return;
+    const rows = [...this.body.querySelectorAll("tr[data-path]")],
+      at = rows.findIndex((row) => row.dataset.path === this.here);
+    if (event.key === "/") {
+      event.preventDefault();
+      this.search.focus();
+    }
     if (event.key === "c") this.compare();
     if ("jk".includes(event.key) && rows.length) {
       const next = rows[Math.min(Math.max(at + (event.key === "j" ? 1 : -1), 0), rows.length - 1)];

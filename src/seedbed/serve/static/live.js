@@ -2,13 +2,25 @@
 
 export function watch(asked, hear) {
   const lamp = document.getElementById("lamp");
-  let socket, closed = false, wait = 500, version = asked.version || 0, missed = false;
-  const show = (word, text) => { lamp.className = `lamp ${word}`; lamp.textContent = text; lamp.title = text; };
+  let socket,
+    closed = false,
+    wait = 500,
+    version = asked.version || 0,
+    missed = false;
+  const show = (word, text) => {
+    lamp.className = `lamp ${word}`;
+    lamp.textContent = text;
+    lamp.title = text;
+  };
 
   function open(again) {
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/api/live`);
     socket.onopen = () => {
+      // Closing a socket that is not open yet would be an error in the console.
+      if (closed) return socket.close();
       wait = 500;
+      // Another server counts its versions from the beginning.
+      if (again) version = 0;
       show("on", "live");
       socket.send(JSON.stringify({ ...asked, version }));
       // What happened while nobody listened is not told: the page looks at everything once.
@@ -32,8 +44,17 @@ export function watch(asked, hear) {
       wait = Math.min(wait * 2, 10000);
     };
   }
-  const seen = () => { if (!document.hidden && missed) { missed = false; hear({ again: true }); } };
+  const seen = () => {
+    if (!document.hidden && missed) {
+      missed = false;
+      hear({ again: true });
+    }
+  };
   document.addEventListener("visibilitychange", seen);
   open(false);
-  return () => { closed = true; socket.close(); document.removeEventListener("visibilitychange", seen); };
+  return () => {
+    closed = true;
+    if (socket.readyState === WebSocket.OPEN) socket.close();
+    document.removeEventListener("visibilitychange", seen);
+  };
 }

@@ -1,11 +1,33 @@
 // One run: numbers, curves, samples, settings, events, checkpoints, console, notes. Everything moves while it trains.
 
-import { Chart, colour, curves, escapeHover, palette } from "./chart.js";
-import { age, apiPath, bytes, card, command, duration, enlarge, get, h, num, percent, problem, runPath, scaled, segments, status } from "./dom.js";
+import { Chart, colour, curves, escapeHover } from "./chart.js";
+import {
+  age,
+  apiPath,
+  bytes,
+  card,
+  command,
+  duration,
+  enlarge,
+  get,
+  h,
+  num,
+  percent,
+  problem,
+  runPath,
+  scaled,
+  segments,
+  status,
+} from "./dom.js";
 import { watch } from "./live.js";
 import { notes } from "./notes.js";
+import { checkpointTable, checks, timeUse } from "./parts.js";
 
-const AXES = [["step", "Steps"], ["seconds", "Time"], ["items", "Items"]];
+const AXES = [
+  ["step", "Steps"],
+  ["seconds", "Time"],
+  ["items", "Items"],
+];
 const TITLES = { step: "steps", seconds: "seconds of training", items: "items" };
 // Shown first; whatever else a recipe measures follows.
 const FIRST = ["loss", "lr", "grad_norm", "items_per_s", "wait", "mfu", "memory"];
@@ -20,7 +42,10 @@ export async function open(place, name) {
   const stop = watch({ runs: [name, page.about.summary.parent].filter(Boolean) }, (news) => page.hear(news));
   const redraw = () => page.drawCurves();
   addEventListener("theme", redraw);
-  return () => { stop(); removeEventListener("theme", redraw); };
+  return () => {
+    stop();
+    removeEventListener("theme", redraw);
+  };
 }
 
 // Measurements that differ in their last number (loss_t0 ... loss_t9) share a chart.
@@ -30,6 +55,7 @@ function families(keys) {
     const name = key.replace(/\d+$/, "#");
     found.set(name, [...(found.get(name) || []), key]);
   }
+
   return [...found.values()].flatMap((group) => (group.length > 2 ? [group] : group.map((key) => [key])));
 }
 
@@ -42,7 +68,10 @@ class RunPage {
 
   async hear(news) {
     const changed = news.again ? ["status", "rows", "events", "console"] : news.runs?.[this.name] || [];
-    if (!changed.length || this.busy) { this.missed ||= changed.length > 0; return; }
+    if (!changed.length || this.busy) {
+      this.missed ||= changed.length > 0;
+      return;
+    }
     this.busy = true;
     try {
       this.about = await get(apiPath(this.name));
@@ -55,7 +84,10 @@ class RunPage {
       this.head.replaceChildren(problem(error), h("a", { className: "button", href: "/" }, "All runs"));
     } finally {
       this.busy = false;
-      if (this.missed) { this.missed = false; setTimeout(() => this.hear({ again: true }), 300); }
+      if (this.missed) {
+        this.missed = false;
+        setTimeout(() => this.hear({ again: true }), 300);
+      }
     }
   }
 
@@ -63,15 +95,34 @@ class RunPage {
     const part = (key) => (this.parts[key] = h("div", { className: "body" }));
     this.head = h("div", {});
     this.curves = h("div", { className: "charts" });
-    this.place.append(this.head,
-      h("div", { className: "stack" },
+    this.place.append(
+      this.head,
+      h(
+        "div",
+        { className: "stack" },
         card("Curves", this.tools(), this.curves, { id: "curves" }),
-        h("div", { className: "grid two" },
-          h("div", { className: "stack" }, card("Samples", this.sampleTools = h("div", { className: "bar grow" }), part("samples"), { id: "samples" }), card("Console", [], part("console"), { id: "console" })),
-          h("div", { className: "stack" }, card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), part("notes"), { id: "notes" }),
-            card("What happened", [], part("events"), { id: "events" }), card("Where the time goes", [], part("time"), { id: "time" }),
-            card("Checks before training", [], part("preflight"), { id: "preflight" }), card("Checkpoints", [], part("checkpoints"), { id: "checkpoints" }))),
-        card("Settings", this.configTools(), part("config"), { id: "config" })));
+        h(
+          "div",
+          { className: "grid two" },
+          h(
+            "div",
+            { className: "stack" },
+            card("Samples", (this.sampleTools = h("div", { className: "bar grow" })), part("samples"), { id: "samples" }),
+            card("Console", [], part("console"), { id: "console" }),
+          ),
+          h(
+            "div",
+            { className: "stack" },
+            card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), part("notes"), { id: "notes" }),
+            card("What happened", [], part("events"), { id: "events" }),
+            card("Where the time goes", [], part("time"), { id: "time" }),
+            card("Checks before training", [], part("preflight"), { id: "preflight" }),
+            card("Checkpoints", [], part("checkpoints"), { id: "checkpoints" }),
+          ),
+        ),
+        card("Settings", this.configTools(), part("config"), { id: "config" }),
+      ),
+    );
     this.parts.events.className = this.parts.checkpoints.className = this.parts.console.className = "body flush";
     this.drawHead();
     this.drawFacts();
@@ -82,62 +133,194 @@ class RunPage {
   }
 
   drawHead() {
-    const { summary: run, opens = {}, error, damaged } = this.about, where = encodeURIComponent(this.name);
-    const crumbs = [h("a", { href: "/" }, "Runs"), run.sweep && ["›", h("a", { href: `/sweep/${encodeURIComponent(run.sweep)}` }, `sweep ${run.sweep}`)], run.parent && ["›", h("a", { href: runPath(run.parent) }, `from ${run.parent}`)]];
-    const actions = [opens.play && h("a", { className: "button primary", href: `/play/${where}` }, "▶ Play"), opens.talk && h("a", { className: "button primary", href: `/talk/${where}` }, "Playground"),
-      run.parent && h("a", { className: "button", href: `/compare?${new URLSearchParams([["run", run.parent], ["run", this.name]])}` }, "Compare with parent"),
-      h("a", { className: "button", href: `/compare?${new URLSearchParams([["run", this.name]])}` }, "Compare…")];
-    this.head.replaceChildren(h("div", { className: "crumbs" }, crumbs),
-      h("div", { className: "head" }, h("div", {}, h("h1", {}, this.name), h("div", { className: "why" }, status(run.status), h("span", { className: "faint" }, "  ·  "), run.title, run.why ? h("span", {}, "  ·  ", h("i", {}, run.why)) : "")), h("span", { className: "grow" }), h("div", { className: "bar" }, actions)),
-      ...[error, damaged].filter(Boolean).map((text) => h("div", { className: "say bad", role: "alert" }, text)), this.tiles());
+    const { summary: run, opens = {}, error, damaged } = this.about,
+      where = encodeURIComponent(this.name);
+    const crumbs = [
+      h("a", { href: "/" }, "Runs"),
+      run.sweep && ["›", h("a", { href: `/sweep/${encodeURIComponent(run.sweep)}` }, `sweep ${run.sweep}`)],
+      run.parent && ["›", h("a", { href: runPath(run.parent) }, `from ${run.parent}`)],
+    ];
+    const actions = [
+      opens.play && h("a", { className: "button primary", href: `/play/${where}` }, "▶ Play"),
+      opens.talk && h("a", { className: "button primary", href: `/talk/${where}` }, "Playground"),
+      run.parent &&
+        h(
+          "a",
+          {
+            className: "button",
+            href: `/compare?${new URLSearchParams([
+              ["run", run.parent],
+              ["run", this.name],
+            ])}`,
+          },
+          "Compare with parent",
+        ),
+      h("a", { className: "button", href: `/compare?${new URLSearchParams([["run", this.name]])}` }, "Compare…"),
+    ];
+    this.head.replaceChildren(
+      h("div", { className: "crumbs" }, crumbs),
+      h(
+        "div",
+        { className: "head" },
+        h(
+          "div",
+          {},
+          h("h1", {}, this.name),
+          h(
+            "div",
+            { className: "why" },
+            status(run.status),
+            h("span", { className: "faint" }, "  ·  "),
+            run.title,
+            run.why ? h("span", {}, "  ·  ", h("i", {}, run.why)) : "",
+          ),
+        ),
+        h("span", { className: "grow" }),
+        h("div", { className: "bar" }, actions),
+      ),
+      ...[error, damaged].filter(Boolean).map((text) => h("div", { className: "say bad", role: "alert" }, text)),
+      this.tiles(),
+    );
   }
 
   tiles() {
     const { summary: run, time = {}, metric } = this.about;
-    const left = run.status === "running" && run.last_step && run.step ? ((run.last_step - run.step) * run.seconds) / run.step : null;
+    const left =
+      run.status === "running" && run.last_step && run.step ? ((run.last_step - run.step) * run.seconds) / run.step : null;
     const share = run.last_step ? Math.min(run.step / run.last_step, 1) : null;
-    const tile = (key, value, small) => h("div", { className: "tile" }, h("div", { className: "k" }, key), h("div", { className: "v" }, value), h("div", { className: "s", title: typeof small === "string" ? small : "" }, small || ""));
-    const meter = share !== null && run.status === "running" ? h("div", { className: "meter", style: { marginTop: "7px" } }, h("i", { style: { width: `${100 * share}%` } })) : share !== null ? `of ${num(run.last_step)}` : "";
-    return h("div", { className: "tiles" }, tile("step", num(run.step), meter), tile("loss", num(run.loss), "last row"), tile("best", num(run.best), metric || run.metric || ""),
-      tile(left === null ? "trained for" : "time left", duration(left ?? run.seconds), left === null ? `started ${age(run.created)} ago` : `${duration(run.seconds)} so far`),
-      tile("items/s", scaled(time.items_per_s), "median"), tile("waits for data", percent(time.wait), "of the time"), time.mfu ? tile("MFU", percent(time.mfu), "of the card's peak") : null, time.memory ? tile("memory", bytes(time.memory), "median") : null);
+    const tile = (key, value, small) =>
+      h(
+        "div",
+        { className: "tile" },
+        h("div", { className: "k" }, key),
+        h("div", { className: "v" }, value),
+        h("div", { className: "s", title: typeof small === "string" ? small : "" }, small || ""),
+      );
+    const meter =
+      share !== null && run.status === "running"
+        ? h("div", { className: "meter", style: { marginTop: "7px" } }, h("i", { style: { width: `${100 * share}%` } }))
+        : share !== null
+          ? `of ${num(run.last_step)}`
+          : "";
+    return h(
+      "div",
+      { className: "tiles" },
+      tile("step", num(run.step), meter),
+      tile("loss", num(run.loss), "last row"),
+      tile("best", num(run.best), metric || run.metric || ""),
+      tile(
+        left === null ? "trained for" : "time left",
+        duration(left ?? run.seconds),
+        left === null ? `started ${age(run.created)} ago` : `${duration(run.seconds)} so far`,
+      ),
+      tile("items/s", scaled(time.items_per_s), "median"),
+      tile("waits for data", percent(time.wait), "of the time"),
+      time.mfu ? tile("MFU", percent(time.mfu), "of the card's peak") : null,
+      time.memory ? tile("memory", bytes(time.memory), "median") : null,
+    );
   }
 
   tools() {
-    const slider = h("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: look.smooth, ariaLabel: "Smoothing", style: { width: "110px" }, oninput: () => { look.smooth = Number(slider.value); amount.textContent = look.smooth.toFixed(2); clearTimeout(this.later); this.later = setTimeout(() => this.drawCurves(), 120); } });
+    const slider = h("input", {
+      type: "range",
+      min: 0,
+      max: 0.99,
+      step: 0.01,
+      value: look.smooth,
+      ariaLabel: "Smoothing",
+      style: { width: "110px" },
+      oninput: () => {
+        look.smooth = Number(slider.value);
+        amount.textContent = look.smooth.toFixed(2);
+        clearTimeout(this.later);
+        this.later = setTimeout(() => this.drawCurves(), 120);
+      },
+    });
     const amount = h("span", { className: "num soft", style: { width: "30px" } }, look.smooth.toFixed(2));
-    const toggle = (key, text) => { const b = h("button", { className: "chip", ariaPressed: String(look[key]), onclick: () => { look[key] = !look[key]; b.ariaPressed = String(look[key]); for (const c of this.charts.values()) c.span = null; this.drawCurves(); } }, text); return b; };
-    return [h("span", { className: "grow" }), segments("Horizontal axis", AXES, look.axis, (axis) => { look.axis = axis; for (const c of this.charts.values()) c.span = null; this.drawCurves(); }), toggle("logX", "log x"), toggle("logY", "log y"), h("label", { className: "bar small soft" }, "smooth", slider, amount)];
+    const toggle = (key, text) => {
+      const b = h(
+        "button",
+        {
+          className: "chip",
+          ariaPressed: String(look[key]),
+          onclick: () => {
+            look[key] = !look[key];
+            b.ariaPressed = String(look[key]);
+            for (const c of this.charts.values()) c.span = null;
+            this.drawCurves();
+          },
+        },
+        text,
+      );
+      return b;
+    };
+    return [
+      h("span", { className: "grow" }),
+      segments("Horizontal axis", AXES, look.axis, (axis) => {
+        look.axis = axis;
+        for (const c of this.charts.values()) c.span = null;
+        this.drawCurves();
+      }),
+      toggle("logX", "log x"),
+      toggle("logY", "log y"),
+      h("label", { className: "bar small soft" }, "smooth", slider, amount),
+    ];
   }
 
   // One chart per measurement; evaluations share the loss's, where the two can be compared.
   groups() {
     const keys = this.about.keys.filter((key) => !HIDDEN.has(key) && !/^lrs\./.test(key));
     const rest = keys.filter((key) => !FIRST.includes(key) && !key.includes("/"));
-    const evals = keys.filter((key) => key.includes("/")), metric = evals[0], joined = metric && (metric === "eval/loss" || !keys.includes("loss"));
+    const evals = keys.filter((key) => key.includes("/")),
+      metric = evals[0],
+      joined = metric && (metric === "eval/loss" || !keys.includes("loss"));
     const first = ["loss", ...(joined ? [metric] : [])].filter((key) => keys.includes(key));
-    return [first, ...(metric && !joined ? [[metric]] : []), ...FIRST.slice(1).filter((key) => keys.includes(key)).map((key) => [key]), ...evals.slice(1).map((key) => [key]), ...families(rest)].filter((g) => g.length);
+    return [
+      first,
+      ...(metric && !joined ? [[metric]] : []),
+      ...FIRST.slice(1)
+        .filter((key) => keys.includes(key))
+        .map((key) => [key]),
+      ...evals.slice(1).map((key) => [key]),
+      ...families(rest),
+    ].filter((g) => g.length);
   }
 
   async drawCurves() {
     const groups = this.groups();
-    if (!groups.length) return this.curves.replaceChildren(h("div", { className: "empty wide" }, this.about.summary.status === "running" ? "The first row is on its way." : "This run left no rows."));
+    if (!groups.length)
+      return this.curves.replaceChildren(
+        h(
+          "div",
+          { className: "empty wide" },
+          this.about.summary.status === "running" ? "The first row is on its way." : "This run left no rows.",
+        ),
+      );
     this.arrange(groups);
-    await Promise.all([this.drawSome(groups.filter((g) => !this.charts.get(g.join()).span)), ...groups.filter((g) => this.charts.get(g.join()).span).map((g) => this.drawSome([g]))]);
+    await Promise.all([
+      this.drawSome(groups.filter((g) => !this.charts.get(g.join()).span)),
+      ...groups.filter((g) => this.charts.get(g.join()).span).map((g) => this.drawSome([g])),
+    ]);
   }
 
   // A first evaluation joins the loss, a new measurement comes in between: charts are kept, added and left out in order.
   arrange(groups) {
     for (const keys of groups) if (!this.charts.has(keys.join())) this.addChart(keys, keys === groups[0]);
     const boxes = groups.map((keys) => this.charts.get(keys.join()).box);
-    if (boxes.length !== this.curves.children.length || boxes.some((box, i) => box !== this.curves.children[i])) this.curves.replaceChildren(...boxes);
+    if (boxes.length !== this.curves.children.length || boxes.some((box, i) => box !== this.curves.children[i]))
+      this.curves.replaceChildren(...boxes);
   }
 
   addChart(keys, wide) {
     const el = h("div", { className: "chart loading" }, "…");
     const last = h("span", { className: "num" });
     const chart = new Chart(el, { zoom: () => this.drawSome([keys]) });
-    chart.box = h("div", { className: wide ? "wide" : "", "data-keys": keys.join() }, h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last), el);
+    chart.box = h(
+      "div",
+      { className: wide ? "wide" : "", "data-keys": keys.join() },
+      h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last),
+      el,
+    );
     Object.assign(chart, { last, wide });
     this.charts.set(keys.join(), chart);
   }
@@ -145,7 +328,12 @@ class RunPage {
   async drawSome(groups) {
     if (!groups.length) return;
     const span = this.charts.get(groups[0].join()).span;
-    const asked = new URLSearchParams([["x", look.axis], ["smooth", look.smooth], ["points", 700], ...groups.flat().map((key) => ["key", key])]);
+    const asked = new URLSearchParams([
+      ["x", look.axis],
+      ["smooth", look.smooth],
+      ["points", 700],
+      ...groups.flat().map((key) => ["key", key]),
+    ]);
     if (span) {
       const back = look.logX ? span.map((v) => 10 ** v) : span;
       asked.set("low", back[0]);
@@ -157,15 +345,30 @@ class RunPage {
 
   async drawOne(keys, found) {
     const chart = this.charts.get(keys.join());
-    const family = keys.length > 2, ys = found[keys[0]].raw.y;
+    const family = keys.length > 2,
+      ys = found[keys[0]].raw.y;
     const all = keys.flatMap((key, i) => curves(found[key], key, key.includes("/") ? 1 : i, { points: key.includes("/") }));
     const traces = family ? all.filter((t) => t.opacity === 1 || t.opacity === undefined) : all;
     chart.last.textContent = family ? "" : (UNITS[keys[0]] || num)(ys.at(-1));
     const shapes = chart.wide ? this.marks() : [];
     const log = look.logY && !["lr", "wait", "mfu", "memory"].includes(keys[0]);
     const hover = chart.wide ? this.markHovers(found[keys[0]].raw) : [];
-    const extra = { shapes, uirevision: `${look.axis}${look.logX}${look.logY}`, showlegend: keys.length === 2, legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
-      xaxis: { title: chart.wide ? { text: TITLES[look.axis], font: { size: 11 }, standoff: 4 } : undefined, type: look.logX ? "log" : "linear" }, yaxis: { type: log ? "log" : "linear", ...(keys[0] === "wait" || keys[0] === "mfu" ? { tickformat: "~%", rangemode: "tozero" } : {}), ...(keys[0] === "items_per_s" ? { rangemode: "tozero", tickformat: "~s" } : {}), ...(keys[0] === "memory" ? { tickformat: ".3~s", rangemode: "tozero" } : {}) } };
+    const extra = {
+      shapes,
+      uirevision: `${look.axis}${look.logX}${look.logY}`,
+      showlegend: keys.length === 2,
+      legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
+      xaxis: {
+        title: chart.wide ? { text: TITLES[look.axis], font: { size: 11 }, standoff: 4 } : undefined,
+        type: look.logX ? "log" : "linear",
+      },
+      yaxis: {
+        type: log ? "log" : "linear",
+        ...(keys[0] === "wait" || keys[0] === "mfu" ? { tickformat: "~%", rangemode: "tozero" } : {}),
+        ...(keys[0] === "items_per_s" ? { rangemode: "tozero", tickformat: "~s" } : {}),
+        ...(keys[0] === "memory" ? { tickformat: ".3~s", rangemode: "tozero" } : {}),
+      },
+    };
     await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length === 2 && t.opacity !== 0.34 })), ...hover], extra);
   }
 
@@ -175,30 +378,81 @@ class RunPage {
   }
 
   marks() {
-    return this.marked().map((e) => ({ type: "line", x0: e.x, x1: e.x, y0: 0, y1: 1, yref: "paper", line: { color: colour(e.alarm ? "fire" : "faint"), width: 1, dash: "dot" } }));
+    return this.marked().map((e) => ({
+      type: "line",
+      x0: e.x,
+      x1: e.x,
+      y0: 0,
+      y1: 1,
+      yref: "paper",
+      line: { color: colour(e.alarm ? "fire" : "faint"), width: 1, dash: "dot" },
+    }));
   }
 
   markHovers(raw) {
     const marked = this.marked();
     if (!marked.length || !raw.y.length) return [];
     const top = Math.max(...raw.y.filter((v) => v !== null));
-    return [{ type: "scatter", mode: "markers", x: marked.map((e) => e.x), y: marked.map(() => top), text: marked.map((e) => escapeHover(`${e.kind} at ${e.step}: ${e.what}`.slice(0, 110))), hovertemplate: "%{text}<extra></extra>", marker: { symbol: "triangle-down", size: 9, color: marked.map((e) => colour(e.alarm ? "fire" : "faint")) }, showlegend: false, name: "events" }];
+    return [
+      {
+        type: "scatter",
+        mode: "markers",
+        x: marked.map((e) => e.x),
+        y: marked.map(() => top),
+        text: marked.map((e) => escapeHover(`${e.kind} at ${e.step}: ${e.what}`.slice(0, 110))),
+        hovertemplate: "%{text}<extra></extra>",
+        marker: { symbol: "triangle-down", size: 9, color: marked.map((e) => colour(e.alarm ? "fire" : "faint")) },
+        showlegend: false,
+        name: "events",
+      },
+    ];
   }
 
   async drawSamples() {
     const place = this.parts.samples;
     const found = await get(apiPath(this.name, "/samples")).catch(() => []);
-    if (!found.length) { this.sampleTools.replaceChildren(); return place.replaceChildren(h("div", { className: "empty" }, "No samples yet. ", h("code", {}, "every.sample"), " says how often a run shows what it can do.")); }
+    if (!found.length) {
+      this.sampleTools.replaceChildren();
+      return place.replaceChildren(
+        h(
+          "div",
+          { className: "empty" },
+          "No samples yet. ",
+          h("code", {}, "every.sample"),
+          " says how often a run shows what it can do.",
+        ),
+      );
+    }
     const follow = this.sampleAt === undefined || this.sampleAt >= (this.numSamples ?? 0) - 1;
     this.numSamples = found.length;
     if (follow) this.sampleAt = found.length - 1;
-    const slider = h("input", { type: "range", min: 0, max: found.length - 1, value: this.sampleAt, ariaLabel: "Sample", className: "grow", oninput: () => { this.sampleAt = Number(slider.value); show(); } });
+    const slider = h("input", {
+      type: "range",
+      min: 0,
+      max: found.length - 1,
+      value: this.sampleAt,
+      ariaLabel: "Sample",
+      className: "grow",
+      oninput: () => {
+        this.sampleAt = Number(slider.value);
+        show();
+      },
+    });
     const label = h("span", { className: "num soft" });
     const show = () => {
       const one = found[this.sampleAt];
       label.textContent = `step ${num(one.step)} · ${this.sampleAt + 1} of ${found.length}`;
-      const files = one.files.map((src) => (/\.(mp4|webm)$/i.test(src) ? h("video", { src, controls: true, loop: true, muted: true }) : /\.(png|jpe?g|gif|webp)$/i.test(src) ? h("img", { src, alt: `sample at step ${one.step}`, loading: "lazy", onclick: () => enlarge(src) }) : h("a", { href: src, target: "_blank" }, src.split("/").at(-1))));
-      place.replaceChildren(...(files.length ? [h("div", { className: "pictures" }, files)] : []), ...(one.text ? [h("pre", { className: "sample-text", tabIndex: 0 }, one.text)] : []));
+      const files = one.files.map((src) =>
+        /\.(mp4|webm)$/i.test(src)
+          ? h("video", { src, controls: true, loop: true, muted: true })
+          : /\.(png|jpe?g|gif|webp)$/i.test(src)
+            ? h("img", { src, alt: `sample at step ${one.step}`, loading: "lazy", onclick: () => enlarge(src) })
+            : h("a", { href: src, target: "_blank" }, src.split("/").at(-1)),
+      );
+      place.replaceChildren(
+        ...(files.length ? [h("div", { className: "pictures" }, files)] : []),
+        ...(one.text ? [h("pre", { className: "sample-text", tabIndex: 0 }, one.text)] : []),
+      );
     };
     this.sampleTools.replaceChildren(...(found.length > 1 ? [slider] : [h("span", { className: "grow" })]), label);
     show();
@@ -206,7 +460,8 @@ class RunPage {
 
   async drawConsole() {
     const { text, cut } = await get(apiPath(this.name, "/console")).catch(() => ({ text: "" }));
-    const place = this.parts.console, old = place.querySelector("pre");
+    const place = this.parts.console,
+      old = place.querySelector("pre");
     const below = !old || old.scrollHeight - old.scrollTop - old.clientHeight < 30;
     if (!text) return place.replaceChildren(h("div", { className: "empty" }, "Nothing was said yet."));
     const pre = h("pre", { className: "console", tabIndex: 0 }, (cut ? "…\n" : "") + text);
@@ -216,47 +471,92 @@ class RunPage {
 
   drawFacts() {
     const { events = [], time = {}, preflight = {}, checkpoints = [], verdict, metric } = this.about;
-    this.parts.events.replaceChildren(events.length ? h("div", { className: "scroll tall" }, h("ul", { className: "events" }, [...events].reverse().map((e) => h("li", { className: e.alarm ? "alarm" : "" }, h("span", { className: "num soft" }, num(e.step)), h("span", { className: "kind" }, e.kind), h("span", { className: "what" }, e.what))))) : h("div", { className: "empty" }, "Nothing out of the ordinary."));
-    this.parts.time.replaceChildren(...this.timeUse(time, verdict));
-    this.parts.preflight.replaceChildren(...this.checks(preflight));
-    this.parts.checkpoints.replaceChildren(this.checkpointTable(checkpoints, metric));
+    this.parts.events.replaceChildren(
+      events.length
+        ? h(
+            "div",
+            { className: "scroll tall" },
+            h(
+              "ul",
+              { className: "events" },
+              [...events]
+                .reverse()
+                .map((e) =>
+                  h(
+                    "li",
+                    { className: e.alarm ? "alarm" : "" },
+                    h("span", { className: "num soft" }, num(e.step)),
+                    h("span", { className: "kind" }, e.kind),
+                    h("span", { className: "what" }, e.what),
+                  ),
+                ),
+            ),
+          )
+        : h("div", { className: "empty" }, "Nothing out of the ordinary."),
+    );
+    this.parts.time.replaceChildren(...timeUse(time, verdict));
+    this.parts.preflight.replaceChildren(...checks(preflight));
+    this.parts.checkpoints.replaceChildren(checkpointTable(checkpoints, metric));
     this.drawConfig();
-  }
-
-  timeUse(time, verdict) {
-    const laps = Object.entries(time.laps || {}).filter(([, v]) => v > 0).sort((a, b) => b[1] - a[1]), total = laps.reduce((t, [, v]) => t + v, 0);
-    if (!laps.length) return [h("div", { className: "empty" }, "Known once the run has saved or ended.")];
-    return [h("div", { className: "laps", role: "img", ariaLabel: laps.map(([k, v]) => `${k} ${percent(v / total)}`).join(", ") }, laps.map(([, v], i) => h("i", { style: { flex: v / total, background: palette(i) } }))),
-      h("div", { className: "key" }, laps.map(([k, v], i) => h("span", {}, h("i", { style: { background: palette(i) } }), `${k} ${duration(v)} (${percent(v / total, 0)})`))), verdict ? h("p", { style: { margin: "12px 0 0" } }, verdict) : null].filter(Boolean);
-  }
-
-  checks({ outcome, findings = [] }) {
-    const tone = { passed: "good", forced: "warn", failed: "bad" }[outcome] || "", count = (word) => findings.filter((f) => f.status === word).length;
-    const alarms = findings.filter((f) => f.status === "fail");
-    const head = h("div", { className: "bar" }, h("span", { className: `tag ${tone}` }, outcome || "not recorded"), findings.length ? h("span", { className: "soft small" }, `${count("pass")} passed, ${count("skip")} skipped, ${alarms.length} failed`) : null);
-    return [head, ...alarms.map((f) => h("details", { style: { marginTop: "8px" } }, h("summary", {}, h("span", { className: `tag ${f.severity === "err" ? "bad" : f.severity === "warn" ? "warn" : ""}` }, f.id), " ", f.title, ": ", f.what), h("dl", { className: "facts" }, ["where", "why", "fix"].filter((k) => f[k]).flatMap((k) => [h("dt", {}, k), h("dd", {}, f[k])]))))];
-  }
-
-  checkpointTable(found, metric) {
-    if (!found.length) return h("div", { className: "empty" }, "None yet. ", h("code", {}, "every.save"), " says when one is written.");
-    const rows = [...found].reverse().map((c) => h("tr", {}, h("td", { className: "mono" }, c.name, " ", c.best ? h("span", { className: "tag good" }, "best") : null, c.missing?.length ? h("span", { className: "tag bad" }, "damaged") : null), h("td", { className: "right num" }, num(c.loss)), h("td", { className: "right num" }, num(c.evaluation)), h("td", { className: "right num soft" }, bytes(c.bytes))));
-    return h("div", { className: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "checkpoint"), h("th", { className: "right" }, "train loss"), h("th", { className: "right" }, metric || "evaluation"), h("th", { className: "right" }, "size"))), h("tbody", {}, rows)));
   }
 
   configTools() {
     this.onlyMoved = h("input", { type: "checkbox", onchange: () => this.drawConfig() });
-    this.configSearch = h("input", { type: "search", placeholder: "key or value", ariaLabel: "Search settings", oninput: () => this.drawConfig() });
-    return [h("span", { className: "grow" }), h("label", { className: "bar small soft" }, this.onlyMoved, "only what differs"), this.configSearch];
+    this.configSearch = h("input", {
+      type: "search",
+      placeholder: "key or value",
+      ariaLabel: "Search settings",
+      oninput: () => this.drawConfig(),
+    });
+    return [
+      h("span", { className: "grow" }),
+      h("label", { className: "bar small soft" }, this.onlyMoved, "only what differs"),
+      this.configSearch,
+    ];
   }
 
   drawConfig() {
     const { config = [], summary: run, children = [], command: repeat, code, version, hash, folder } = this.about;
-    const text = this.configSearch.value.toLowerCase(), moved = config.filter((c) => c.parent !== null).length;
-    const shown = config.filter((c) => (!this.onlyMoved.checked || c.changed || c.parent !== null) && `${c.key} ${c.value}`.toLowerCase().includes(text));
-    const rows = shown.map((c) => h("div", { className: c.parent !== null ? "moved" : "" }, h("dt", {}, c.key), h("dd", {}, c.parent !== null ? h("span", { className: "was", title: `in ${run.parent}` }, c.parent) : null, c.value, c.changed ? h("span", { className: "mark", title: "changed against the preset" }, " *") : null)));
-    const facts = [["reproduce", repeat && command(repeat)], ["code", code], ["config", hash && `hash ${hash}, seedbed ${version ?? "unknown"}`], ["folder", folder && h("code", {}, folder)], ["children", children.length ? children.map((c) => [h("a", { href: runPath(c) }, c), " "]) : null]].filter(([, v]) => v);
-    this.parts.config.replaceChildren(h("dl", { className: "facts", style: { marginBottom: "14px", alignItems: "center" } }, facts.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)])),
-      h("p", { className: "small soft", style: { margin: "0 0 8px" } }, h("b", { className: "mark" }, "*"), " changed against the preset", run.parent ? `; ${moved} ${moved === 1 ? "differs" : "differ"} from the parent ${run.parent}` : ""),
-      shown.length ? h("dl", { className: "settings" }, rows) : h("div", { className: "empty" }, "No setting matches."));
+    const text = this.configSearch.value.toLowerCase(),
+      moved = config.filter((c) => c.parent !== null).length;
+    const shown = config.filter(
+      (c) => (!this.onlyMoved.checked || c.changed || c.parent !== null) && `${c.key} ${c.value}`.toLowerCase().includes(text),
+    );
+    const rows = shown.map((c) =>
+      h(
+        "div",
+        { className: c.parent !== null ? "moved" : "" },
+        h("dt", {}, c.key),
+        h(
+          "dd",
+          {},
+          c.parent !== null ? h("span", { className: "was", title: `in ${run.parent}` }, c.parent) : null,
+          c.value,
+          c.changed ? h("span", { className: "mark", title: "changed against the preset" }, " *") : null,
+        ),
+      ),
+    );
+    const facts = [
+      ["reproduce", repeat && command(repeat)],
+      ["code", code],
+      ["config", hash && `hash ${hash}, seedbed ${version ?? "unknown"}`],
+      ["folder", folder && h("code", {}, folder)],
+      ["children", children.length ? children.map((c) => [h("a", { href: runPath(c) }, c), " "]) : null],
+    ].filter(([, v]) => v);
+    this.parts.config.replaceChildren(
+      h(
+        "dl",
+        { className: "facts", style: { marginBottom: "14px", alignItems: "center" } },
+        facts.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]),
+      ),
+      h(
+        "p",
+        { className: "small soft", style: { margin: "0 0 8px" } },
+        h("b", { className: "mark" }, "*"),
+        " changed against the preset",
+        run.parent ? `; ${moved} ${moved === 1 ? "differs" : "differ"} from the parent ${run.parent}` : "",
+      ),
+      shown.length ? h("dl", { className: "settings" }, rows) : h("div", { className: "empty" }, "No setting matches."),
+    );
   }
 }

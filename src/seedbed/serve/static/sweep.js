@@ -6,7 +6,15 @@ import { card, command, get, h, num, runPath, s, scaled, status } from "./dom.js
 import { watch } from "./live.js";
 import { notes } from "./notes.js";
 
-const INK = { done: "var(--leaf)", "stopped early": "var(--water)", running: "var(--sun)", waiting: "var(--line)", failed: "var(--fire)", nan: "var(--fire)", diverged: "var(--fire)" };
+const INK = {
+  done: "var(--leaf)",
+  "stopped early": "var(--water)",
+  running: "var(--sun)",
+  waiting: "var(--line)",
+  failed: "var(--fire)",
+  nan: "var(--fire)",
+  diverged: "var(--fire)",
+};
 
 export async function open(place, name) {
   document.title = `${name} · seedbed`;
@@ -16,10 +24,19 @@ export async function open(place, name) {
   const clock = setInterval(() => page.refresh(), 4000);
   const redraw = () => page.drawMap();
   addEventListener("theme", redraw);
-  return () => { stop(); clearInterval(clock); removeEventListener("theme", redraw); };
+  return () => {
+    stop();
+    clearInterval(clock);
+    removeEventListener("theme", redraw);
+  };
 }
 
-const short = (value) => (Array.isArray(value) ? value.join(",") : typeof value === "number" && !Number.isInteger(value) ? String(Number(value.toPrecision(4))) : String(value));
+const short = (value) =>
+  Array.isArray(value)
+    ? value.join(",")
+    : typeof value === "number" && !Number.isInteger(value)
+      ? String(Number(value.toPrecision(4)))
+      : String(value);
 
 class SweepPage {
   constructor(place, name, found) {
@@ -44,24 +61,85 @@ class SweepPage {
     this.bestPlace = h("div", { className: "body flush" });
     this.trials = h("div", { className: "body flush" });
     const notePlace = h("div", { className: "body" });
-    this.place.append(this.head, h("div", { className: "stack" }, h("div", { className: "grid two" }, h("div", { className: "stack" }, this.mapCard, card("Every trial through its settings", h("span", { className: "faint small" }, "one line per trial; click opens it"), this.lines)), h("div", { className: "stack" }, card("Best settings", [], this.bestPlace), card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), notePlace))), card("Trials", [], this.trials)));
+    this.place.append(
+      this.head,
+      h(
+        "div",
+        { className: "stack" },
+        h(
+          "div",
+          { className: "grid two" },
+          h(
+            "div",
+            { className: "stack" },
+            this.mapCard,
+            card(
+              "Every trial through its settings",
+              h("span", { className: "faint small" }, "one line per trial; click opens it"),
+              this.lines,
+            ),
+          ),
+          h(
+            "div",
+            { className: "stack" },
+            card("Best settings", [], this.bestPlace),
+            card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), notePlace),
+          ),
+        ),
+        card("Trials", [], this.trials),
+      ),
+    );
     notes(notePlace, this.name, this.found.notes_of);
     this.draw();
   }
 
   axes() {
     const seen = {};
-    for (const { settings } of this.found.trials) for (const [key, value] of Object.entries(settings)) (seen[key] ||= new Map()).set(short(value), value);
-    const entries = Object.entries(seen).map(([key, values]) => [key, [...values.values()].sort((a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1))]);
+    for (const { settings } of this.found.trials)
+      for (const [key, value] of Object.entries(settings)) (seen[key] ||= new Map()).set(short(value), value);
+    const entries = Object.entries(seen).map(([key, values]) => [
+      key,
+      [...values.values()].sort((a, b) =>
+        typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1,
+      ),
+    ]);
     return entries.filter(([key, values]) => key !== "seed" && values.length > 1);
   }
 
   draw() {
-    const { title, why, counts, trials, best, metric, notes: told } = this.found, total = trials.length;
+    const { title, why, counts, trials, best, metric, notes: told } = this.found,
+      total = trials.length;
     const states = Object.entries(counts).sort((a, b) => b[1] - a[1]);
-    this.head.replaceChildren(h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), h("span", {}, "› sweep")), h("div", { className: "head" }, h("div", {}, h("h1", {}, this.name), h("div", { className: "why" }, title, why ? h("span", {}, "  ·  ", h("i", {}, why)) : ""))),
-      h("div", { className: "card body", style: { padding: "14px 16px", marginBottom: "16px" } }, h("div", { className: "states", role: "img", ariaLabel: states.map(([k, n]) => `${n} ${k}`).join(", ") }, states.map(([k, n]) => h("i", { style: { flex: n / total, background: INK[k] || "var(--faint)" } }))),
-        h("div", { className: "key", style: { margin: "8px 0 12px" } }, states.map(([k, n]) => h("span", {}, h("i", { style: { background: INK[k] || "var(--faint)" } }), `${n} ${k}`))), ...told.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)), h("div", { className: "small soft" }, best ? "the best trial again" : "the sweep again"), command(best?.command || this.found.command)));
+    this.head.replaceChildren(
+      h("div", { className: "crumbs" }, h("a", { href: "/" }, "Runs"), h("span", {}, "› sweep")),
+      h(
+        "div",
+        { className: "head" },
+        h(
+          "div",
+          {},
+          h("h1", {}, this.name),
+          h("div", { className: "why" }, title, why ? h("span", {}, "  ·  ", h("i", {}, why)) : ""),
+        ),
+      ),
+      h(
+        "div",
+        { className: "card body", style: { padding: "14px 16px", marginBottom: "16px" } },
+        h(
+          "div",
+          { className: "states", role: "img", ariaLabel: states.map(([k, n]) => `${n} ${k}`).join(", ") },
+          states.map(([k, n]) => h("i", { style: { flex: n / total, background: INK[k] || "var(--faint)" } })),
+        ),
+        h(
+          "div",
+          { className: "key", style: { margin: "8px 0 12px" } },
+          states.map(([k, n]) => h("span", {}, h("i", { style: { background: INK[k] || "var(--faint)" } }), `${n} ${k}`)),
+        ),
+        ...told.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)),
+        h("div", { className: "small soft" }, best ? "the best trial again" : "the sweep again"),
+        command(best?.command || this.found.command),
+      ),
+    );
     this.drawMap();
     this.drawLines();
     this.drawBest(metric);
@@ -75,59 +153,276 @@ class SweepPage {
     this.across ??= byLength[0][0];
     this.down ??= byLength[1]?.[0];
     this.fixed ??= {};
-    const pick = (label, value, choose) => h("label", { className: "bar small soft" }, label, h("select", { onchange: (e) => { choose(e.target.value); this.drawMap(); } }, axes.map(([key]) => h("option", { value: key, selected: key === value }, key))));
+    const pick = (label, value, choose) =>
+      h(
+        "label",
+        { className: "bar small soft" },
+        label,
+        h(
+          "select",
+          {
+            onchange: (e) => {
+              choose(e.target.value);
+              this.drawMap();
+            },
+          },
+          axes.map(([key]) => h("option", { value: key, selected: key === value }, key)),
+        ),
+      );
     const others = axes.filter(([key]) => key !== this.across && key !== this.down);
-    this.mapTools.replaceChildren(...(axes.length > 1 ? [pick("across", this.across, (v) => { if (v === this.down) this.down = this.across; this.across = v; }), pick("down", this.down, (v) => { if (v === this.across) this.across = this.down; this.down = v; })] : []),
-      ...others.map(([key, values]) => h("label", { className: "bar small soft" }, key, h("select", { onchange: (e) => { this.fixed[key] = e.target.value; this.drawMap(); } }, h("option", { value: "" }, "mean"), values.map((v) => h("option", { value: short(v), selected: this.fixed[key] === short(v) }, short(v)))))));
-    const xs = axes.find(([key]) => key === this.across)[1], ys = axes.find(([key]) => key === this.down)?.[1] || [null];
+    this.mapTools.replaceChildren(
+      ...(axes.length > 1
+        ? [
+            pick("across", this.across, (v) => {
+              if (v === this.down) this.down = this.across;
+              this.across = v;
+            }),
+            pick("down", this.down, (v) => {
+              if (v === this.across) this.across = this.down;
+              this.down = v;
+            }),
+          ]
+        : []),
+      ...others.map(([key, values]) =>
+        h(
+          "label",
+          { className: "bar small soft" },
+          key,
+          h(
+            "select",
+            {
+              onchange: (e) => {
+                this.fixed[key] = e.target.value;
+                this.drawMap();
+              },
+            },
+            h("option", { value: "" }, "mean"),
+            values.map((v) => h("option", { value: short(v), selected: this.fixed[key] === short(v) }, short(v))),
+          ),
+        ),
+      ),
+    );
+    const xs = axes.find(([key]) => key === this.across)[1],
+      ys = axes.find(([key]) => key === this.down)?.[1] || [null];
     const cell = (x, y) => {
-      const inside = this.found.cells.filter((c) => short(c.settings[this.across]) === short(x) && (y === null || short(c.settings[this.down]) === short(y)) && others.every(([key]) => !this.fixed[key] || short(c.settings[key]) === this.fixed[key]));
+      const inside = this.found.cells.filter(
+        (c) =>
+          short(c.settings[this.across]) === short(x) &&
+          (y === null || short(c.settings[this.down]) === short(y)) &&
+          others.every(([key]) => !this.fixed[key] || short(c.settings[key]) === this.fixed[key]),
+      );
       const known = inside.map((c) => c.mean).filter((v) => typeof v === "number");
-      return { value: known.length ? known.reduce((a, b) => a + b) / known.length : null, spoiled: inside.some((c) => c.num_spoiled), sd: inside.length === 1 ? inside[0].sd : null };
+      return {
+        value: known.length ? known.reduce((a, b) => a + b) / known.length : null,
+        spoiled: inside.some((c) => c.num_spoiled),
+        sd: inside.length === 1 ? inside[0].sd : null,
+      };
     };
     const grid = ys.map((y) => xs.map((x) => cell(x, y)));
-    const text = grid.map((row) => row.map((c) => (c.value === null ? (c.spoiled ? "diverged" : "") : num(c.value, 3) + (c.sd ? `<br>±${num(c.sd, 3)}` : "") + (c.spoiled ? " !" : ""))));
-    const scale = [[0, "#fde725"], [0.25, "#5ec962"], [0.5, "#21918c"], [0.75, "#3b528b"], [1, "#440154"]];
-    const trace = { type: "heatmap", z: grid.map((row) => row.map((c) => c.value)), x: xs.map(short), y: ys.map((y) => (y === null ? "" : short(y))), text, texttemplate: "%{text}", colorscale: scale, xgap: 2, ygap: 2, hovertemplate: `${this.across} %{x}<br>${this.down || ""} %{y}<br>${this.found.metric} %{z:.5g}<extra></extra>`, colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } } };
+    const text = grid.map((row) =>
+      row.map((c) =>
+        c.value === null
+          ? c.spoiled
+            ? "diverged"
+            : ""
+          : num(c.value, 3) + (c.sd ? `<br>±${num(c.sd, 3)}` : "") + (c.spoiled ? " !" : ""),
+      ),
+    );
+    const scale = [
+      [0, "#fde725"],
+      [0.25, "#5ec962"],
+      [0.5, "#21918c"],
+      [0.75, "#3b528b"],
+      [1, "#440154"],
+    ];
+    const trace = {
+      type: "heatmap",
+      z: grid.map((row) => row.map((c) => c.value)),
+      x: xs.map(short),
+      y: ys.map((y) => (y === null ? "" : short(y))),
+      text,
+      texttemplate: "%{text}",
+      colorscale: scale,
+      xgap: 2,
+      ygap: 2,
+      hovertemplate: `${this.across} %{x}<br>${this.down || ""} %{y}<br>${this.found.metric} %{z:.5g}<extra></extra>`,
+      colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
+    };
     const Plotly = await plotly();
     if (!this.map.isConnected) return;
     if (!this.map.classList.contains("js-plotly-plot")) this.map.replaceChildren();
     this.map.classList.remove("loading");
     this.map.style.height = `${Math.min(Math.max(130 + 62 * ys.length, 230), 560)}px`;
-    await Plotly.react(this.map, [trace], layout({ dragmode: false, margin: { l: 70, r: 10, t: 10, b: 48 }, xaxis: { type: "category", title: { text: this.across, font: { size: 12 } } }, yaxis: { type: "category", title: { text: this.down || "", font: { size: 12 } }, showgrid: false } }), SETTINGS);
+    await Plotly.react(
+      this.map,
+      [trace],
+      layout({
+        dragmode: false,
+        margin: { l: 70, r: 10, t: 10, b: 48 },
+        xaxis: { type: "category", title: { text: this.across, font: { size: 12 } } },
+        yaxis: { type: "category", title: { text: this.down || "", font: { size: 12 } }, showgrid: false },
+      }),
+      SETTINGS,
+    );
   }
 
   drawLines() {
-    const axes = this.axes(), ended = this.found.trials.filter((t) => typeof t.best === "number");
-    if (!ended.length || !axes.length) return this.lines.replaceChildren(h("div", { className: "empty" }, "Lines appear with the first evaluation."));
-    const width = Math.max(this.lines.clientWidth - 32, 320), height = 300, top = 34, bottom = height - 30, columns = axes.length + 1;
+    const axes = this.axes(),
+      ended = this.found.trials.filter((t) => typeof t.best === "number");
+    if (!ended.length || !axes.length)
+      return this.lines.replaceChildren(h("div", { className: "empty" }, "Lines appear with the first evaluation."));
+    const width = Math.max(this.lines.clientWidth - 32, 320),
+      height = 300,
+      top = 34,
+      bottom = height - 30,
+      columns = axes.length + 1;
     const x = (i) => 60 + (i * (width - 130)) / Math.max(columns - 1, 1);
-    const values = ended.map((t) => t.best).sort((a, b) => a - b), low = values[0], high = values[Math.max(Math.ceil(values.length * 0.95) - 1, 0)] || low;
+    const values = ended.map((t) => t.best).sort((a, b) => a - b),
+      low = values[0],
+      high = values[Math.max(Math.ceil(values.length * 0.95) - 1, 0)] || low;
     const share = (v) => (high > low ? Math.min((v - low) / (high - low), 1) : 0);
-    const place = (list, v) => bottom - ((bottom - top) * list.findIndex((one) => short(one) === short(v))) / Math.max(list.length - 1, 1);
+    const place = (list, v) =>
+      bottom - ((bottom - top) * list.findIndex((one) => short(one) === short(v))) / Math.max(list.length - 1, 1);
     const ink = (v) => `color-mix(in oklch, var(--leaf) ${Math.round(100 * (1 - share(v)))}%, var(--plum))`;
-    const paths = [...ended].sort((a, b) => b.best - a.best).map((t) => {
-      const points = [...axes.map(([key, list], i) => [x(i), place(list, t.settings[key])]), [x(columns - 1), bottom - (bottom - top) * (1 - share(t.best))]];
-      const d = points.map(([px, py], i) => (i ? `C${(points[i - 1][0] + px) / 2} ${points[i - 1][1]} ${(points[i - 1][0] + px) / 2} ${py} ${px} ${py}` : `M${px} ${py}`)).join("");
-      const told = `${t.run}: ${Object.entries(t.settings).map(([k, v]) => `${k}=${short(v)}`).join(" ")} → ${num(t.best)}`;
-      return s("path", { d, stroke: ink(t.best), tabindex: 0, role: "link", "aria-label": told, onclick: () => go(runPath(t.run)), onkeydown: (e) => e.key === "Enter" && go(runPath(t.run)) }, s("title", {}, told));
-    });
-    const rulers = axes.flatMap(([key, list], i) => [s("line", { x1: x(i), x2: x(i), y1: top, y2: bottom }), s("text", { x: x(i), y: 16, "text-anchor": "middle", class: "title" }, key), ...list.filter((_, n) => list.length < 12 || n % Math.ceil(list.length / 11) === 0).map((v) => s("text", { x: x(i) - 7, y: place(list, v) + 4, "text-anchor": "end" }, short(v)))]);
+    const paths = [...ended]
+      .sort((a, b) => b.best - a.best)
+      .map((t) => {
+        const points = [
+          ...axes.map(([key, list], i) => [x(i), place(list, t.settings[key])]),
+          [x(columns - 1), bottom - (bottom - top) * (1 - share(t.best))],
+        ];
+        const d = points
+          .map(([px, py], i) =>
+            i
+              ? `C${(points[i - 1][0] + px) / 2} ${points[i - 1][1]} ${(points[i - 1][0] + px) / 2} ${py} ${px} ${py}`
+              : `M${px} ${py}`,
+          )
+          .join("");
+        const told = `${t.run}: ${Object.entries(t.settings)
+          .map(([k, v]) => `${k}=${short(v)}`)
+          .join(" ")} → ${num(t.best)}`;
+        return s(
+          "path",
+          {
+            d,
+            stroke: ink(t.best),
+            tabindex: 0,
+            role: "link",
+            "aria-label": told,
+            onclick: () => go(runPath(t.run)),
+            onkeydown: (e) => e.key === "Enter" && go(runPath(t.run)),
+          },
+          s("title", {}, told),
+        );
+      });
+    const rulers = axes.flatMap(([key, list], i) => [
+      s("line", { x1: x(i), x2: x(i), y1: top, y2: bottom }),
+      s("text", { x: x(i), y: 16, "text-anchor": "middle", class: "title" }, key),
+      ...list
+        .filter((_, n) => list.length < 12 || n % Math.ceil(list.length / 11) === 0)
+        .map((v) => s("text", { x: x(i) - 7, y: place(list, v) + 4, "text-anchor": "end" }, short(v))),
+    ]);
     const last = x(columns - 1);
-    rulers.push(s("line", { x1: last, x2: last, y1: top, y2: bottom }), s("text", { x: last, y: 16, "text-anchor": "middle", class: "title" }, this.found.metric), s("text", { x: last + 7, y: bottom + 4 - (bottom - top) }, num(low)), s("text", { x: last + 7, y: bottom + 4 }, (values.at(-1) > high ? "≥ " : "") + num(high)));
-    this.lines.replaceChildren(s("svg", { class: "parallel", viewBox: `0 0 ${width} ${height}`, style: { height: `${height}px` } }, rulers.filter((one) => one.tagName === "line"), paths, rulers.filter((one) => one.tagName === "text")));
+    rulers.push(
+      s("line", { x1: last, x2: last, y1: top, y2: bottom }),
+      s("text", { x: last, y: 16, "text-anchor": "middle", class: "title" }, this.found.metric),
+      s("text", { x: last + 7, y: bottom + 4 - (bottom - top) }, num(low)),
+      s("text", { x: last + 7, y: bottom + 4 }, (values.at(-1) > high ? "≥ " : "") + num(high)),
+    );
+    this.lines.replaceChildren(
+      s(
+        "svg",
+        { class: "parallel", viewBox: `0 0 ${width} ${height}`, style: { height: `${height}px` } },
+        rulers.filter((one) => one.tagName === "line"),
+        paths,
+        rulers.filter((one) => one.tagName === "text"),
+      ),
+    );
   }
 
   drawBest(metric) {
-    const cells = this.found.cells.filter((c) => c.mean !== null).slice(0, 10), keys = [...new Set(cells.flatMap((c) => Object.keys(c.settings)))];
+    const cells = this.found.cells.filter((c) => c.mean !== null).slice(0, 10),
+      keys = [...new Set(cells.flatMap((c) => Object.keys(c.settings)))];
     if (!cells.length) return this.bestPlace.replaceChildren(h("div", { className: "empty" }, "Nothing has come to an end yet."));
-    const rows = cells.map((c, i) => h("tr", {}, h("td", { className: "num faint" }, i + 1), keys.map((k) => h("td", { className: "mono" }, short(c.settings[k]))), h("td", { className: "right num" }, num(c.mean), c.sd !== null ? h("span", { className: "faint" }, ` ± ${num(c.sd)}`) : null), h("td", { className: "right num soft" }, `${c.num_ended}/${c.num_seeds}`)));
-    this.bestPlace.replaceChildren(h("div", { className: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, ""), keys.map((k) => h("th", {}, k)), h("th", { className: "right" }, metric), h("th", { className: "right" }, "seeds"))), h("tbody", {}, rows))));
+    const rows = cells.map((c, i) =>
+      h(
+        "tr",
+        {},
+        h("td", { className: "num faint" }, i + 1),
+        keys.map((k) => h("td", { className: "mono" }, short(c.settings[k]))),
+        h(
+          "td",
+          { className: "right num" },
+          num(c.mean),
+          c.sd !== null ? h("span", { className: "faint" }, ` ± ${num(c.sd)}`) : null,
+        ),
+        h("td", { className: "right num soft" }, `${c.num_ended}/${c.num_seeds}`),
+      ),
+    );
+    this.bestPlace.replaceChildren(
+      h(
+        "div",
+        { className: "scroll tall" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              h("th", {}, ""),
+              keys.map((k) => h("th", {}, k)),
+              h("th", { className: "right" }, metric),
+              h("th", { className: "right" }, "seeds"),
+            ),
+          ),
+          h("tbody", {}, rows),
+        ),
+      ),
+    );
   }
 
   drawTrials(metric) {
     const keys = [...new Set(this.found.trials.flatMap((t) => Object.keys(t.settings)))];
-    const rows = this.found.trials.map((t) => h("tr", {}, h("td", {}, h("a", { href: runPath(t.run) }, String(t.trial).padStart(4, "0"))), keys.map((k) => h("td", { className: "mono" }, short(t.settings[k]))), h("td", {}, status(t.state)), h("td", { className: "right num" }, num(t.step)), h("td", { className: "right num" }, num(t.loss)), h("td", { className: "right num" }, num(t.best)), h("td", { className: "right num" }, scaled(t.rate)), h("td", { className: "small soft" }, t.error || "")));
-    this.trials.replaceChildren(h("div", { className: "scroll tall" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "trial"), keys.map((k) => h("th", {}, k)), h("th", {}, "state"), ["step", "train loss", `best ${metric}`, "items/s"].map((t) => h("th", { className: "right" }, t)), h("th", {}, ""))), h("tbody", {}, rows))));
+    const rows = this.found.trials.map((t) =>
+      h(
+        "tr",
+        {},
+        h("td", {}, h("a", { href: runPath(t.run) }, String(t.trial).padStart(4, "0"))),
+        keys.map((k) => h("td", { className: "mono" }, short(t.settings[k]))),
+        h("td", {}, status(t.state)),
+        h("td", { className: "right num" }, num(t.step)),
+        h("td", { className: "right num" }, num(t.loss)),
+        h("td", { className: "right num" }, num(t.best)),
+        h("td", { className: "right num" }, scaled(t.rate)),
+        h("td", { className: "small soft" }, t.error || ""),
+      ),
+    );
+    this.trials.replaceChildren(
+      h(
+        "div",
+        { className: "scroll tall" },
+        h(
+          "table",
+          {},
+          h(
+            "thead",
+            {},
+            h(
+              "tr",
+              {},
+              h("th", {}, "trial"),
+              keys.map((k) => h("th", {}, k)),
+              h("th", {}, "state"),
+              ["step", "train loss", `best ${metric}`, "items/s"].map((t) => h("th", { className: "right" }, t)),
+              h("th", {}, ""),
+            ),
+          ),
+          h("tbody", {}, rows),
+        ),
+      ),
+    );
   }
 }
