@@ -11,7 +11,15 @@ from seedbed.recipes import find
 from seedbed.tune import scale
 from seedbed.tune.paper import count
 
-GPT = ["model.depth=2", "model.width=32", "model.heads=2", "data.text=random:4096:64", "data.block=16", "batch=8", "optim.kind=adamw"]
+GPT = [
+    "model.depth=2",
+    "model.width=32",
+    "model.heads=2",
+    "data.text=random:4096:64",
+    "data.block=16",
+    "batch=8",
+    "optim.kind=adamw",
+]
 
 
 @pytest.fixture(scope="module")
