@@ -57,7 +57,7 @@ def job_facts(job: str, key: str) -> str:
 
 
 def wait(what: str, is_so: Callable[[], Any], root: Path) -> None:
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 130
     while not is_so():
         if time.monotonic() > deadline:
             said = "\n".join(p.read_text()[-2000:] for p in root.parent.rglob("slurm-*.out"))
@@ -82,12 +82,13 @@ def start_again(root: Path, job: str) -> None:
     """Slurm lets a requeued job rest for two minutes; here nobody has them."""
 
     def started() -> bool:
-        if job_facts(job, "Restarts") == "1" and job_facts(job, "JobState") in ("RUNNING", "COMPLETED"):
+        if job_facts(job, "JobState") in ("RUNNING", "COMPLETED"):
             return True
-        # Again and again: the rest is counted anew when the last of the old processes has gone.
         subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], capture_output=True, timeout=20, check=False)
         return False
 
+    wait(f"job {job} requeued", lambda: job_facts(job, "JobState") == "PENDING" and job_facts(job, "Restarts") == "1", root)
+    time.sleep(4)  # started in the same second, it would be refused with the credential of its first life
     wait(f"job {job} started again", started, root)
 
 
