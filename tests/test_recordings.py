@@ -78,6 +78,7 @@ def test_shifted_and_flipped_takes_are_refused_and_mended(truth: Truth, takes: P
     kept = prepare(takes / "record3d", tmp_path / "late", shift=2, accept=True)
     assert kept.num_frames == NUM - 2 and kept.facts["recording"]["accepted"]
     np.testing.assert_allclose(kept.actions_TA[:-1, :6], truth.action_T6[2:-1], atol=2e-6)
+    np.testing.assert_allclose(kept.actions_TA[:-1, 6], kept.dt_T[:-1], atol=1e-6, err_msg="time stays with the frames")
     with pytest.raises(UserError, match=r"too early.*\n.*--shift-actions -2"):
         prepare(tmp_path / "late", tmp_path / "again")
     mended = prepare(tmp_path / "late", tmp_path / "mended", shift=-2)

@@ -221,7 +221,7 @@ def make(path: Path, num: int, episodes: list[int] | None = None, **changes) -> 
 
 
 @pytest.mark.parametrize("episodes", [[2000], [700, 650, 650], [100] * 20, [1000, 1000]], ids=str)
-@pytest.mark.parametrize(("before", "after"), [(1, 0), (4, 1), (32, 256), (4, 60)])
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (4, 1), (32, 256), (4, 60), (5, 55), (10, 82)])
 def test_windows_stay_in_one_part_one_episode_and_away_from_other_parts(episodes, before: int, after: int, tmp_path: Path):
     recording = make(tmp_path / "rec", 2000, episodes)
     parts = {}
