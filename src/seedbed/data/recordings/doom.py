@@ -3,7 +3,9 @@
 Shape suffixes: A control axes.
 """
 
+import contextlib
 import os
+import tempfile
 
 import numpy as np
 from PIL import Image
@@ -54,7 +56,11 @@ class Doom:
         game.set_episode_start_time(START)
         # The view would go up and down with every step, which no control explains.
         game.add_game_args("+movebob 0 +stillbob 0")
-        game.init()
+        # The game leaves its settings and a folder wherever it is started.
+        self.litter = tempfile.TemporaryDirectory()
+        game.set_doom_config_path(os.path.join(self.litter.name, "doom.ini"))
+        with contextlib.chdir(self.litter.name):
+            game.init()
 
     def reset(self, seed: int) -> None:
         self.game.set_seed(seed)
@@ -100,6 +106,7 @@ class Doom:
 
     def close(self) -> None:
         self.game.close()
+        self.litter.cleanup()
 
 
 def _signed(degrees: float) -> float:
