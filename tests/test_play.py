@@ -188,6 +188,21 @@ def test_a_walk_too_short_leaves_nothing(visit: Visit):
     assert visit.recorder is None and not (visit.folder / "recordings").exists()
 
 
+@pytest.mark.parametrize("place", ["_take", "save"])
+def test_a_full_disk_costs_the_recording_and_not_the_walk(visit: Visit, monkeypatch: pytest.MonkeyPatch, place: str):
+    ask(visit, do="record", of="dream")
+    ask(visit, **STEP)
+
+    def full(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(play_record.Recorder, place, full)
+    answer = ask(visit, **(STEP if place == "_take" else {"do": "save"}))
+    assert answer["trouble"] == "the recording was given up: No space left on device" and visit.recorder is None
+    assert ask(visit, **STEP)["recorded"] is None
+    visit.close()
+
+
 def test_a_recording_that_is_full_saves_itself(visit: Visit, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(play_record, "MAX_FRAMES", 15)
     ask(visit, do="record", of="dream")

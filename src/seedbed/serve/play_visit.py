@@ -5,6 +5,7 @@ Shape suffixes: A control axes, N frames, H W pixels, C colours.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import struct
@@ -21,7 +22,7 @@ from seedbed.errors import UserError
 from seedbed.serve.play_record import Recorder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from seedbed.train.playing import Player
 
@@ -74,12 +75,9 @@ class Visit:
 
     def close(self) -> None:
         """The tab is gone: what was being recorded is kept, if there is enough of it."""
-        recorder, self.recorder = self.recorder, None
-        if recorder is not None:
-            try:
-                recorder.save()
-            except UserError:
-                recorder.discard()
+        if self.recorder is not None:
+            with contextlib.suppress(UserError):
+                self._save({})
 
     # ---- what a message may ask ------------------------------------------------------------------------------------------
 
@@ -88,7 +86,8 @@ class Visit:
         if not self.dream.step(action_A):
             return {"ended": True}
         if self.recorder is not None:
-            self.recorder.add(self.dream)
+            with self._giving_up():
+                self.recorder.add(self.dream)
             if self.recorder.full:
                 return self._save(message)
         return {}
@@ -136,13 +135,23 @@ class Visit:
     def _save(self, message: dict[str, Any]) -> dict[str, Any]:
         if self.recorder is None:
             raise UserError("nothing is being recorded")
-        recorder, self.recorder = self.recorder, None
-        try:
-            path, num_frames = recorder.save()
-        except UserError:
-            recorder.discard()
-            raise
+        with self._giving_up():
+            path, num_frames = self.recorder.save()
+        self.recorder = None
         return {"saved": str(path), "num_frames": num_frames}
+
+    @contextlib.contextmanager
+    def _giving_up(self) -> Iterator[None]:
+        """A recording that cannot be written is dropped with a sentence; the walk goes on."""
+        try:
+            yield
+        except (UserError, OSError) as problem:
+            assert self.recorder is not None
+            self.recorder.discard()
+            self.recorder = None
+            if isinstance(problem, OSError):
+                raise UserError(f"the recording was given up: {problem.strerror or problem}") from None
+            raise
 
     # ---- pictures --------------------------------------------------------------------------------------------------------
 
