@@ -12,7 +12,7 @@ import torch
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Feed, Source
 from seedbed.dist import ranks as joining
-from seedbed.dist.limits import require_possible
+from seedbed.dist.limits import require_possible, require_settings
 from seedbed.dist.ranks import ALONE, Ranks
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
@@ -229,23 +229,36 @@ PLAIN = Config(model=None, data=None, precision="bf16")
 
 
 @pytest.mark.parametrize(
-    ("system", "changes", "degrees", "says"),
+    ("system", "degrees", "says"),
     [
-        (System(), {}, Dist(), "done by one process"),
-        (Single(), {}, Dist(replicate=2), "cannot be spread over 2 ranks: its walks"),
-        (Rivals(), {}, Dist(shard=2), r"players of this system \(main, critic\).*use dist.replicate=2"),
-        (System(), {"compile_autograd": True}, Dist(shard=2), "compile_autograd=true does not go with dist.shard=2"),
-        (System(), {"compile_optimizer": True}, Dist(shard=2), "compile_optimizer=true does not go"),
-        (System(), {"float8": True}, Dist(shard=4), "float8=true does not go with dist.shard=4"),
+        (System(), Dist(), "done by one process"),
+        (Single(), Dist(replicate=2), "cannot be spread over 2 ranks: its walks"),
+        (Rivals(), Dist(shard=2), r"players of this system \(main, critic\).*use dist.replicate=2"),
     ],
 )
-def test_what_cannot_be_spread_says_why(system: System, changes: dict[str, Any], degrees: Dist, says: str):
+def test_what_cannot_be_spread_says_why(system: System, degrees: Dist, says: str):
     asked = degrees if degrees.world > 1 else Dist(replicate=2)
     with pytest.raises(UserError, match=says):
-        require_possible(system, replace(PLAIN, dist=asked, **changes), degrees)
+        require_possible(system, replace(PLAIN, dist=asked), degrees)
+
+
+@pytest.mark.parametrize(
+    ("changes", "degrees", "says"),
+    [
+        ({"compile_autograd": True}, Dist(shard=2), "compile_autograd=true does not go with dist.shard=2"),
+        ({"compile_optimizer": True}, Dist(shard=2), "compile_optimizer=true does not go"),
+        ({"float8": True}, Dist(shard=4), "float8=true does not go with dist.shard=4"),
+        ({"device": "mps"}, Dist(replicate=2), "device=mps is one device"),
+    ],
+)
+def test_settings_that_do_not_go_with_ranks_say_why(changes: dict[str, Any], degrees: Dist, says: str):
+    require_settings(replace(PLAIN, **changes))
+    with pytest.raises(UserError, match=says):
+        require_settings(replace(PLAIN, dist=degrees, **changes))
 
 
 def test_what_can_be_spread_is_not_refused():
+    require_settings(replace(PLAIN, dist=Dist(replicate=2), compile_autograd=True))
     require_possible(Rivals(), replace(PLAIN, dist=Dist(replicate=2), compile_autograd=True), Dist(replicate=2))
     require_possible(Single(), PLAIN, Dist())
 

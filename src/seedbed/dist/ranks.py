@@ -173,7 +173,7 @@ def join(degrees: Dist, device: str) -> Ranks:
     require(degrees, num)
     if degrees.world == 1:
         return ALONE
-    rank, cuda = int(os.environ["RANK"]), device == "cuda"
+    rank, cuda = int(os.environ["RANK"]), device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
         _take_gpu(int(os.environ.get("LOCAL_RANK", 0)))
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
@@ -209,6 +209,8 @@ def make_mesh(degrees: Dist, kind: str) -> DeviceMesh:
 
 def _take_gpu(number: int) -> None:
     count = torch.cuda.device_count()
+    if not count:
+        raise UserError("device=cuda, but torch sees no CUDA device; use device=cpu or check the driver")
     if number >= count:
         raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
     torch.cuda.set_device(number)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from seedbed.config import Config
+from seedbed.dist.limits import require_settings
 from seedbed.dist.ranks import Ranks, join
-from seedbed.errors import UserError
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 
@@ -17,8 +17,7 @@ from seedbed.track.run import Run
 @contextlib.contextmanager
 def joined(config: Config) -> Iterator[Ranks]:
     """This process among those that train the run; alone unless the config asks for more."""
-    if config.dist.world > 1 and config.device == "mps":
-        raise UserError("device=mps is one device without others to talk to; use dist.replicate=1 dist.shard=1")
+    require_settings(config)
     ranks = join(config.dist, config.device)
     yield ranks
     ranks.leave()  # not after an error: the others may never answer

@@ -18,8 +18,8 @@ from seedbed.errors import UserError
 from seedbed.recipes import find, find_saved
 from seedbed.track.run import Run
 
-# Seconds that the other ranks get to end by themselves once one has failed, and again after being asked to.
-GRACE = 5.0
+# Seconds that the other ranks get to end by themselves once one has failed, after being asked to, and after being ended.
+GRACE = {0: 1.0, signal.SIGTERM: 10.0, signal.SIGKILL: 10.0}
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
@@ -100,11 +100,11 @@ def _attend(ranks: list[subprocess.Popen]) -> int:
 
 def _end(ranks: list[subprocess.Popen]) -> None:
     """Give those that are left time to end by themselves, then ask them, then end them."""
-    for ask in (0, signal.SIGTERM, signal.SIGKILL):  # 0 only asks whether it is there
+    for ask, seconds in GRACE.items():  # 0 only asks whether it is there
         left = [process for process in ranks if process.poll() is None]
         for process in left:
             process.send_signal(ask)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + seconds
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(0.05)
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
-from seedbed.dist.limits import require_possible
+from seedbed.dist.limits import require_possible, require_settings
 from seedbed.dist.ranks import PARCEL, local
 from seedbed.dist.rehearse import pretended
 from seedbed.dist.shards import apply
@@ -97,6 +97,7 @@ def look(recipe: Recipe, config: Config, data: Data, counted: Counted, mfu: floa
     """Build the mesh, cut the weights, count."""
     config, notes = spread(config, world)
     system = skeleton(recipe, config, data)
+    require_settings(config)
     require_possible(system, config, config.dist)
     with pretended(config.dist) as ranks:
         units = list(system.shard_units())
