@@ -230,6 +230,13 @@ def test_a_missing_package_is_named(takes: Path, tmp_path: Path, monkeypatch):
         prepare(takes / "stray", tmp_path / "out")
 
 
+@pytest.mark.parametrize(("name", "says"), [("walk.mp4", "has no controls; put it into a folder"), ("scan.r3d", "unpack it")])
+def test_a_file_that_is_not_enough(name: str, says: str, tmp_path: Path, capsys):
+    (tmp_path / name).write_bytes(b"something")
+    assert main(["data", "prepare", str(tmp_path / name)]) == 2
+    assert says in capsys.readouterr().err
+
+
 def test_controls_between_frames_are_averaged(truth: Truth, tmp_path: Path):
     """Rows twice as dense as frames: an action is the mean until the next frame; a missing row repeats the last one."""
     folder = tmp_path / "take"

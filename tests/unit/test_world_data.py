@@ -104,6 +104,8 @@ def test_boxes_out_of_sight_are_left_out_for_speed_only(world: BoxWorld, walked)
     pose_B44 = torch.from_numpy(walked[0][:, ::50].reshape(-1, 4, 4))
     everything = torch.cat([world._picture(p, np.arange(world.num_boxes)) for p in pose_B44.split(1)])
     assert torch.equal(world.render(pose_B44), everything)
+    # A GPU draws many frames and all boxes at once, by the same lines.
+    assert torch.equal(world._picture(pose_B44, np.arange(world.num_boxes)), everything)
     assert np.mean([len(world._in_sight(p.numpy())) for p in pose_B44]) < 0.6 * world.num_boxes
 
 

@@ -40,7 +40,7 @@ class Mending:
 def importer(place: Path) -> Callable[[Path], Take] | None:
     """Who reads this folder or file; None when nobody does."""
     if place.is_file():
-        return tracks.nerfstudio if place.name == "transforms.json" else None
+        return tracks.nerfstudio if place.name == "transforms.json" else _alone if _is_lone(place) else None
     kinds: list[tuple[Callable[[Path], Take], tuple[str, ...]]] = [
         (video.stray, ("odometry.csv",)),
         (tracks.nerfstudio, ("transforms.json",)),
@@ -52,6 +52,17 @@ def importer(place: Path) -> Callable[[Path], Take] | None:
         (tracks.record3d, ("metadata", "rgbd")),
     ]
     return next((read for read, names in kinds if all((place / name).exists() for name in names)), None)
+
+
+def _is_lone(file: Path) -> bool:
+    return file.suffix.lower() in (*video.VIDEOS, ".r3d")
+
+
+def _alone(file: Path) -> Take:
+    """A file that somebody may well try, and that is not enough."""
+    if file.suffix.lower() == ".r3d":
+        raise UserError(f"{file} is a zip of Record3D: unpack it (unzip {file.name} -d DIR) and prepare the folder")
+    raise UserError(f"{file} has no controls; put it into a folder with actions.csv (time,<axis>,...) and prepare that folder")
 
 
 def is_importable(path: str) -> bool:

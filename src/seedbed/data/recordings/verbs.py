@@ -56,14 +56,15 @@ def inspect(path: str, *, json: bool = False) -> int:
 def _shown(facts: dict[str, Any]) -> dict[str, str]:
     """The facts as lines."""
     timing, still, episodes, near = (facts[name] for name in ("timing", "stillness", "episodes", "neighbours"))
-    ratio, lengths = facts["forward_to_backward"], f"{episodes['shortest']:,} to {episodes['longest']:,}"
+    ratio, ends = facts["forward_to_backward"], sorted({episodes["shortest"], episodes["longest"]})
+    lengths = f"{episodes['num']:,} episode{'s' * (episodes['num'] > 1)} of {' to '.join(f'{n:,}' for n in ends)}"
     apart = f"{near['valid_to_train']:.1f} levels from the nearest training picture"
     lines = {
         "store": facts["store"],
         "source": facts["source"],
         "fingerprint": facts["fingerprint"],
         "convention": facts["convention"],
-        "frames": f"{facts['frames']:,} of {facts['size']} in {episodes['num']:,} episodes of {lengths}",
+        "frames": f"{facts['frames']:,} of {facts['size']} in {lengths}",
         "parts": " | ".join(f"{name} {low:,}-{high:,}" for name, (low, high) in facts["splits"].items()),
         "timing": f"{timing['fps']:.2f} frames/s, jitter {timing['jitter']:.1%}, {timing['pauses']:,} pauses",
     }
@@ -115,7 +116,10 @@ def show_result(recording: Recording, seconds: float, json: bool) -> int:
         print(dumps(result))
         return EXIT_OK
     parts = " | ".join(f"{name} {end - begin:,}" for name, (begin, end) in result["splits"].items())
-    shown = result | {"frames": f"{num:,} in {made['num_episodes']} episodes: {parts}", "axes": ", ".join(result["axes"])}
+    shown = result | {
+        "frames": f"{num:,} in {made['num_episodes']:,} episode{'s' * (made['num_episodes'] > 1)}: {parts}",
+        "axes": ", ".join(result["axes"]),
+    }
     shown |= {"seconds": f"{seconds:.1f}", "look at it": shlex.join(["seedbed", "data", "inspect", str(recording.path)])}
     order = ("store", "frames", "size", "axes", "fingerprint", "seconds", "look at it", "train on it")
     _print_pairs({name: shown[name] for name in order})
