@@ -94,4 +94,6 @@ class Emulator(System):
     def describe(self) -> dict[str, Any]:
         kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)
         closed = "open loop only" if self.config.model.closed >= NEVER else f"closed loop from {self.config.model.closed:.0%}"
-        return {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
+        facts = {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
+        examined = self.config.data.examined
+        return {**facts, "examined": f"{examined} windows when the run has ended"} if examined else facts
