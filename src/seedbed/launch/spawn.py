@@ -25,8 +25,12 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 def to_train(name: str, assignments: list[str]) -> int:
     """How many processes `train` must start here; 0 when this one is enough, or is one of them already."""
-    recipe, preset = find(name)
-    return _wanted(lambda: configs.override(recipe.preset(preset), assignments))
+
+    def config() -> Config:
+        recipe, preset = find(name)
+        return configs.override(recipe.preset(preset), assignments)
+
+    return _wanted(config)
 
 
 def to_resume(root: Path, name: str, assignments: list[str]) -> int:
@@ -43,7 +47,10 @@ def to_resume(root: Path, name: str, assignments: list[str]) -> int:
 def _wanted(config: Callable[[], Config]) -> int:
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return 0
-    world = config().dist.world
+    try:
+        world = config().dist.world
+    except UserError:  # whoever does the work will say it
+        return 0
     return world if world > 1 else 0
 
 
