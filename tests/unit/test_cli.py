@@ -121,7 +121,10 @@ WORDS = [
     ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": looking._open_data}),
     ("data verify store", "verify", ("store",), {"json": False}),
     ("data bench store --dirty", "bench", ("store",), {"json": False}),
-    ("plan gpt/demo --run first --prices p.json", "plan", ("gpt/demo", []), {**TUNING, "run": "first", "prices": Path("p.json")}),
+    (
+        "plan gpt/demo --run first --prices p.json --world 8", "plan", ("gpt/demo", []),
+        {**TUNING, "run": "first", "prices": Path("p.json"), "world": 8},
+    ),
 ]  # fmt: skip
 
 
