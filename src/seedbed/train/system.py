@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from seedbed.config import Config
     from seedbed.data.feed import Source
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from seedbed.train.probe import Probe
     from seedbed.train.watch import Alarm
 
+T = TypeVar("T")
 Batch = dict[str, Tensor]
 
 
@@ -47,6 +49,16 @@ class Request:
                 known = ", ".join("--" + n.replace("_", "-") for n in defaults)
                 raise UserError(f"this recipe does not know --{name.replace('_', '-')}; it knows {known}")
         return {**defaults, **self.options}
+
+
+def own_share(things: Iterable[T], engine: Engine | None) -> Iterable[T]:
+    """What this rank does of work that ranks divide; all of it for who asks without an engine."""
+    return things if engine is None else engine.ranks.mine(things)
+
+
+def over_ranks(total: float, engine: Engine | None) -> float:
+    """A sum over this rank's share as the sum over all."""
+    return total if engine is None else engine.together(torch.tensor(total, dtype=torch.float64)).item()
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from seedbed.recipes.ebt.denoise_curves import examine, show
 from seedbed.recipes.ebt.denoise_model import ImageEnergy, Regressor, build_model
 from seedbed.recipes.ebt.denoise_probe import open_up
 from seedbed.recipes.ebt.images import noised
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
@@ -86,7 +86,7 @@ class Denoiser(System):
         rows_N = source.spread(NUM_EVALUATED)
         totals = torch.zeros(len(steps), 3, dtype=torch.float64)
         pairs = self.pairs(source, level)
-        for image_BCHW, noisy_BCHW in engine.ranks.mine(pairs) if engine else pairs:
+        for image_BCHW, noisy_BCHW in own_share(pairs, engine):
             walk = enumerate(self.walk(noisy_BCHW, steps[-1]), 1)
             kept = [estimate for k, estimate in walk if k in steps]
             totals += torch.stack([measures(estimate, image_BCHW) for estimate in kept])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from seedbed.data.text import TextSource, windows
 from seedbed.recipes.ebt.walk import EVALUATION, first_candidates, walk
+from seedbed.train.system import own_share
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
@@ -43,7 +44,7 @@ def nats_by_steps(
     model, config = system.model, system.config.model.walk
     total_K = torch.zeros(len(steps), dtype=torch.float64)
     found = placed_windows(source, model.vocab, model.embed.weight.device)
-    for tokens_BT, place_BT in engine.ranks.mine(found) if engine else found:
+    for tokens_BT, place_BT in own_share(found, engine):
         memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
         for draw in range(draws if config.start == "normal" else 1):
             z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, model.embed.weight.dtype)

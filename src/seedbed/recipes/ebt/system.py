@@ -35,7 +35,7 @@ from seedbed.recipes.ebt.probe import open_up, open_up_plain
 from seedbed.recipes.ebt.replay import Replay, Taken
 from seedbed.recipes.ebt.walk import COUNT, STARTS, Apart, Draw, first_candidates, take_step
 from seedbed.train.engine import mix
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
@@ -141,10 +141,9 @@ class PlainSystem(TextSystem):
         nats = 0.0
         with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
             windows = placed_windows(source, self.model.vocab, self.model.embed.weight.device)
-            for tokens_BT, _ in engine.ranks.mine(windows):
+            for tokens_BT, _ in own_share(windows, engine):
                 nats += token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
-        nats = engine.together(torch.tensor(nats, dtype=torch.float64)).item()
-        return report(nats / source.num_targets, source)
+        return report(over_ranks(nats, engine) / source.num_targets, source)
 
     def decoder(
         self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]

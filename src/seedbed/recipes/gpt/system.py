@@ -20,7 +20,7 @@ from seedbed.recipes.gpt.generate import generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.recipes.gpt.probe import open_up
 from seedbed.train.engine import DTYPES
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
@@ -82,13 +82,13 @@ class GPT(System):
         model.eval()
         try:
             with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-                for tokens_BT in engine.ranks.mine(windows(source, batch, device)):
+                for tokens_BT in own_share(windows(source, batch, device), engine):
                     logits_BTV = model.logits(tokens_BT[:, :-1]).float()
                     nats_BT = F.cross_entropy(logits_BTV.mT, tokens_BT[:, 1:], reduction="none")
                     nats += nats_BT.sum(-1).cpu().double().sum().item()
         finally:
             model.train(was_training)
-        return _report(engine.together(torch.tensor(nats, dtype=torch.float64)).item(), source)
+        return _report(over_ranks(nats, engine), source)
 
     def complete(self, prompts: list[str], **options: Any) -> list[str]:
         """Continuations of `prompts`; the options are those of `generate`."""
