@@ -96,6 +96,7 @@ def test_the_adversarys_pull_is_held_at_its_ratio() -> None:
     assert (system.weight[0] * measured["gradient_ratio"]).item() == pytest.approx(0.1, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_micro_batches_give_the_open_loop_of_the_whole(tmp_path: Path) -> None:
     for name, accum in (("one", 1), ("two", 2)):
         assert begin(tmp_path, name, f"accum={accum}", "every.eval=0", "model.closed=1", "steps=3") == 0
@@ -274,6 +275,7 @@ def test_levels_fall_from_first_to_nothing() -> None:
     assert path == sorted(path, reverse=True)
 
 
+@pytest.mark.slow
 def test_the_denoiser_trains_and_dreams(tmp_path: Path) -> None:
     settings = ["model.kind=edm", "model.adversarial=1", "model.closed=0.1", "model.rollout=2", "steps=9"]
     assert begin(tmp_path, "edm", *settings) == 0
