@@ -150,7 +150,7 @@ def test_every_single_bit_flip_is_found(tmp_path):
 def test_of_a_large_store_a_share_is_hashed_and_another_one_each_time(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     flip(path)
-    monkeypatch.setattr("seedbed.data.store.SURE_BYTES", 2000)  # two of its six chunks
+    monkeypatch.setattr("seedbed.data.store.SURE_BYTES", 8000)  # eight of its 22 chunks
     found = 0
     for _ in range(60):
         try:
