@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -145,6 +146,26 @@ def test_a_sound_run_in_anomaly_mode_gives_the_same_numbers(tmp_path: Path, monk
 
 
 # ---- limit -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_an_evaluation_leaves_behind_does_not_stay(tmp_path: Path, monkeypatch) -> None:
+    """Nothing is collected between steps; a run of days must not keep what each of its evaluations left in a circle."""
+    from seedbed.train import loop
+
+    class Circle:
+        def __init__(self) -> None:
+            self.me = self
+
+    real, left, alive = loop.evaluate, [], []
+
+    def evaluate(job: loop.Job) -> None:
+        real(job)
+        alive.append(sum(circle() is not None for circle in left))
+        left.append(weakref.ref(Circle()))
+
+    monkeypatch.setattr(loop, "evaluate", evaluate)
+    assert start(tmp_path, "a", "steps=30", "every.eval=5", "every.save=0", "every.sample=0") == 0
+    assert len(alive) >= 5 and set(alive) == {0}
 
 
 def drawn(source: Source, num: int) -> list[float]:

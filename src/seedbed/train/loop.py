@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import signal
 import time
@@ -21,7 +20,7 @@ from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.flops import Meter
 from seedbed.track.run import Run
-from seedbed.train import checkpoint, rescue
+from seedbed.train import checkpoint, garbage, rescue
 from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
@@ -129,18 +128,13 @@ def fit(job: Job) -> str:
     handlers = _catch_signals(job)
     try:
         rescue.surviving(job, _warm_up)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        job.meter.start(job.items, job.clock["train"], job.feed.wait)
-        job.clock.start("train")
-        with watching(job), rescue.explaining(job):
+        with garbage.left_lying(), watching(job), rescue.explaining(job):
+            job.meter.start(job.items, job.clock["train"], job.feed.wait)
+            job.clock.start("train")
             _train(job)
             _finish(job)
     finally:
         _write_ring(job)
-        gc.enable()
-        gc.unfreeze()
         job.feed.close()
         for number, handler in handlers.items():
             signal.signal(number, handler)
@@ -163,6 +157,7 @@ def _train(job: Job) -> None:
         for tool in tools:
             if tool.due(job.step) and job.step < last_step and _settled(job):
                 tool.act(job)
+                garbage.sweep()
 
 
 def advance(job: Job, num_steps: int) -> None:

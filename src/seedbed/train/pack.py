@@ -6,7 +6,6 @@ Between steps a replica is an ordinary job whose tensors happen to be views: loo
 from __future__ import annotations
 
 import contextlib
-import gc
 import signal
 import time
 from collections import deque
@@ -17,7 +16,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.track.text import spell
-from seedbed.train import loop
+from seedbed.train import garbage, loop
 from seedbed.train.capture import Readback, StepRunner
 from seedbed.train.loop import Instrument, Job
 from seedbed.train.schedule import multiplier
@@ -255,13 +254,13 @@ def fit_pack(pack: Pack, patience: int = 0, tell: Tell | None = None) -> dict[st
         job.patience = patience
     handlers = loop._catch_signals(pack)
     try:
-        _start(pack)
-        while pack.training and not pack.stop_signal:
-            _round(pack)
-        _stop(pack)
+        pack.prepare()
+        with garbage.left_lying():
+            _start(pack)
+            while pack.training and not pack.stop_signal:
+                _round(pack)
+            _stop(pack)
     finally:
-        gc.enable()
-        gc.unfreeze()
         for replica in pack.training:
             pack.stack.release(replica.row)
             replica.job.feed.close()
@@ -271,10 +270,6 @@ def fit_pack(pack: Pack, patience: int = 0, tell: Tell | None = None) -> dict[st
 
 
 def _start(pack: Pack) -> None:
-    pack.prepare()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
     for replica in pack.training:
         job = replica.job
         job.feed.load(job.counter)  # the watchers compare with the batch at hand
@@ -300,6 +295,8 @@ def _round(pack: Pack) -> None:
             pack.act(replica, tool.act)
             if tool.act is loop.evaluate and replica.training:
                 pack.notify(replica.job)
+    if due:
+        garbage.sweep()
     _end_those_at_their_end(pack)
     pack.shrink()
 
