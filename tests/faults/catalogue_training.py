@@ -21,7 +21,7 @@ _ZERO = "            param.grad = None\n        self.norms[name] = true_norm"
 _STEP = "            part.step(rate, divisor, skip)"
 _LR = "lr=rate * self.group.lr,"
 _RATE = "view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate"
-_DICE = "seed = mix(self.config.seed, step)"
+_DICE = "seed = mix(self.config.seed, step, *([self.ranks.rank] if self.ranks.rank else []))"
 _PROGRESS = "return (self.items + self.config.batch) / self.total_items"
 _CLIP = "divisor = (true_norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)"
 _DICE_BACK = "    random.setstate(python)\n    np.random.set_state(legacy_numpy)"
@@ -45,8 +45,8 @@ OPTIMIZER = [
     fault(GPT, "optimizer", "no step", "O2 E1", OPTIM, _STEP, "            pass"),
     fault(GPT, "optimizer", "only the first group steps", "O2", OPTIM, _STEP, _STEP + "\n            break"),
     fault(EXAMPLE, "optimizer", "two steps for one", "O5", OPTIM, _STEP, _STEP + "\n" + _STEP),
-    fault(GPT, "optimizer", "mean of means", "O4 L1", ENGINE, "shares = counts / counts.sum().clamp_min(1.0)",
-          "shares = torch.full_like(counts, 1.0 / len(counts))"),
+    fault(GPT, "optimizer", "mean of means", "O4 L1", ENGINE, "return list((counts_K / total.clamp_min(1.0)).unbind())",
+          "return list(torch.full_like(counts_K, 1.0 / len(counts_K)).unbind())"),
     fault(TOY, "optimizer", "masked targets counted", "O4 L1", SUMS, 'return batch["keep"].sum()', 'return len(batch["keep"])'),
     fault(EXAMPLE, "optimizer", "parts added up", "O4", ENGINE, "loss = loss * self._share", "pass"),
     fault(GPT, "optimizer", "clip ignored", "O4", ENGINE, _CLIP, "divisor = torch.ones_like(norm)"),
@@ -103,7 +103,7 @@ LEARNING = [
 _RESTORE = 'checkpoint.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")'
 _COUNTERS = 'job.step, job.items, job.skipped_items = saved.step, state["items"], state["skipped_items"]'
 _EVAL = "        finally:\n            self.system.train(was_training)"
-_FORK = "with forked_dice(self.device), averaged, torch.no_grad(), self.autocast():"
+_FORK = "with forked_dice(self.device), averaged, self.shards.gathered(), torch.no_grad(), self.autocast():"
 
 LOOPS = [
     fault(GPT, "loop", "resume without optimizer", "T2", LOOP, _RESTORE,
@@ -120,8 +120,8 @@ LOOPS = [
           '"model": weights'),
     fault(TOY, "loop", "roll-back meets the same data", "T2", LOOP, "job.skipped_items = counter - job.items",
           "job.skipped_items = 0"),
-    fault(GPT, "loop", "roll-back to the newest, not the best", "T2", LOOP, "path = checkpoint.best(folder)",
-          "path = checkpoint.steps_in(folder)[-1]"),
+    fault(GPT, "loop", "roll-back to the newest, not the best", "T2", LOOP, "best = checkpoint.best(folder)",
+          "best = checkpoint.steps_in(folder)[-1]"),
     fault(EXAMPLE, "loop", "dice carried on from step to step", "T2 T4", ENGINE, _DICE,
           "if step:\n            return\n        seed = mix(self.config.seed, step)"),
     fault(EXAMPLE, "loop", "every step the same noise", "T3", ENGINE, _DICE, "seed = mix(self.config.seed, 0)"),
