@@ -254,3 +254,13 @@ def test_many_changes_wrap_within_a_hundred_columns():
     lines = echo(settings, parent=[])
     assert max(map(len, lines)) <= 100
     assert " ".join(lines).count("guard.window 128 -> 55") == 2
+
+
+def test_many_numbers_of_an_evaluation_are_wrapped_between_them() -> None:
+    stream = io.StringIO()
+    numbers = {f"number_{n}": n / 7 for n in range(20)}
+    Console(stream=stream).evaluation(50, numbers, improved=True)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) > 2 and all(len(line) <= 100 for line in lines)
+    assert [word for word in stream.getvalue().split() if word.startswith("number_")] == list(numbers)
+    assert all(line.startswith("      ") for line in lines[1:]) and lines[-1].endswith("best so far")

@@ -70,9 +70,10 @@ class Console:
 
     def evaluation(self, step: int, numbers: dict[str, float], improved: bool, part: str = "eval") -> None:
         """The numbers on held-out data, where they stand out between the steps."""
-        shown = "  ".join(f"{name} {number(value)}" for name, value in numbers.items())
-        text = f"{part} {step:>{self._step_width}}  {shown}" + ("  best so far" if improved else "")
-        self.line(text, style="bold green" if improved else "bold")
+        head = f"{part} {step:>{self._step_width}}  "
+        words = [f"{name} {number(value)}" for name, value in numbers.items()] + ["best so far"] * improved
+        text = ("\n" + " " * len(head)).join(wrapped(words, _WIDTH - len(head)))
+        self.line(head + text, style="bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:
         """What the model made, indented, and the files it lies in."""

@@ -100,7 +100,7 @@ def demo() -> Config:
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
         every=Every(log=20, eval=150, sample=0, save=600),
-        steps=1200,
+        steps=1000,
         batch=32,
         ema=0.99,
         device="cpu",
