@@ -8,7 +8,7 @@ from seedbed.train.watch import Alarm
 # Share of the run after which controls must count for something, and bounds of a healthy critic.
 EARLY = 0.3
 WON = (0.02, 0.98)
-SHARP = (0.4, 2.5)
+SHARP = (0.25, 2.5)
 STEEP = 1e4
 
 
