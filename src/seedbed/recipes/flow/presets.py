@@ -65,7 +65,7 @@ def demo() -> Config:
         optim=Optim(lr=6e-3, weight_decay=0.0),
         schedule=_flat_then_down(),
         every=Every(log=20, eval=400, sample=400, save=400),
-        steps=1600,
+        steps=1100,
         batch=64,
         ema=0.995,
         device="cpu",
