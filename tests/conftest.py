@@ -1,10 +1,12 @@
 """Settings for every test: one thread per process, no screen, a cache of its own, and a way to run the command line."""
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports torch or matplotlib.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -43,3 +45,18 @@ def seedbed(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
         )
 
     return call
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium that asks nobody for anything by itself."""
+    driver = pytest.importorskip("playwright.sync_api")
+    found = next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip("no Chromium is installed")
+    quiet = ("background-networking", "component-update", "sync", "gpu")
+    flags = ["--no-sandbox", "--no-first-run", *(f"--disable-{word}" for word in quiet)]
+    with driver.sync_playwright() as play:
+        started = play.chromium.launch(executable_path=found, args=flags)
+        yield started
+        started.close()

@@ -25,20 +25,7 @@ from seedbed.train.system import Sample
 
 pytestmark = pytest.mark.slow
 
-CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 SMALL = ["steps=40", "data.frames=700", "every.eval=40", "every.save=40", "model.size=0.1m", "ema=0", "optim.lr=0.005"]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    driver = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    with driver.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=CHROMIUM, args=[*QUIET, "--no-first-run"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import os
 import random
 import subprocess
@@ -14,15 +13,12 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from _runs import make_runs
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
 from seedbed.serve import app, doors, live, shelf, talk, views
-from seedbed.serve.thin import clip_to, smooth, thin
-from seedbed.track.rows import Columns, Objects, Tail, glimpse
 from seedbed.track.run import Run
 
 TOKEN, HERE = "token", "127.0.0.1:8765"
@@ -60,42 +56,7 @@ def get(root: Path, path: str) -> Any:
         return answer.json()
 
 
-# ---- following files ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_a_file_that_grows_is_read_once_and_whole(tmp_path: Path, seed: int):
-    dice, path = random.Random(seed), tmp_path / "rows.jsonl"
-    rows = [{"step": i, "loss": dice.random(), **({"extra": {"a": i}} if i % 3 else {})} for i in range(60)]
-    text = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
-    tail, objects, columns, found = Tail(path), Objects(path), Columns(path), []
-    at = 0
-    while at < len(text):
-        step = dice.randrange(1, 400)
-        with open(path, "ab") as file:
-            file.write(text[at : at + step])
-        at += step
-        found += tail.read()[1]
-        objects.refresh(), columns.refresh()
-    assert [json.loads(line) for line in found] == rows == objects.found
-    assert list(columns.column("loss")) == [row["loss"] for row in rows]
-    assert columns.names() == ["step", "loss", "extra.a"]
-    assert np.array_equal(columns.column("extra.a"), [i if i % 3 else math.nan for i in range(60)], equal_nan=True)
-
-
-@pytest.mark.parametrize("how", ["cut", "replaced", "removed"])
-def test_a_file_that_was_rewritten_is_read_again(tmp_path: Path, how: str):
-    path = tmp_path / "rows.jsonl"
-    path.write_text('{"step": 1, "loss": 1}\n{"step": 2, "loss": 2}\n')
-    columns = Columns(path).refresh()
-    if how == "cut":
-        path.write_text('{"step": 1, "loss": 7}\n')
-    elif how == "replaced":
-        (tmp_path / "new").write_text('{"step": 1, "loss": 7}\n{"step": 2, "loss": 8}\n')
-        os.replace(tmp_path / "new", path)
-    else:
-        path.unlink()
-    assert list(columns.refresh().column("loss")) == {"cut": [7], "replaced": [7, 8], "removed": []}[how]
+# ---- curves ------------------------------------------------------------------------------------------------------------
 
 
 def test_columns_that_somebody_holds_stay_as_they_were(root: Path):
@@ -106,77 +67,6 @@ def test_columns_that_somebody_holds_stay_as_they_were(root: Path):
     after = kept.columns("run-0000")
     assert (before.num_rows, len(before.column("loss")), len(before.column("new"))) == (60, 60, 60)
     assert (after.num_rows, len(after.column("loss")), after.column("new")[-1]) == (61, 61, 1.0)
-
-
-BROKEN = [
-    '{"step": 3, "lo',
-    "not json",
-    "[1, 2]",
-    "null",
-    '{"step": 4, "loss": "high"}',
-    '{"step": 5, "loss": null}',
-    "\x00\x00",
-    "",
-]
-
-
-@pytest.mark.parametrize("line", BROKEN)
-def test_a_broken_row_costs_itself(tmp_path: Path, line: str):
-    path = tmp_path / "rows.jsonl"
-    path.write_text(f'{{"step": 1, "loss": 1.5}}\n{line}\n{{"step": 9, "loss": 2.5}}\n')
-    losses = [v for v in Columns(path).refresh().column("loss") if not math.isnan(v)]
-    assert losses == [1.5, 2.5]
-    assert glimpse(path, "loss", 10)[-1] == 2.5
-
-
-def test_a_glimpse_is_a_part_in_order(tmp_path: Path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"step": i, "loss": float(i), "pad": "x" * 90}) + "\n" for i in range(5000)))
-    seen = glimpse(path, "loss", 40)
-    assert seen == sorted(set(seen)) and 30 <= len(seen) <= 40
-    assert seen[0] < 300 and seen[-1] > 4900
-
-
-# ---- curves ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_thinning_keeps_extremes_order_and_ends(seed: int):
-    dice = np.random.default_rng(seed)
-    n, num = int(dice.integers(1, 5000)), int(dice.integers(10, 800))
-    x, y = np.arange(n, dtype=float), dice.normal(size=n)
-    if seed % 2:
-        y[dice.integers(0, n, n // 10)] = np.nan
-    known = ~np.isnan(y)
-    px, py = thin(x, y, num)
-    assert len(px) <= num + 2
-    if known.any():
-        assert py.min() == np.nanmin(y) and py.max() == np.nanmax(y)
-        assert (px[0], px[-1]) == (x[known][0], x[known][-1])
-    assert np.all(np.diff(px) > 0) and np.array_equal(py, y[px.astype(int)])
-    if known.sum() <= num:
-        assert np.array_equal(px, x[known])
-
-
-def test_no_spike_is_lost():
-    y = np.zeros(100_000)
-    y[54_321] = 9.0
-    assert 9.0 in thin(np.arange(100_000.0), y, 200)[1]
-
-
-def test_smoothing():
-    y = np.random.default_rng(0).normal(size=300)
-    assert np.array_equal(smooth(y, 0.0), y)
-    assert np.allclose(smooth(np.full(50, 3.0), 0.97), 3.0)
-    assert smooth(y, 0.9)[10:].std() < y.std() / 2
-    gap = np.array([1.0, np.nan, np.inf, 1.0])
-    assert np.allclose(smooth(gap, 0.5), 1.0)
-
-
-def test_a_window_reaches_one_point_beyond_its_edges():
-    x = np.arange(10.0)
-    assert clip_to(x, x, 3, 5)[0].tolist() == [2, 3, 4, 5, 6]
-    assert clip_to(x, x, 20, 30)[0].tolist() == []
 
 
 def test_series_on_every_axis(shared: Path):

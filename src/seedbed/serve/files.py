@@ -7,16 +7,11 @@ from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, Response
 
 from seedbed.serve.shelf import Shelf, is_name
+from seedbed.track import media
 
 # Anything else is not given out: a page or a script that somebody put into a run must not become one of ours.
 KINDS = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".gif": "image/gif",
-    ".webp": "image/webp",
-    ".mp4": "video/mp4",
-    ".webm": "video/webm",
+    **media.KINDS,
     ".wav": "audio/wav",
     **dict.fromkeys((".txt", ".md", ".log", ".json", ".jsonl", ".csv", ".patch"), "text/plain; charset=utf-8"),
 }

@@ -4,19 +4,9 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedbed.track import share_svg
+from seedbed.track import media, share_svg
 from seedbed.track.share_svg import Chart, text
 
-# What a page may embed, by its kind; a drawing that could carry a script is not among them.
-_KINDS = {
-    ".png": "image/png",
-    ".jpg": "image/jpeg",
-    ".jpeg": "image/jpeg",
-    ".gif": "image/gif",
-    ".webp": "image/webp",
-    ".mp4": "video/mp4",
-    ".webm": "video/webm",
-}
 _MAX_FILE = 4 << 20
 
 # Nothing may be loaded or run, whatever a stranger's text should manage to become.
@@ -150,7 +140,7 @@ def folded(title: str, body: str) -> str:
 def embedded(folder: Path, name: str, caption: str) -> str:
     """A picture or film of a run as part of the page; one that lies elsewhere, is too large or of no known kind is only named."""
     path = (folder / name).resolve()
-    kind = _KINDS.get(path.suffix.lower())
+    kind = media.KINDS.get(path.suffix.lower())
     if not path.is_relative_to(folder.resolve()) or not path.is_file() or not kind:
         return f"<p class=lead>{text(name)}</p>"
     if path.stat().st_size > _MAX_FILE:

@@ -2,7 +2,7 @@
 
 import { go } from "./app.js";
 import { Chart, curves, palette } from "./chart.js";
-import { apiPath, card, duration, get, h, num, runPath, s, scaled, segments, status } from "./dom.js";
+import { apiPath, card, duration, get, h, num, runPath, s, scaled, segments, smoothing, status, toggle } from "./dom.js";
 import { watch } from "./live.js";
 
 const AXES = [
@@ -107,33 +107,6 @@ class Compare {
   }
 
   tools() {
-    const slider = h("input", {
-      type: "range",
-      min: 0,
-      max: 0.99,
-      step: 0.01,
-      value: look.smooth,
-      ariaLabel: "Smoothing",
-      style: { width: "110px" },
-      oninput: () => {
-        look.smooth = Number(slider.value);
-        clearTimeout(this.later);
-        this.later = setTimeout(() => this.drawCurves(), 120);
-      },
-    });
-    const log = h(
-      "button",
-      {
-        className: "chip",
-        ariaPressed: String(look.log),
-        onclick: () => {
-          look.log = !look.log;
-          log.ariaPressed = String(look.log);
-          this.drawCurves();
-        },
-      },
-      "log y",
-    );
     return [
       h("span", { className: "grow" }),
       this.keys,
@@ -142,8 +115,8 @@ class Compare {
         this.chart.span = null;
         this.drawCurves();
       }),
-      log,
-      h("label", { className: "bar small soft" }, "smooth", slider),
+      toggle(look, "log", "log y", () => this.drawCurves()),
+      smoothing(look, () => this.drawCurves()),
     ];
   }
 

@@ -185,3 +185,43 @@ export function enlarge(src) {
   document.body.append(dialog);
   dialog.showModal();
 }
+
+// A switch over one key of `look`; what it changes is drawn at once.
+export function toggle(look, key, text, draw) {
+  const button = h(
+    "button",
+    {
+      className: "chip",
+      ariaPressed: String(look[key]),
+      onclick: () => {
+        look[key] = !look[key];
+        button.ariaPressed = String(look[key]);
+        draw();
+      },
+    },
+    text,
+  );
+  return button;
+}
+
+// The slider of `look.smooth`; curves follow when the hand rests.
+export function smoothing(look, draw) {
+  let later;
+  const amount = h("span", { className: "num soft", style: { width: "30px" } }, look.smooth.toFixed(2));
+  const slider = h("input", {
+    type: "range",
+    min: 0,
+    max: 0.99,
+    step: 0.01,
+    value: look.smooth,
+    ariaLabel: "Smoothing",
+    style: { width: "110px" },
+    oninput: () => {
+      look.smooth = Number(slider.value);
+      amount.textContent = look.smooth.toFixed(2);
+      clearTimeout(later);
+      later = setTimeout(draw, 120);
+    },
+  });
+  return h("label", { className: "bar small soft" }, "smooth", slider, amount);
+}

@@ -17,7 +17,9 @@ import {
   runPath,
   scaled,
   segments,
+  smoothing,
   status,
+  toggle,
 } from "./dom.js";
 import { watch } from "./live.js";
 import { notes } from "./notes.js";
@@ -221,49 +223,19 @@ class RunPage {
   }
 
   tools() {
-    const slider = h("input", {
-      type: "range",
-      min: 0,
-      max: 0.99,
-      step: 0.01,
-      value: look.smooth,
-      ariaLabel: "Smoothing",
-      style: { width: "110px" },
-      oninput: () => {
-        look.smooth = Number(slider.value);
-        amount.textContent = look.smooth.toFixed(2);
-        clearTimeout(this.later);
-        this.later = setTimeout(() => this.drawCurves(), 120);
-      },
-    });
-    const amount = h("span", { className: "num soft", style: { width: "30px" } }, look.smooth.toFixed(2));
-    const toggle = (key, text) => {
-      const b = h(
-        "button",
-        {
-          className: "chip",
-          ariaPressed: String(look[key]),
-          onclick: () => {
-            look[key] = !look[key];
-            b.ariaPressed = String(look[key]);
-            for (const c of this.charts.values()) c.span = null;
-            this.drawCurves();
-          },
-        },
-        text,
-      );
-      return b;
+    const redraw = () => {
+      for (const c of this.charts.values()) c.span = null;
+      this.drawCurves();
     };
     return [
       h("span", { className: "grow" }),
       segments("Horizontal axis", AXES, look.axis, (axis) => {
         look.axis = axis;
-        for (const c of this.charts.values()) c.span = null;
-        this.drawCurves();
+        redraw();
       }),
-      toggle("logX", "log x"),
-      toggle("logY", "log y"),
-      h("label", { className: "bar small soft" }, "smooth", slider, amount),
+      toggle(look, "logX", "log x", redraw),
+      toggle(look, "logY", "log y", redraw),
+      smoothing(look, () => this.drawCurves()),
     ];
   }
 
