@@ -120,7 +120,7 @@ class Config:
     capture: Literal["auto", "off"] = "auto"
     recompute: Literal["none", "selective", "full"] = "none"
     float8: bool = False
-    attention: Literal["auto", "cudnn", "flash", "efficient", "math"] = "auto"
+    attention: Literal["auto", "cudnn", "flash", "efficient", "math", "narrow"] = "auto"
     keep: int = number(3, low=1)
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Self-attention, and the choice of the kernel that runs it. B batch, T time, H heads, K key heads, D head width."""
 
 import contextlib
+import enum
 import functools
 import time
 import warnings
@@ -17,13 +18,30 @@ from seedbed.nn.cache import Decode, Prefill
 from seedbed.nn.fused import NormAndTurn, can_norm_and_turn
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
+from seedbed.nn.narrow import can_be_narrow, narrow_attention, suits_narrow
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.rope import Rope, apply_rope
 
 QK_SCALE = 1.2
-KERNELS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-NAMED: dict[str, SDPBackend] = dict(zip(("cudnn", "flash", "efficient", "math"), KERNELS, strict=True))
+
+
+class Own(enum.Enum):
+    """Kernels that are not torch's."""
+
+    NARROW = "narrow"
+
+
+Kernel = SDPBackend | Own
+NAMED: dict[str, Kernel] = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+    "narrow": Own.NARROW,
+}
 MAX_SCORES = 1 << 30
+# Whether a scope asks for the kernel for narrow heads; for the whole process, as torch's own choice is.
+_narrow_first = False
 
 
 class Attention(nn.Module):
@@ -73,7 +91,7 @@ class Attention(nn.Module):
         mask = None
         if cache is not None:
             k_BKTD, v_BKTD, mask = cache.update(k_BKTD, v_BKTD)
-        y_BHTD = F.scaled_dot_product_attention(
+        y_BHTD = attend(
             q_BHTD,
             k_BKTD,
             v_BKTD,
@@ -105,6 +123,27 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
+def attend(
+    q_BHTD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """torch's attention, or in its place the kernel for narrow heads, where the scope has it first and it can."""
+    if _narrow_first and attn_mask is None and not dropout_p and not is_causal:
+        q_BTHD, k_BTHD, v_BTHD = (x.transpose(1, 2) for x in (q_BHTD, k_BKTD, v_BKTD))
+        if can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
+            y_BTHD, _ = narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
+            return y_BTHD.transpose(1, 2)
+    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask, **how)
+
+
 @functools.cache
 def choose_attention(
     shape: tuple[int, int, int, int],
@@ -114,38 +153,55 @@ def choose_attention(
     dropout: float = 0.0,
     causal: bool = True,
     only: str = "auto",
-) -> tuple[SDPBackend, ...]:
+) -> tuple[Kernel, ...]:
     """The attention kernels that run (B, H, T, D) forward and backward on `device`, fastest first, timed once.
 
     Empty where there is no choice to make, that is anywhere but on CUDA. `only` names one of NAMED instead, or refuses.
     """
+    rest = (shape, dtype, device, kv_heads or shape[1], dropout, causal)
     if only != "auto":
-        if not _runs(NAMED[only], shape, dtype, device, kv_heads or shape[1], dropout, causal):
+        if not _runs(NAMED[only], *rest):
             what = f"{str(dtype).removeprefix('torch.')} heads of {shape[3]} over {shape[2]} tokens"
             what += f" with dropout {dropout:g}" if dropout else ""
+            what += " under a causal mask" if causal else ""
             raise UserError(f"attention={only} does not run {what} on {device.type}; use attention=auto or another kernel")
         return (NAMED[only],)
     if device.type != "cuda":
         return ()
     # The plain kernel writes every score down: past some gigabytes it can only lose, and would be the run's peak of memory.
     few_scores = shape[0] * shape[1] * shape[2] ** 2 <= MAX_SCORES
-    kernels = [k for k in KERNELS if k != SDPBackend.MATH or few_scores]
-    times = {k: _time_kernel(k, shape, dtype, device, kv_heads or shape[1], dropout, causal) for k in kernels}
+    out = {SDPBackend.MATH: not few_scores, Own.NARROW: not _can_be_narrow(*rest)}
+    times = {k: _time_kernel(k, *rest) for k in NAMED.values() if not out.get(k)}
     return tuple(sorted((k for k, t in times.items() if t is not None), key=lambda k: times[k] or 0.0))
 
 
-def attention_scope(kernels: Sequence[SDPBackend]) -> contextlib.AbstractContextManager:
+@contextlib.contextmanager
+def attention_scope(kernels: Sequence[Kernel]) -> Iterator[None]:
     """Run attention with the first of `kernels` that can; with none named, as torch decides."""
-    return sdpa_kernel(list(kernels), set_priority=True) if kernels else contextlib.nullcontext()
+    global _narrow_first
+    before, theirs = _narrow_first, [k for k in kernels if isinstance(k, SDPBackend)]
+    with sdpa_kernel(theirs, set_priority=True) if theirs else contextlib.nullcontext():
+        if kernels:
+            _narrow_first = kernels[0] is Own.NARROW
+        try:
+            yield
+        finally:
+            _narrow_first = before
 
 
-def current_kernels() -> list[SDPBackend]:
+def current_kernels() -> list[Kernel]:
     """The kernels that attention may use at this moment, first choice first."""
-    return _cur_sdpa_kernel_backends(with_priority=True)
+    return [*([Own.NARROW] if _narrow_first else []), *_cur_sdpa_kernel_backends(with_priority=True)]
+
+
+def _can_be_narrow(
+    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kv_heads: int, dropout: float, causal: bool
+) -> bool:
+    return suits_narrow(shape[3], dtype, device) and kv_heads == shape[1] and not dropout and not causal
 
 
 def _time_kernel(
-    kernel: SDPBackend,
+    kernel: Kernel,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
@@ -157,24 +213,24 @@ def _time_kernel(
     try:
         with _trying(kernel, shape, dtype, device, kv_heads, dropout, causal) as once:
             return min(_seconds(once, device) for _ in range(3))
-    except RuntimeError:  # no such kernel for this shape, or not enough memory for it
+    except Exception:  # no such kernel for this shape, or not enough memory for it; Triton has errors of its own
         return None
 
 
-def _runs(kernel: SDPBackend, shape: tuple[int, ...], *rest: Any) -> bool:
+def _runs(kernel: Kernel, shape: tuple[int, ...], *rest: Any) -> bool:
     """Whether a kernel takes this shape, tried with one row of the batch."""
     try:
         with warnings.catch_warnings(), _trying(kernel, (1, *shape[1:]), *rest) as once:
             warnings.simplefilter("ignore")  # torch tells for every kernel why not; the error is enough
             once()
-    except RuntimeError:
+    except Exception:
         return False
     return True
 
 
 @contextlib.contextmanager
 def _trying(
-    kernel: SDPBackend,
+    kernel: Kernel,
     shape: tuple[int, ...],
     dtype: torch.dtype,
     device: torch.device,
@@ -184,6 +240,8 @@ def _trying(
 ) -> Iterator[Callable[[], None]]:
     """A forward and backward pass through one kernel, to be called inside."""
     batch, heads, length, head_dim = shape
+    if kernel is Own.NARROW and not _can_be_narrow(shape, dtype, device, kv_heads, dropout, causal):
+        raise RuntimeError("torch's attention would run in its place")
 
     def tensor(num_heads: int) -> Tensor:  # laid out as `Attention` makes them
         x = torch.randn(batch, length, num_heads, head_dim, dtype=dtype, device=device)
@@ -191,11 +249,11 @@ def _trying(
 
     # Measuring must not change what is trained.
     dice = torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type)
-    with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), sdpa_kernel(kernel):
+    with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), attention_scope([kernel]):
         q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
 
         def once() -> None:
-            y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
+            y = attend(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
             torch.autograd.grad(y, (q, k, v), y)
 
         yield once

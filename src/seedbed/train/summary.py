@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from seedbed.data.feed import Data, Feed
+from seedbed.nn.narrow import narrow_attention
 from seedbed.train.engine import Engine, forked_dice
 from seedbed.train.system import Batch
 
@@ -100,8 +101,13 @@ def _attended(result: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> fl
     return q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
 
 
+def _attended_narrow(result: Any, q_BTHD: Tensor, *rest: Any) -> float:
+    return 2 * q_BTHD.numel() * q_BTHD.shape[1]
+
+
 _RULES: dict[Any, Any] = {
     F.scaled_dot_product_attention: _attended,
+    narrow_attention._opoverload: _attended_narrow,
     **dict.fromkeys(
         (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm, Tensor.bmm, Tensor.mm), _inner
     ),

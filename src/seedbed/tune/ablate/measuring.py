@@ -162,6 +162,8 @@ class _Ran(TorchDispatchMode):
         name = func.name()
         if "scaled_dot_product" in name:
             self.names.add(next((kind for kind in ("cudnn", "flash", "efficient") if kind in name), name))
+        elif "narrow_attention" in name:
+            self.names.add("narrow")
         return func(*args, **(kwargs or {}))
 
 

@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.nn.attention import attend, attention_scope, choose_attention
 from seedbed.train.engine import DTYPES
 from seedbed.train.recompute import recompute_units
 from seedbed.train.system import System
@@ -142,7 +141,7 @@ class Rates:
         q, k, v = tensor(call.heads, call.queries), *(tensor(call.kv_heads, call.keys) for _ in range(2))
 
         def forward() -> Tensor:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=call.causal, enable_gqa=call.heads != call.kv_heads)
+            return attend(q, k, v, is_causal=call.causal, enable_gqa=call.heads != call.kv_heads)
 
         with attention_scope(kernels), torch.enable_grad():
             once = self.seconds(forward)

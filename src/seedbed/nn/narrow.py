@@ -1,0 +1,69 @@
+"""Attention for narrow heads as an operation of its own on CUDA, opaque to the compiler.
+
+B batch, T time, H heads, D head width. Where heads are narrow, exponentials cost more than products: torch's kernels, built
+around the products, leave half of the time to be won.
+"""
+
+import torch
+from torch import Tensor
+
+from seedbed.nn.fused import HAS_TRITON
+
+WIDTHS = (16, 32)
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def suits_narrow(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether there is a kernel for such heads: on CUDA, of 16-bit numbers and a width it knows."""
+    return HAS_TRITON and device.type == "cuda" and dtype in DTYPES and head_dim in WIDTHS
+
+
+def can_be_narrow(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> bool:
+    """Whether `narrow_attention` takes these: it suits them, and there are as many keys and values as queries."""
+    alike = q_BTHD.shape == k_BTHD.shape == v_BTHD.shape and q_BTHD.dtype == k_BTHD.dtype == v_BTHD.dtype
+    return alike and suits_narrow(q_BTHD.shape[3], q_BTHD.dtype, q_BTHD.device)
+
+
+@torch.library.custom_op("seedbed::narrow_attention", mutates_args=())
+def narrow_attention(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Every query looks at every key; with it the logarithms (B, H, T) that the backward pass needs."""
+    from seedbed.nn import narrow_kernels
+
+    return narrow_kernels.forward(q_BTHD, k_BTHD, v_BTHD, scale)
+
+
+@narrow_attention.register_fake
+def _(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    batch, length, heads, _ = q_BTHD.shape
+    return q_BTHD.new_empty(q_BTHD.shape), q_BTHD.new_empty(batch, heads, length, dtype=torch.float32)
+
+
+@torch.library.custom_op("seedbed::narrow_attention_backward", mutates_args=())
+def narrow_attention_backward(
+    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHT: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values."""
+    from seedbed.nn import narrow_kernels
+
+    return narrow_kernels.backward(dy_BTHD, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), lse_BHT, scale)
+
+
+@narrow_attention_backward.register_fake
+def _(
+    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHT: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return q_BTHD.new_empty(q_BTHD.shape), k_BTHD.new_empty(k_BTHD.shape), v_BTHD.new_empty(v_BTHD.shape)
+
+
+def _keep(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    *qkv, ctx.scale = inputs
+    ctx.set_materialize_grads(False)  # nobody has a gradient for the logarithms
+    ctx.save_for_backward(*qkv, *output)
+
+
+def _backward(ctx, dy_BTHD: Tensor, dlse_BHT: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
+    assert dlse_BHT is None, "the logarithms are for the backward pass alone"
+    return *narrow_attention_backward(dy_BTHD, *ctx.saved_tensors, ctx.scale), None
+
+
+narrow_attention.register_autograd(_backward, setup_context=_keep)
