@@ -66,9 +66,11 @@ def test_compiled_equals_eager(tmp_path: Path, condition: str) -> None:
 
 
 def test_half_precision_follows_whole_precision(tmp_path: Path) -> None:
-    whole = losses(tmp_path, "whole")
-    half = losses(tmp_path, "half", "precision=bf16", "compile=whole")
+    slow = "optim.lr=5e-4"  # at the demo's own rate ten steps blow rounding up to some per cent
+    whole = losses(tmp_path, "whole", slow)
+    half = losses(tmp_path, "half", slow, "precision=bf16", "compile=whole")
     np.testing.assert_allclose(half, whole, rtol=3e-2)
+    assert np.mean(half) == pytest.approx(np.mean(whole), rel=1e-2)
 
 
 def test_the_first_loss_is_that_of_the_cpu(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_attention_kernels_agree_with_the_plain_one(kernel: str, heads: int) -> 
     """Not causal, in bfloat16, forward and backward, also with condition tokens that make the length odd."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    system, _, feed = made("precision=bf16", f"model.heads={heads}", "model.condition=context", "model.context_tokens=2")
+    system, engine, feed = made("precision=bf16", f"model.heads={heads}", "model.condition=context", "model.context_tokens=2")
     with torch.no_grad():
         for param in system.parameters():
             param += 0.05 * torch.randn_like(param)
@@ -109,7 +111,7 @@ def test_attention_kernels_agree_with_the_plain_one(kernel: str, heads: int) -> 
         system.kernels = lambda name=name: (getattr(SDPBackend, name),)  # type: ignore[method-assign]
         try:
             with torch.autocast("cuda", dtype=torch.bfloat16), sdpa_kernel(getattr(SDPBackend, name)):
-                loss = system.loss(batch, None)[0]  # type: ignore[arg-type]
+                loss = system.loss(batch, engine)[0]
             loss.backward()
         except RuntimeError as error:
             pytest.skip(f"{name} does not run this shape: {str(error).splitlines()[0]}")

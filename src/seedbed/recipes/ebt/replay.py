@@ -64,4 +64,4 @@ class Replay(nn.Module):
         slot_B = index_B % len(self.known_R)
         self.tokens_RL[slot_B] = taken.tokens_BL[:num]
         self.z_RTV[slot_B] = end_BTV[:num].to(self.z_RTV.dtype)
-        self.known_R[slot_B] = True
+        self.known_R.index_fill_(0, slot_B, True)  # [slot_B] = True would fetch its value from the host: no capture
