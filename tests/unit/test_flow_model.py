@@ -23,7 +23,7 @@ VARIANTS = {
     "adaln": SMALL,
     "context": replace(SMALL, condition="context"),
     "1d": replace(SMALL, condition="context", positions="1d"),
-    "gelu": replace(SMALL, mlp="gelu", qk_norm=False),
+    "gelu": replace(SMALL, mlp="gelu", positions="sines", qk_norm=False),
     "late tokens": replace(SMALL, context_tokens=3, context_start=1),
     "many tokens": replace(SMALL, condition="context", context_tokens=3, context_start=1),
 }

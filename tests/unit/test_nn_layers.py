@@ -8,7 +8,7 @@ from torch import nn
 
 from seedbed.nn.groups import declare, kind_of, rows_of, settings_of
 from seedbed.nn.init import materialize, normal_
-from seedbed.nn.mlp import MLP
+from seedbed.nn.mlp import MLP, gelu
 from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm
 from seedbed.nn.rope import apply_rope, rope_table
 
@@ -81,9 +81,25 @@ def test_mlps_have_about_eight_width_squared_weights_and_keep_the_stream_dtype(k
         assert mlp(torch.randn(2, 3, 192).bfloat16()).dtype == torch.bfloat16
 
 
+def tanh_gelu(h):
+    return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+
+
+def test_gelu_is_the_same_written_for_the_compiler(monkeypatch):
+    x = torch.linspace(-30, 30, 2001, dtype=torch.float64).requires_grad_()
+    found = []
+    for compiling in (False, True):
+        monkeypatch.setattr(torch.compiler, "is_compiling", lambda compiling=compiling: compiling)
+        y = gelu(x)
+        found.append((y, *torch.autograd.grad(y.sum(), x)))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found[0][0], tanh_gelu(x), rtol=1e-9, atol=1e-12)
+
+
 def test_mlps_compute_what_they_are_called():
     x, act = torch.randn(5, 64), nn.functional
-    for kind, reference in (("relu2", lambda h: act.relu(h) ** 2), ("gelu", act.gelu)):
+    for kind, reference in (("relu2", lambda h: act.relu(h) ** 2), ("gelu", tanh_gelu)):
         mlp = MLP(64, kind)
         torch.testing.assert_close(mlp(x), reference(x @ mlp.up.weight.T) @ mlp.down.weight.T)
     mlp = MLP(64, "swiglu")

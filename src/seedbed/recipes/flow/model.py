@@ -33,8 +33,8 @@ class Setting(NamedTuple):
 
     dtype: torch.dtype
     places_ND: Tensor | None
-    ropes: tuple[Rope, Rope]
-    """For patches alone, and for patches with condition tokens behind them."""
+    ropes: tuple[Rope | None, Rope | None]
+    """For patches alone, and for patches with condition tokens behind them; none where positions are only added."""
 
 
 class Block(nn.Module):
@@ -45,7 +45,7 @@ class Block(nn.Module):
         self.attention = Attention(config.width, config.heads, qk_norm=config.qk_norm, causal=False)
         self.mlp = MLP(config.width, config.mlp, config.hidden)
 
-    def forward(self, x_BTD: Tensor, rope: Rope, vectors: tuple[Tensor, ...] = ()) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Rope | None, vectors: tuple[Tensor, ...] = ()) -> Tensor:
         if not vectors:
             x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rope)
             return x_BTD + self.mlp(rms_norm(x_BTD))
@@ -197,14 +197,14 @@ class FlowTransformer(nn.Module):
         """What a pass needs; the patches stand in raster order unless other places are given."""
         config, device = self.config, self.enter.weight.device
         places_N2 = raster(*self.grid, device) if places_N2 is None else places_N2
-        head_dim = config.width // config.heads
+        head_dim, rope = config.width // config.heads, None
         if config.positions == "1d":
             rope = rope_table(places_N2[:, 0] * self.grid[1] + places_N2[:, 1], head_dim, config.rope_base)
-            places_ND = None
-        else:
+        elif config.positions == "2d":
             rope = axial_table(places_N2, head_dim, config.rope_base)
-            places_ND = sincos_table(places_N2, config.width)
-        return Setting(self.stream_dtype(), places_ND, (rope, with_unturned(rope, self.num_context)))
+        places_ND = None if config.positions == "1d" else sincos_table(places_N2, config.width)
+        ropes = (rope, rope and with_unturned(rope, self.num_context))
+        return Setting(self.stream_dtype(), places_ND, ropes)
 
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""

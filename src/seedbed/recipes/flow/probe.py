@@ -33,7 +33,7 @@ def open_up(system: Flow, batch: Batch) -> Probe:
         oracle=lambda b: _perfect(system, b),
         lower_bound=0.0,
         order="full",
-        positions="absolute" if system.config.model.positions == "2d" else "relative",
+        positions="relative" if system.config.model.positions == "1d" else "absolute",
         at_positions=lambda b, places_N: _at(system, b, places_N),
         uses=("class", "time"),
         scalars={"time": (0.0, 1.0)},
