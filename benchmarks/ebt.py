@@ -1,7 +1,8 @@
-"""ebt on one GPU: the S1 step, learning against the plain transformer, thinking curves, and cached generation.
+"""ebt on one GPU: the S1 step, learning against the plain transformer, thinking curves, denoising, and cached generation.
 
     python benchmarks/ebt.py --step --generate                          # random tokens, no data needed
     python benchmarks/ebt.py --learn --text tinyshakespeare.txt         # with the curves of every run
+    python benchmarks/ebt.py --denoise --seeds 1 2 3 --images CIFAR10   # beside a regressor of equal size; shapes by default
 
 Limits on one H200: 42 ms for the S1 step of the xxs size (6 layers, 384 wide), batch 32, context 256, 2 steps, vocabulary
 4,096, in the best precision (the original: 167 ms, 17.8 GiB); cached generation at least 10 times uncached at 1,024 tokens.
@@ -25,6 +26,7 @@ from seedbed.launch import local
 from seedbed.nn.sampling import Sampling
 from seedbed.recipes import find
 from seedbed.recipes.ebt.curves import thinking_curves
+from seedbed.recipes.ebt.denoise_curves import curves
 from seedbed.recipes.ebt.generate import CachedDecoder, Thinking, UncachedDecoder
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
@@ -47,6 +49,13 @@ LEARN_ROWS = {
     "s2": ("ebt/shakespeare-s2", []),
     "s2, fixed step size": ("ebt/shakespeare-s2", ["model.walk.spread=1"]),
     "s2, no noise": ("ebt/shakespeare-s2", ["model.walk.langevin=0"]),
+}
+# Energies over images, and the regressor that they are held against; on shapes, and on a folder of images.
+DENOISE_ROWS = {
+    "energy": ("denoise", []),
+    "energy that sees the noisy image": ("denoise", ["model.observe=concat"]),
+    "energy, random step size": ("denoise", ["model.steps=2", "model.spread=2"]),
+    "regressor": ("regress", []),
 }
 
 
@@ -105,26 +114,30 @@ def train(root: Path, name: str, preset: str, settings: list[str]) -> dict[str, 
         return {"error": said.getvalue()[-400:]}
     run = Run.open(root, name)
     evals = [e for e in run.events() if e["kind"] == "eval"]
-    keys = ("nats", "perplexity", "bits_per_byte", "nats_one_step")
+    keys = ("nats", "perplexity", "bits_per_byte", "nats_one_step", "psnr_in", "psnr_out")
     final = {key: round(evals[-1][key], 4) for key in keys if key in evals[-1]}
+    if "nats" in final:
+        final["best"] = round(min(e["nats"] for e in evals), 4)
     status = run.status()
-    facts = {"best": round(min(e["nats"] for e in evals), 4), "steps": status["step"]}
-    return {**final, **facts, "train_s": round(status["clock"]["train"], 1)}
+    return {**final, "steps": status["step"], "train_s": round(status["clock"]["train"], 1)}
 
 
-def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...]) -> dict[str, Any]:
+def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...], wanted: str) -> dict[str, Any]:
     """Equal parameters always; equal tokens, and equal seconds, against the plain transformer; and the curves of each."""
     base, rows = [f"data.text={text}", f"steps={steps}"], {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         for seed in seeds:
             for title, (preset, extra) in LEARN_ROWS.items():
+                if wanted not in title:
+                    continue
                 name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
                 row = train(root, name, preset, [*base, *extra, f"seed={seed}"])
                 row["curves"] = _curves(root, name, texts) if "error" not in row else None
                 rows[f"{title}, seed {seed}"] = row
                 print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
-            rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
+            if f"s1, seed {seed}" in rows:
+                rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
     return rows
 
 
@@ -143,6 +156,31 @@ def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
     trained = local.load(root, name)
     with trained.engine.evaluating():
         return thinking_curves(trained.system, tokens=1 << 14, starts=8, texts=texts)  # type: ignore[arg-type]
+
+
+def denoise(images: str, steps: int, seeds: list[int]) -> dict[str, Any]:
+    """PSNR in and out of distribution by steps of the walk, for every seed, then the mean over seeds of each row."""
+    kind, data = ("cifar", [f"data.images={Path(images).absolute()}"]) if images else ("shapes", [])
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        for seed in seeds:
+            for title, (model, extra) in DENOISE_ROWS.items():
+                name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
+                settings = [*data, *extra, f"steps={steps}", f"every.eval={steps // 2}", f"seed={seed}"]
+                row = train(root, name, f"ebt/{model}-{kind}", settings)
+                if "error" not in row:
+                    trained = local.load(root, name)
+                    with trained.engine.evaluating():
+                        row["curves"] = curves(trained.system)  # type: ignore[arg-type]
+                rows[f"{title}, seed {seed}"] = row
+                print(kind, title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
+    found = {"rows": rows}
+    for title in DENOISE_ROWS:
+        good = [row for name, row in rows.items() if name.startswith(f"{title}, seed") and "error" not in row]
+        found[title] = {key: [row[key] for row in good] for key in ("psnr_in", "psnr_out")}
+        print(kind, title, {k: round(sum(v) / max(1, len(v)), 2) for k, v in found[title].items()}, flush=True)
+    return found
 
 
 def generation(num_tokens: int) -> dict[str, Any]:
@@ -177,13 +215,14 @@ def generation(num_tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for part in ("step", "learn", "generate"):
+    for part in ("step", "learn", "denoise", "generate"):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each row of --step is timed")
-    parser.add_argument("--rows", default="", help="only rows of --step whose name holds this")
+    parser.add_argument("--rows", default="", help="only rows of --step and --learn whose name holds this")
     parser.add_argument("--tokens", type=int, default=1024, help="how far --generate writes")
     parser.add_argument("--text", default="tinyshakespeare.txt")
     parser.add_argument("--unlike", nargs="*", default=[], help="texts out of distribution, for the curves")
+    parser.add_argument("--images", default="", help="a folder of images for --denoise, in place of shapes")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     args = parser.parse_args()
@@ -203,7 +242,11 @@ def main() -> None:
         print(rows)
         write_result("ebt-generate", {"rows": rows, "limit": CACHE_LIMIT})
     if args.learn:
-        write_result("ebt-learn", {"rows": learn(args.text, args.steps, args.seeds, tuple(args.unlike))})
+        rows = learn(args.text, args.steps, args.seeds, tuple(args.unlike), args.rows)
+        write_result(f"ebt-learn-{args.rows}" if args.rows else "ebt-learn", {"rows": rows})
+    if args.denoise:
+        kind = "images" if args.images else "shapes"
+        write_result(f"ebt-denoise-{kind}", denoise(args.images, args.steps, args.seeds))
 
 
 if __name__ == "__main__":
