@@ -11,12 +11,17 @@ from torch import Tensor
 
 from seedbed.nn import attention
 from seedbed.nn.fused import NormAndTurn
+from seedbed.nn.narrow import narrow_attention
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.rope import apply_rope, rope_table
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(2, 5, 3, 3, 8), (2, 11, 4, 2, 64), (1, 3, 6, 1, 2)]  # B, T, H, K, D
 WIDTHS = [(1, 16), (65, 128), (5000, 5008), (4096, 4096)]  # vocabulary, V
+LENGTHS = (1, 7, 64, 100, 130)
+# What narrow attention may be off by, of outputs and of gradients, when scores are of ordinary size and when they are huge:
+# then one key has all the weight, and the gradient is the small rest of what is rounded.
+OFF = {torch.float32: (2e-6, 5e-5), torch.bfloat16: (1e-2, 0.2), torch.float16: (2e-3, 4e-2)}
 
 
 def close(got: Tensor, wanted: Tensor) -> None:
@@ -101,7 +106,83 @@ def check_compiled(device: str, backend: str, kv_heads: int, values_x0: bool) ->
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float) -> tuple[Tensor, ...]:
+    """By the book and in float64: outputs and the gradients of all three."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    weights = (torch.einsum("bthd,bshd->bhts", q, k) * scale).softmax(-1)
+    y = torch.einsum("bhts,bshd->bthd", weights, v)
+    return (y.detach(), *torch.autograd.grad(y, (q, k, v), dy.double()))
+
+
+def check_narrow(device: str, length: int, head_dim: int, dtype: torch.dtype, times: float = 1.0, batch: int = 2) -> None:
+    """Forward and backward equal softmax attention, for values inside a larger tensor and a gradient in any order."""
+    torch.manual_seed(0)
+    q, k = torch.randn(2, batch, length, 2, head_dim, device=device).to(dtype).unbind()
+    v = torch.randn(batch, length, 6, head_dim, device=device).to(dtype)[:, :, 4:]
+    q, k, v = (x.detach().requires_grad_() for x in (q * times, k, v))
+    kind = length % 3
+    dy = laid_out(torch.randn(q.shape, device=device).to(dtype), kind)
+    y, _ = narrow_attention(q, k, v, 0.3)
+    got = (y.detach(), *torch.autograd.grad(y, (q, k, v), dy))
+    for name, a, b in zip(("y", "dq", "dk", "dv"), got, softmax_attention(q, k, v, dy, 0.3), strict=True):
+        assert a.shape == b.shape and a.dtype == dtype and a.is_contiguous()
+        # A single key has all the weight whatever its score: that gradient is zero but for rounding, and `dy` its measure.
+        size = b.norm() if length > 1 else b.norm() + 10 * times * dy.double().norm()
+        off = ((a.double() - b).norm() / size).item()
+        assert off <= OFF[dtype][times > 1], f"{name} of {length} x {head_dim}, scores times {times:g}: off by {off:.1e}"
+
+
+def check_narrow_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
+    """Attention with the kernel, plain and compiled without a break, equals torch's; gradients too, and the kernel runs."""
+    from seedbed.nn import narrow_kernels
+
+    torch.manual_seed(0)
+    module = attention.Attention(64, 4, causal=False, gate=True).to(device, dtype)
+    x = torch.randn(2, 7, 64, device=device, dtype=dtype, requires_grad=True)
+    rope = rope_table(torch.arange(7, device=device), 16, 1e4)
+    inputs, ran = (x, *module.parameters()), []
+
+    def run(call) -> tuple[Tensor, ...]:
+        y = call(x, rope)
+        return (y, *torch.autograd.grad(y.float().square().sum(), inputs))
+
+    wanted = run(module)
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, dynamic=False, backend=backend)
+    results = [run(compiled)]  # the choice comes after: what was compiled for torch's kernels must not stay
+    real, attention.can_be_narrow = attention.can_be_narrow, lambda *_: True
+    forward, narrow_kernels.forward = narrow_kernels.forward, lambda *given: ran.append(1) or forward(*given)
+    try:
+        with attention.attention_scope([attention.Own.NARROW]):
+            results += [run(module), run(compiled)]
+    finally:
+        attention.can_be_narrow, narrow_kernels.forward = real, forward
+    assert len(ran) == 2, f"the kernel ran {len(ran)} times"
+    off = 1e-4 if dtype == torch.float32 else 3e-2
+    for a, b in zip(itertools.chain(*results), wanted * 3, strict=True):
+        assert (a - b).float().norm() <= off * b.float().norm()
+
+
+def check_narrow_flops() -> None:
+    """The summary of a model counts as many operations for it as for torch's attention."""
+    from seedbed.train.summary import _Products
+
+    q = torch.randn(2, 7, 3, 16)
+    with _Products() as own:
+        narrow_attention(q, q, q, 0.25)
+    with _Products() as theirs:
+        F.scaled_dot_product_attention(q.transpose(1, 2), q.transpose(1, 2), q.transpose(1, 2))
+    assert own.flops == theirs.flops > 0
+
+
 def main() -> None:
+    for length, head_dim in itertools.product(LENGTHS, (16, 32)):
+        check_narrow("cpu", length, head_dim, torch.float32)
+    for dtype, (length, head_dim) in itertools.product((torch.float32, torch.float16), ((7, 16), (130, 32))):
+        check_narrow("cpu", length, head_dim, dtype, 40.0)  # the interpreter multiplies no matrices of bfloat16
+    check_narrow("cpu", 70, 16, torch.float16)
+    check_narrow_compiled("cpu", "aot_eager", torch.float32)
+    check_narrow_flops()
     for shape, dtype in itertools.product(SHAPES, DTYPES):
         check_turn("cpu", shape, dtype)
     for widths, dtype in itertools.product(WIDTHS, DTYPES):

@@ -6,9 +6,21 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
 
-from kernel_checks import DTYPES, SHAPES, WIDTHS, check_compiled, check_loss, check_turn  # noqa: E402
+from kernel_checks import (  # noqa: E402
+    DTYPES,
+    LENGTHS,
+    SHAPES,
+    WIDTHS,
+    check_compiled,
+    check_loss,
+    check_narrow,
+    check_narrow_compiled,
+    check_turn,
+    softmax_attention,
+)
 
-from seedbed.nn.attention import Attention  # noqa: E402
+from seedbed.nn.attention import NAMED, Attention, attention_scope, choose_attention  # noqa: E402
+from seedbed.nn.narrow import narrow_attention  # noqa: E402
 from seedbed.nn.rope import rope_table  # noqa: E402
 
 
@@ -55,3 +67,63 @@ def test_attention_uses_the_kernel_and_can_be_captured():
     got.zero_()
     graph.replay()
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("head_dim", [16, 32])
+@pytest.mark.parametrize("length", [*LENGTHS, 1000, 2050])
+def test_narrow_attention(length, head_dim, dtype):
+    check_narrow("cuda", length, head_dim, dtype)
+    check_narrow("cuda", length, head_dim, dtype, 40.0)
+
+
+@pytest.mark.parametrize("changes", [{"SINGLE_PASS": True}, {"SHARE": 1}, {"SHARE": 2}, {"SUM_BY_PRODUCT": True}], ids=str)
+def test_narrow_attention_by_its_other_ways(changes, monkeypatch):
+    from seedbed.nn import narrow_kernels
+
+    for name, value in changes.items():
+        monkeypatch.setattr(narrow_kernels, name, value)
+    for length, head_dim, times in ((130, 16, 1.0), (1000, 32, 1.0), (1000, 16, 40.0)):
+        check_narrow("cuda", length, head_dim, torch.bfloat16, times)
+
+
+def test_narrow_attention_over_many_tokens():
+    """The shape of flow/seed-256, one of its heads against float64."""
+    if torch.cuda.get_device_properties(0).total_memory < 40 << 30:
+        pytest.skip("the plain way to it needs some 20 GB")
+    torch.manual_seed(0)
+    q, k, v, dy = torch.randn(4, 1, 16_386, 16, 16, device="cuda").to(torch.bfloat16).unbind()
+    inputs = tuple(x.requires_grad_() for x in (q, k, v))
+    y, _ = narrow_attention(*inputs, 0.36)
+    got = (y, *torch.autograd.grad(y, inputs, dy))
+    one = [x[:, :, 5:6].detach() for x in (*inputs, dy)]
+    for a, b in zip(got, softmax_attention(*one, 0.36), strict=True):
+        assert (a[:, :, 5:6].double() - b).norm() <= 1e-2 * b.norm()
+
+
+def test_attention_compiles_around_narrow_attention():
+    check_narrow_compiled("cuda", "inductor", torch.bfloat16)
+
+
+def test_narrow_attention_can_be_named_and_captured():
+    kernels = choose_attention((2, 4, 130, 16), torch.bfloat16, torch.device("cuda"), causal=False, only="narrow")
+    assert kernels == (NAMED["narrow"],)
+    torch.manual_seed(0)
+    module = Attention(64, 4, causal=False).to("cuda", torch.bfloat16)
+    x = torch.randn(2, 130, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+    def step():
+        with attention_scope(kernels):
+            return torch.autograd.grad(module(x).float().square().sum(), x)[0]
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wanted = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    got.zero_()
+    graph.replay()
+    torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0)  # two passes backward, each in a fixed order

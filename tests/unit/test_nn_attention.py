@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend
 
+from seedbed.errors import UserError
 from seedbed.nn import attention as attention_file
-from seedbed.nn.attention import Attention, attention_scope, choose_attention
+from seedbed.nn import narrow
+from seedbed.nn.attention import Attention, Own, attend, attention_scope, choose_attention, current_kernels
 from seedbed.nn.cache import Cache
 from seedbed.nn.groups import kind_of, rows_of
 from seedbed.nn.norms import rms_norm
@@ -162,6 +164,101 @@ def test_kernels_are_ranked_by_time_and_those_that_fail_are_left_out(monkeypatch
     choose_attention((4, 8, 16, 64), torch.bfloat16, cuda)
     assert len(seen) == 2 * num_timings
     choose_attention.cache_clear()
+
+
+# What the kernel for narrow heads takes, and what it does not: shape, dtype, key heads, dropout, causal.
+NARROW = ((2, 8, 16, 32), torch.bfloat16, 0, 0.0, False)
+NOT_NARROW = [
+    ((2, 8, 16, 64), torch.bfloat16, 0, 0.0, False),
+    ((2, 8, 16, 32), torch.float32, 0, 0.0, False),
+    ((2, 8, 16, 32), torch.bfloat16, 2, 0.0, False),
+    ((2, 8, 16, 32), torch.bfloat16, 0, 0.1, False),
+    ((2, 8, 16, 32), torch.bfloat16, 0, 0.0, True),
+]
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """CUDA with Triton, where the kernel for narrow heads takes the seconds in the list that is given, and torch's take 2."""
+    seconds = [1.0]
+    monkeypatch.setattr(narrow, "HAS_TRITON", True)
+    monkeypatch.setattr(attention_file, "_time_kernel", lambda kernel, *_: seconds[0] if kernel is Own.NARROW else 2.0)
+    choose_attention.cache_clear()
+    yield seconds
+    choose_attention.cache_clear()
+
+
+@pytest.mark.parametrize("case", NOT_NARROW)
+def test_narrow_heads_have_a_kernel_of_their_own_where_it_is_fastest(timed, monkeypatch, case):
+    cuda = torch.device("cuda", 0)
+
+    def choose(shape, dtype, *rest):
+        return choose_attention(shape, dtype, cuda, *rest)
+
+    assert choose(*NARROW)[0] is Own.NARROW
+    assert Own.NARROW not in choose(*case)
+    for seconds in (3.0, None):
+        timed[0] = seconds
+        choose_attention.cache_clear()
+        assert choose(*NARROW)[0] is not Own.NARROW
+    monkeypatch.setattr(narrow, "HAS_TRITON", False)
+    choose_attention.cache_clear()
+    assert Own.NARROW not in choose(*NARROW)
+
+
+@pytest.mark.parametrize(
+    ("case", "device", "has_triton"), [*((c, "cuda", True) for c in NOT_NARROW), (NARROW, "cpu", True), (NARROW, "cuda", False)]
+)
+def test_a_kernel_for_narrow_heads_that_is_asked_for_in_vain_is_refused(monkeypatch, case, device, has_triton):
+    monkeypatch.setattr(narrow, "HAS_TRITON", has_triton)
+    shape, dtype, *rest = case
+    with pytest.raises(
+        UserError, match=rf"attention=narrow does not run b?float.* heads of {shape[3]} over 16 tokens.* on {device};"
+    ):
+        choose_attention(shape, dtype, torch.device(device), *rest, only="narrow")
+
+
+def test_a_causal_mask_is_named_where_a_kernel_is_refused():
+    with pytest.raises(UserError, match=r"attention=narrow does not run .* tokens under a causal mask on cpu"):
+        choose_attention((2, 2, 16, 16), torch.bfloat16, torch.device("cpu"), only="narrow")
+
+
+def test_a_scope_that_has_the_kernel_for_narrow_heads_first_ends_as_it_began():
+    before = current_kernels()
+    with attention_scope([Own.NARROW]):
+        assert current_kernels() == [Own.NARROW, *before]
+        with attention_scope(()):
+            assert current_kernels() == [Own.NARROW, *before]
+        with pytest.raises(KeyError), attention_scope([SDPBackend.MATH, Own.NARROW]):
+            assert current_kernels() == [SDPBackend.MATH]
+            raise KeyError
+        with attention_scope(current_kernels()):
+            assert current_kernels() == [Own.NARROW, *before]
+        assert current_kernels() == [Own.NARROW, *before]
+    assert current_kernels() == before
+
+
+@pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"dropout_p": 0.5}, {"attn_mask": torch.ones(7, 7)}])
+def test_the_kernel_for_narrow_heads_runs_only_where_it_says_the_same(monkeypatch, how):
+    q, k, v = torch.randn(3, 2, 4, 7, 16).unbind()
+    given = []
+
+    def kernel(*qkv_scale):
+        given.append(qkv_scale)
+        return qkv_scale[2] + 1, None
+
+    monkeypatch.setattr(attention_file, "narrow_attention", kernel)
+    with attention_scope([Own.NARROW]):
+        attend(q, k, v, **how)
+        assert not given  # not on a CPU
+        monkeypatch.setattr(attention_file, "can_be_narrow", lambda *_: True)
+        y = attend(q, k, v, **how)
+    assert len(given) == (not how)
+    if given:
+        torch.testing.assert_close(y, v + 1)
+        assert given[0][0].shape == (2, 7, 4, 16) and given[0][3] == 0.25
+    attend(q, k, v, **how)
+    assert len(given) == (not how)
 
 
 def test_off_cuda_nothing_is_chosen():

@@ -54,69 +54,47 @@ def _mixed(share: int) -> str:
 MIXED_1, MIXED_2 = tl.constexpr(_mixed(1)), tl.constexpr(_mixed(2))
 
 
-def forward(
-    q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float, tiles: Tiles = FORWARD, **how: int
-) -> tuple[Tensor, Tensor]:
+def forward(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention (B, T, H, D), and each query's logarithm, base 2, of its summed exponentials (B, H, T)."""
     assert scale > 0, f"a scale of {scale} would turn the order of the scores"
     batch, length, heads, _ = q_BTHD.shape
-    y_BTHD = torch.empty(q_BTHD.shape, dtype=q_BTHD.dtype, device=q_BTHD.device)
+    y_BTHD = _like(q_BTHD)
     lse_BHT = torch.empty(batch, heads, length, dtype=torch.float32, device=q_BTHD.device)
-    how = {"share": SHARE, "by_product": SUM_BY_PRODUCT, **how}
-    _launch(_narrow_attention, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), (lse_BHT,), scale, tiles, **how)
+    how = {"share": SHARE, "by_product": SUM_BY_PRODUCT}
+    _launch(_narrow_attention, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), (lse_BHT,), scale, FORWARD, **how)
     return y_BTHD, lse_BHT
 
 
 def backward(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHT: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, from `given`: these three and what `forward` made of them."""
-    return _in_one_pass(dy_BTHD, given, lse_BHT, scale) if SINGLE_PASS else _in_two_passes(dy_BTHD, given, lse_BHT, scale)
-
-
-def _in_two_passes(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHT: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    delta_BHT = torch.empty_like(lse_BHT)
-    dq_BTHD = backward_queries(dy_BTHD, given, lse_BHT, delta_BHT, scale)
-    return dq_BTHD, *backward_keys(dy_BTHD, given, lse_BHT, delta_BHT, scale)
-
-
-def _in_one_pass(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHT: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    delta_BHT = torch.empty_like(lse_BHT)
-    _launch(_narrow_attention_deltas, (dy_BTHD, given[3]), (delta_BHT,), scale, KEYS)
+    numbers = lse_BHT, torch.empty_like(lse_BHT)
+    if not SINGLE_PASS:
+        return backward_queries(dy_BTHD, given, numbers, scale), *backward_keys(dy_BTHD, given, numbers, scale)
+    _launch(_narrow_attention_deltas, (dy_BTHD, given[3]), numbers[1:], scale, KEYS)
     wide_BTHD = torch.zeros(dy_BTHD.shape, dtype=torch.float32, device=dy_BTHD.device)
-    dk_BTHD, dv_BTHD = backward_keys(dy_BTHD, given, lse_BHT, delta_BHT, scale, wide_BTHD)
+    dk_BTHD, dv_BTHD = backward_keys(dy_BTHD, given, numbers, scale, wide_BTHD)
     return wide_BTHD.to(dy_BTHD.dtype), dk_BTHD, dv_BTHD
 
 
-def backward_queries(
-    dy_BTHD: Tensor,
-    given: tuple[Tensor, ...],
-    lse_BHT: Tensor,
-    delta_BHT: Tensor,
-    scale: float,
-    tiles: Tiles = QUERIES,
-    share: int = SHARE,
-) -> Tensor:
-    """The queries' gradient; fills `delta_BHT` with the products of each output and its gradient."""
-    dq_BTHD = torch.empty(dy_BTHD.shape, dtype=dy_BTHD.dtype, device=dy_BTHD.device)
-    _launch(_narrow_attention_queries, (*given, dy_BTHD, dq_BTHD), (lse_BHT, delta_BHT), scale, tiles, share=share)
+def backward_queries(dy_BTHD: Tensor, given: tuple[Tensor, ...], numbers: tuple[Tensor, Tensor], scale: float) -> Tensor:
+    """The queries' gradient. `numbers` are the logarithms and, filled here, the products of each output and its gradient."""
+    dq_BTHD = _like(given[0])
+    _launch(_narrow_attention_queries, (*given, dy_BTHD, dq_BTHD), numbers, scale, QUERIES, share=SHARE)
     return dq_BTHD
 
 
 def backward_keys(
-    dy_BTHD: Tensor,
-    given: tuple[Tensor, ...],
-    lse_BHT: Tensor,
-    delta_BHT: Tensor,
-    scale: float,
-    wide_BTHD: Tensor | None = None,
-    tiles: Tiles = KEYS,
-    share: int = SHARE,
+    dy_BTHD: Tensor, given: tuple[Tensor, ...], numbers: tuple[Tensor, Tensor], scale: float, wide_BTHD: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """The gradients of keys and values; that of the queries is added to `wide_BTHD` where there is one."""
-    dk_BTHD, dv_BTHD = (torch.empty(dy_BTHD.shape, dtype=dy_BTHD.dtype, device=dy_BTHD.device) for _ in range(2))
-    dq_BTHD, add = (dk_BTHD, False) if wide_BTHD is None else (wide_BTHD, True)
-    rows = (*given[:3], dy_BTHD, dk_BTHD, dv_BTHD, dq_BTHD)
-    _launch(_narrow_attention_keys, rows, (lse_BHT, delta_BHT), scale, tiles, share=share, add=add)
+    dk_BTHD, dv_BTHD = _like(given[1]), _like(given[2])
+    rows = (*given[:3], dy_BTHD, dk_BTHD, dv_BTHD, dk_BTHD if wide_BTHD is None else wide_BTHD)
+    _launch(_narrow_attention_keys, rows, numbers, scale, KEYS, share=SHARE, add=wide_BTHD is not None)
     return dk_BTHD, dv_BTHD
+
+
+def _like(x_BTHD: Tensor) -> Tensor:
+    return torch.empty(x_BTHD.shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
 
 
 def _launch(kernel, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], scale: float, tiles: Tiles, **how: int) -> None:
@@ -213,7 +191,7 @@ def _narrow_attention_queries(
     q_MD = _held(_head(rows[0], strides[0]), strides[0][1], first, length, held, dim)
     dy_MD = _held(_head(rows[4], strides[4]), strides[4][1], first, length, held, dim)
     row_M = first + tl.arange(0, held)
-    lse_M = tl.load(_numbers(numbers[0], length) + row_M, mask=row_M < length, other=0.0)
+    lse_M = tl.load(_numbers(numbers[0], length) + row_M, mask=row_M < length, other=float("inf"))
     delta_M = _deltas(rows[3], strides[3], dy_MD, first, length, held, dim)
     tl.store(_numbers(numbers[1], length) + row_M, delta_M, mask=row_M < length)
     k, v = _head(rows[1], strides[1]), _head(rows[2], strides[2])
