@@ -127,18 +127,27 @@ def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...], wante
     base, rows = [f"data.text={text}", f"steps={steps}"], {}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        spelled = tuple(_spelled(text, other, root) for other in texts)
         for seed in seeds:
             for title, (preset, extra) in LEARN_ROWS.items():
                 if wanted not in title:
                     continue
                 name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
                 row = train(root, name, preset, [*base, *extra, f"seed={seed}"])
-                row["curves"] = _curves(root, name, texts) if "error" not in row else None
+                row["curves"] = _curves(root, name, spelled) if "error" not in row else None
                 rows[f"{title}, seed {seed}"] = row
                 print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
             if f"s1, seed {seed}" in rows:
                 rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
     return rows
+
+
+def _spelled(text: str, other: str, root: Path) -> str:
+    """Another text in the letters of the first: what a tokenizer of its characters can read."""
+    letters = set(Path(text).read_text(encoding="utf-8"))
+    path = root / f"{Path(other).stem}.txt"
+    path.write_text("".join(c for c in Path(other).read_text(encoding="utf-8") if c in letters), encoding="utf-8")
+    return str(path)
 
 
 def _plain(root: Path, base: list[str], seconds: float, seed: int) -> dict[str, Any]:
@@ -155,7 +164,8 @@ def _plain(root: Path, base: list[str], seconds: float, seed: int) -> dict[str, 
 def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
     trained = local.load(root, name)
     with trained.engine.evaluating():
-        return thinking_curves(trained.system, tokens=1 << 14, starts=8, texts=texts)  # type: ignore[arg-type]
+        found = thinking_curves(trained.system, tokens=1 << 14, starts=8, texts=texts)  # type: ignore[arg-type]
+    return found | {"sets": {Path(name).stem: one for name, one in found["sets"].items()}}
 
 
 def denoise(images: str, steps: int, seeds: list[int]) -> dict[str, Any]:
