@@ -1,7 +1,7 @@
 """Attention for narrow heads as an operation of its own on CUDA, opaque to the compiler.
 
-B batch, T time, H heads, D head width. Where heads are narrow, exponentials cost more than products: torch's kernels, built
-around the products, leave half of the time to be won.
+B batch, T time, H heads, D head width. Where heads are narrow, exponentials cost more than products, around which torch's
+kernels are built.
 """
 
 import torch

@@ -24,7 +24,10 @@ class Tiles(NamedTuple):
     stages: int
 
 
-FORWARD, QUERIES, KEYS = Tiles(128, 128, 4, 3), Tiles(128, 64, 4, 3), Tiles(128, 64, 4, 3)
+# By head width.
+FORWARD = {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
+QUERIES = {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
+KEYS = {16: Tiles(128, 64, 4, 3), 32: Tiles(64, 64, 4, 3)}
 # One pass over the scores backward instead of two, whose parts of the queries' gradient are added in no fixed order.
 SINGLE_PASS = False
 # Of four exponentials, how many are computed by multiplications: the units that know exponentials are the bottleneck here.
@@ -37,7 +40,7 @@ def _mixed(share: int) -> str:
     """Assembly for four powers of 2, `share` of them without the unit for exponentials.
 
     Adding 1.5 * 2^23 leaves the nearest integer in the lowest bits, which become the exponent; a cubic, right to 7.5e-5 of
-    its value, makes the rest. That is an eighth of what a bfloat16 rounds away.
+    its value, makes the rest. That is a twentieth of what a bfloat16 rounds away.
     """
     shift, cubic = "0f4B400000", ("0f3D61FBB0", "0f3E786F0D", "0f3F31798D", "0f3F7FFB49")
     lines = ["{", ".reg .f32 x, r, p;", ".reg .b32 n, m;"]
@@ -97,13 +100,16 @@ def _like(x_BTHD: Tensor) -> Tensor:
     return torch.empty(x_BTHD.shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
 
 
-def _launch(kernel, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], scale: float, tiles: Tiles, **how: int) -> None:
+def _launch(
+    kernel, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], scale: float, tiles: dict[int, Tiles], **how: int
+) -> None:
     """One program for each `held` rows of each head; `rows` lie in any order in which a head's row is in one piece."""
     rows = tuple(x if x.stride(3) == 1 else x.contiguous() for x in rows)
     batch, length, heads, head_dim = rows[0].shape
     assert length * max(x.stride(1) for x in rows) < 1 << 31, f"{length} rows are too far apart"
-    grid = (triton.cdiv(length, tiles.held), heads, batch)
-    options = {"dim": head_dim, "held": tiles.held, "step": tiles.step, "num_warps": tiles.warps, "num_stages": tiles.stages}
+    held, step, num_warps, num_stages = tiles[head_dim]
+    grid = (triton.cdiv(length, held), heads, batch)
+    options = {"dim": head_dim, "held": held, "step": step, "num_warps": num_warps, "num_stages": num_stages}
     # Products and sums may become one operation: newer versions of Triton want to be asked.
     options["enable_fp_fusion"] = True
     strides = tuple(x.stride()[:3] for x in rows)
