@@ -46,7 +46,7 @@ STEP_ROWS = {
 }
 LEARN_ROWS = {
     "s1": ("ebt/shakespeare-s1", []),
-    "s2": ("ebt/shakespeare-s2", []),
+    "s2, random step size": ("ebt/shakespeare-s2", []),
     "s2, fixed step size": ("ebt/shakespeare-s2", ["model.walk.spread=1"]),
     "s2, no noise": ("ebt/shakespeare-s2", ["model.walk.langevin=0"]),
 }
@@ -168,7 +168,7 @@ def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
     return found | {"sets": {Path(name).stem: one for name, one in found["sets"].items()}}
 
 
-def denoise(images: str, steps: int, seeds: list[int]) -> dict[str, Any]:
+def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: list[str]) -> dict[str, Any]:
     """PSNR in and out of distribution by steps of the walk, for every seed, then the mean over seeds of each row."""
     kind, data = ("cifar", [f"data.images={Path(images).absolute()}"]) if images else ("shapes", [])
     rows: dict[str, Any] = {}
@@ -176,8 +176,10 @@ def denoise(images: str, steps: int, seeds: list[int]) -> dict[str, Any]:
         root = Path(folder)
         for seed in seeds:
             for title, (model, extra) in DENOISE_ROWS.items():
+                if wanted not in title:
+                    continue
                 name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
-                settings = [*data, *extra, f"steps={steps}", f"every.eval={steps // 2}", f"seed={seed}"]
+                settings = [*data, *extra, f"steps={steps}", f"every.eval={steps // 2}", f"seed={seed}", *further]
                 row = train(root, name, f"ebt/{model}-{kind}", settings)
                 if "error" not in row:
                     trained = local.load(root, name)
@@ -228,11 +230,12 @@ def main() -> None:
     for part in ("step", "learn", "denoise", "generate"):
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0, help="how long each row of --step is timed")
-    parser.add_argument("--rows", default="", help="only rows of --step and --learn whose name holds this")
+    parser.add_argument("--rows", default="", help="only rows whose name holds this")
     parser.add_argument("--tokens", type=int, default=1024, help="how far --generate writes")
     parser.add_argument("--text", default="tinyshakespeare.txt")
     parser.add_argument("--unlike", nargs="*", default=[], help="texts out of distribution, for the curves")
     parser.add_argument("--images", default="", help="a folder of images for --denoise, in place of shapes")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of --denoise")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     args = parser.parse_args()
@@ -256,7 +259,7 @@ def main() -> None:
         write_result(f"ebt-learn-{args.rows}" if args.rows else "ebt-learn", {"rows": rows})
     if args.denoise:
         kind = "images" if args.images else "shapes"
-        write_result(f"ebt-denoise-{kind}", denoise(args.images, args.steps, args.seeds))
+        write_result(f"ebt-denoise-{kind}", denoise(args.images, args.steps, args.seeds, args.rows, args.set))
 
 
 if __name__ == "__main__":
