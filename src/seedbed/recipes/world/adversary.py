@@ -45,7 +45,7 @@ class Critic(nn.Module):
         widths = [min(CHANNELS * 2**k, MOST) for k in range(num_scales + 1)]
         self.enter = nn.Conv2d(3 * (1 + REMEMBERED) + num_axes, widths[0], 3, padding=1)
         self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(widths))
-        self.score = nn.Conv2d(widths[-1], 1, 1)
+        self.score = nn.Conv2d(widths[-1], 1, 1, bias=False)  # only differences of scores are ever used
         for param in self.parameters():
             declare(param, "scalar", lr_scale=rate)
 
