@@ -15,6 +15,7 @@ from kernel_checks import (  # noqa: E402
     check_loss,
     check_narrow,
     check_narrow_compiled,
+    check_narrow_other_ways,
     check_turn,
     softmax_attention,
 )
@@ -75,16 +76,12 @@ def test_attention_uses_the_kernel_and_can_be_captured():
 def test_narrow_attention(length, head_dim, dtype):
     check_narrow("cuda", length, head_dim, dtype)
     check_narrow("cuda", length, head_dim, dtype, 40.0)
+    check_narrow("cuda", length, head_dim, dtype, shift=12.0)
 
 
-@pytest.mark.parametrize("changes", [{"SINGLE_PASS": True}, {"SHARE": 1}, {"SHARE": 2}, {"SUM_BY_PRODUCT": True}], ids=str)
-def test_narrow_attention_by_its_other_ways(changes, monkeypatch):
-    from seedbed.nn import narrow_kernels
-
-    for name, value in changes.items():
-        monkeypatch.setattr(narrow_kernels, name, value)
-    for length, head_dim, times in ((130, 16, 1.0), (1000, 32, 1.0), (1000, 16, 40.0)):
-        check_narrow("cuda", length, head_dim, torch.bfloat16, times)
+@pytest.mark.parametrize("ways", [{"SINGLE_PASS": True}, {"SHARE": 1}, {"SHARE": 2}, {"SUM_BY_PRODUCT": True}], ids=str)
+def test_narrow_attention_by_its_other_ways(ways):
+    check_narrow_other_ways("cuda", torch.bfloat16, ways)
 
 
 def test_narrow_attention_over_many_tokens():

@@ -1,7 +1,7 @@
 """Attention for narrow heads as an operation of its own on CUDA, opaque to the compiler.
 
-B batch, T time, H heads, D head width. Where heads are narrow, exponentials cost more than products, around which torch's
-kernels are built.
+B batch, T time, P the same rounded up to a multiple of 16, H heads, D head width. Where heads are narrow, exponentials cost
+more than products, around which torch's kernels are built.
 """
 
 import torch
@@ -26,31 +26,38 @@ def can_be_narrow(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor) -> bool:
 
 @torch.library.custom_op("seedbed::narrow_attention", mutates_args=())
 def narrow_attention(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Every query looks at every key; with it the logarithms (B, H, T) that the backward pass needs."""
+    """Every query looks at every key; with it the logarithms (B, H, P) that the backward pass needs."""
     from seedbed.nn import narrow_kernels
 
-    return narrow_kernels.forward(q_BTHD, k_BTHD, v_BTHD, scale)
+    y_BTHD, lse_BHP = _outputs(q_BTHD)
+    narrow_kernels.forward((q_BTHD, k_BTHD, v_BTHD), (y_BTHD, lse_BHP), scale)
+    return y_BTHD, lse_BHP
 
 
 @narrow_attention.register_fake
 def _(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    return _outputs(q_BTHD)
+
+
+def _outputs(q_BTHD: Tensor) -> tuple[Tensor, Tensor]:
     batch, length, heads, _ = q_BTHD.shape
-    return q_BTHD.new_empty(q_BTHD.shape), q_BTHD.new_empty(batch, heads, length, dtype=torch.float32)
+    lse_BHP = q_BTHD.new_empty(batch, heads, -(-length // 16) * 16, dtype=torch.float32)
+    return q_BTHD.new_empty(q_BTHD.shape), lse_BHP
 
 
 @torch.library.custom_op("seedbed::narrow_attention_backward", mutates_args=())
 def narrow_attention_backward(
-    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHT: Tensor, scale: float
+    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHP: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values."""
     from seedbed.nn import narrow_kernels
 
-    return narrow_kernels.backward(dy_BTHD, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), lse_BHT, scale)
+    return narrow_kernels.backward(dy_BTHD, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), lse_BHP, scale)
 
 
 @narrow_attention_backward.register_fake
 def _(
-    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHT: Tensor, scale: float
+    dy_BTHD: Tensor, q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, y_BTHD: Tensor, lse_BHP: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     return q_BTHD.new_empty(q_BTHD.shape), k_BTHD.new_empty(k_BTHD.shape), v_BTHD.new_empty(v_BTHD.shape)
 
@@ -61,8 +68,8 @@ def _keep(ctx, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*qkv, *output)
 
 
-def _backward(ctx, dy_BTHD: Tensor, dlse_BHT: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
-    assert dlse_BHT is None, "the logarithms are for the backward pass alone"
+def _backward(ctx, dy_BTHD: Tensor, dlse_BHP: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
+    assert dlse_BHP is None, "the logarithms are for the backward pass alone"
     return *narrow_attention_backward(dy_BTHD, *ctx.saved_tensors, ctx.scale), None
 
 

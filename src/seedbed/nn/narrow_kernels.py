@@ -57,20 +57,19 @@ def _mixed(share: int) -> str:
 MIXED_1, MIXED_2 = tl.constexpr(_mixed(1)), tl.constexpr(_mixed(2))
 
 
-def forward(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention (B, T, H, D), and each query's logarithm, base 2, of its summed exponentials (B, H, T)."""
+def forward(given: tuple[Tensor, Tensor, Tensor], out: tuple[Tensor, Tensor], scale: float) -> None:
+    """Fill attention (B, T, H, D) and each query's logarithm, base 2, of its summed exponentials from queries, keys, values.
+
+    Logarithms are (B, H, P): P is T rounded up to a multiple of 16, so that several are read at once.
+    """
     assert scale > 0, f"a scale of {scale} would turn the order of the scores"
-    batch, length, heads, _ = q_BTHD.shape
-    y_BTHD = _like(q_BTHD)
-    lse_BHT = torch.empty(batch, heads, length, dtype=torch.float32, device=q_BTHD.device)
     how = {"share": SHARE, "by_product": SUM_BY_PRODUCT}
-    _launch(_narrow_attention, (q_BTHD, k_BTHD, v_BTHD, y_BTHD), (lse_BHT,), scale, FORWARD, **how)
-    return y_BTHD, lse_BHT
+    _launch(_narrow_attention, (*given, out[0]), out[1:], scale, FORWARD, **how)
 
 
-def backward(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHT: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def backward(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHP: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of queries, keys and values, from `given`: these three and what `forward` made of them."""
-    numbers = lse_BHT, torch.empty_like(lse_BHT)
+    numbers = lse_BHP, torch.empty_like(lse_BHP)
     if not SINGLE_PASS:
         return backward_queries(dy_BTHD, given, numbers, scale), *backward_keys(dy_BTHD, given, numbers, scale)
     _launch(_narrow_attention_deltas, (dy_BTHD, given[3]), numbers[1:], scale, KEYS)
@@ -113,7 +112,7 @@ def _launch(
     # Products and sums may become one operation: newer versions of Triton want to be asked.
     options["enable_fp_fusion"] = True
     strides = tuple(x.stride()[:3] for x in rows)
-    kernel[grid](rows, strides, numbers, length, scale, **how, **options)
+    kernel[grid](rows, strides, numbers, length, numbers[0].shape[2], scale, **how, **options)
 
 
 # ---- forward -----------------------------------------------------------------------------------------------------------
@@ -121,7 +120,7 @@ def _launch(
 
 @triton.jit
 def _narrow_attention(
-    rows, strides, numbers, length, scale, share: tl.constexpr, by_product: tl.constexpr,
+    rows, strides, numbers, length, padded, scale, share: tl.constexpr, by_product: tl.constexpr,
     dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
     # At first against no maximum, whose search would cost as much as the sum: float32 and bfloat16 have room for it unless
@@ -136,7 +135,7 @@ def _narrow_attention(
             acc_MD, total_M, top_M = _sweep(q_MD, rows, strides, length, scale, True, 0, False, dim, held, step)
     _put(_head(rows[3], strides[3]), strides[3][1], first, length, acc_MD / total_M[:, None], held, dim)
     row_M = first + tl.arange(0, held)
-    tl.store(_numbers(numbers[0], length) + row_M, top_M + tl.log2(total_M), mask=row_M < length)
+    tl.store(_numbers(numbers[0], padded) + row_M, top_M + tl.log2(total_M), mask=row_M < length)
 
 
 @triton.jit
@@ -190,16 +189,16 @@ def _gather(
 
 @triton.jit
 def _narrow_attention_queries(
-    rows, strides, numbers, length, scale, share: tl.constexpr, dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr
+    rows, strides, numbers, length, padded, scale, share: tl.constexpr, dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr
 ):
     # Rows: queries, keys, values, outputs, their gradient, and the queries' gradient, which is what is made here.
     first = tl.program_id(0) * held
     q_MD = _held(_head(rows[0], strides[0]), strides[0][1], first, length, held, dim)
     dy_MD = _held(_head(rows[4], strides[4]), strides[4][1], first, length, held, dim)
     row_M = first + tl.arange(0, held)
-    lse_M = tl.load(_numbers(numbers[0], length) + row_M, mask=row_M < length, other=float("inf"))
+    lse_M = tl.load(_numbers(numbers[0], padded) + row_M, mask=row_M < length, other=float("inf"))
     delta_M = _deltas(rows[3], strides[3], dy_MD, first, length, held, dim)
-    tl.store(_numbers(numbers[1], length) + row_M, delta_M, mask=row_M < length)
+    tl.store(_numbers(numbers[1], padded) + row_M, delta_M, mask=row_M < length)
     k, v = _head(rows[1], strides[1]), _head(rows[2], strides[2])
     dq_MD = tl.zeros((held, dim), tl.float32)
     full = length // step * step
@@ -221,7 +220,7 @@ def _narrow_attention_queries(
 
 @triton.jit
 def _narrow_attention_keys(
-    rows, strides, numbers, length, scale, share: tl.constexpr, add: tl.constexpr,
+    rows, strides, numbers, length, padded, scale, share: tl.constexpr, add: tl.constexpr,
     dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr,
 ):  # fmt: skip
     # Rows: queries, keys, values, the outputs' gradient, then those of keys and values and, to be added to, of queries. Scores
@@ -232,14 +231,15 @@ def _narrow_attention_keys(
     v_ND = _held(v, strides[2][1], first, length, held, dim)
     once_ND = _tile(k, strides[1][1], first, length, held, dim, True) if add else k_ND  # in a sum the last row counts once
     kept = (k_ND, v_ND, once_ND)
+    lse, delta = _numbers(numbers[0], padded), _numbers(numbers[1], padded)
     dk_ND, dv_ND = tl.zeros((held, dim), tl.float32), tl.zeros((held, dim), tl.float32)
     full = length // step * step
     for start in range(0, full, step):
         sums = (dk_ND, dv_ND)
-        dk_ND, dv_ND = _from_queries(kept, sums, rows, strides, numbers, start, length, scale, share, add, step, False)
+        dk_ND, dv_ND = _from_queries(kept, sums, rows, strides, (lse, delta), start, length, scale, share, add, step, False)
     if full < length:
         sums = (dk_ND, dv_ND)
-        dk_ND, dv_ND = _from_queries(kept, sums, rows, strides, numbers, full, length, scale, share, add, step, True)
+        dk_ND, dv_ND = _from_queries(kept, sums, rows, strides, (lse, delta), full, length, scale, share, add, step, True)
     _put(_head(rows[4], strides[4]), strides[4][1], first, length, dk_ND * scale, held, dim)
     _put(_head(rows[5], strides[5]), strides[5][1], first, length, dv_ND, held, dim)
 
@@ -255,12 +255,12 @@ def _from_queries(
     q_MD = _tile(_head(rows[0], strides[0]), strides[0][1], start, length, step, dim, masked)
     dy_MD = _tile(_head(rows[3], strides[3]), strides[3][1], start, length, step, dim, masked)
     row_M = start + tl.arange(0, step)
-    if masked:  # no exponential is left of a query that is not there
-        lse_M = tl.load(_numbers(numbers[0], length) + row_M, mask=row_M < length, other=float("inf"))
-        delta_M = tl.load(_numbers(numbers[1], length) + row_M, mask=row_M < length, other=0.0)
+    lse, delta = numbers
+    if masked:  # a query that is not there is zero and has no gradient: nothing comes of it
+        lse_M = tl.load(lse + row_M, mask=row_M < length, other=0.0)
+        delta_M = tl.load(delta + row_M, mask=row_M < length, other=0.0)
     else:
-        lse_M = tl.load(_numbers(numbers[0], length) + row_M)
-        delta_M = tl.load(_numbers(numbers[1], length) + row_M)
+        lse_M, delta_M = tl.load(lse + row_M), tl.load(delta + row_M)
     p_NM = _exp2(_dot(k_ND, tl.trans(q_MD)) * (scale * LOG2E) - lse_M[None, :], share)
     dv_ND = _dot(p_NM.to(dy_MD.dtype), dy_MD, dv_ND)
     ds_NM = (p_NM * (_dot(v_ND, tl.trans(dy_MD)) - delta_M[None, :])).to(q_MD.dtype)
@@ -273,12 +273,14 @@ def _from_queries(
 
 
 @triton.jit
-def _narrow_attention_deltas(rows, strides, numbers, length, scale, dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr):
+def _narrow_attention_deltas(
+    rows, strides, numbers, length, padded, scale, dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr
+):
     first = tl.program_id(0) * held
     dy_MD = _held(_head(rows[0], strides[0]), strides[0][1], first, length, held, dim)
     row_M = first + tl.arange(0, held)
     delta_M = _deltas(rows[1], strides[1], dy_MD, first, length, held, dim)
-    tl.store(_numbers(numbers[0], length) + row_M, delta_M, mask=row_M < length)
+    tl.store(_numbers(numbers[0], padded) + row_M, delta_M, mask=row_M < length)
 
 
 @triton.jit
@@ -297,8 +299,8 @@ def _head(x, strides):
 
 
 @triton.jit
-def _numbers(x, length):
-    return x + (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * length
+def _numbers(x, padded):
+    return x + (tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * padded
 
 
 @triton.jit
