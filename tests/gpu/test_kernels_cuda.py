@@ -76,7 +76,7 @@ def test_attention_uses_the_kernel_and_can_be_captured():
 def test_narrow_attention(length, head_dim, dtype):
     check_narrow("cuda", length, head_dim, dtype)
     check_narrow("cuda", length, head_dim, dtype, 40.0)
-    check_narrow("cuda", length, head_dim, dtype, shift=12.0)
+    check_narrow("cuda", length, head_dim, dtype, shift=-12.0)
 
 
 @pytest.mark.parametrize("ways", [{"SINGLE_PASS": True}, {"SHARE": 1}, {"SHARE": 2}, {"SUM_BY_PRODUCT": True}], ids=str)
