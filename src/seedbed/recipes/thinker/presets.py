@@ -239,7 +239,9 @@ def cumsum() -> Config:
     `seedbed train thinker/cumsum` on one GPU: minutes. The map covers 4 to 24 latents and 4 to 16 steps; the goal is 99 % of
     tokens or better in the trained box.
     """
-    model = ModelConfig(width=64, heads=8, n_latent="4:16:2", n_step="4:12", positions=PositionConfig(kind="sin"))
+    model = ModelConfig(
+        width=64, heads=8, n_latent="4:16:2", n_step="4:12", output=OutputConfig(layers=2), positions=PositionConfig(kind="sin")
+    )
     data = DataConfig(task="cumsum", length=10, curriculum=FIXED)
     return replace(copy(), model=model, data=data, optim=_adam(3e-3), steps=40_000)
 
