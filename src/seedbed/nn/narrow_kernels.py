@@ -25,9 +25,9 @@ class Tiles(NamedTuple):
 
 
 # By head width.
-FORWARD = {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
-QUERIES = {16: Tiles(128, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
-KEYS = {16: Tiles(128, 64, 4, 3), 32: Tiles(64, 64, 4, 3)}
+FORWARD = {16: Tiles(64, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
+QUERIES = {16: Tiles(64, 64, 4, 3), 32: Tiles(128, 64, 4, 3)}
+KEYS = {16: Tiles(128, 32, 4, 3), 32: Tiles(64, 64, 4, 3)}
 # One pass over the scores backward instead of two, whose parts of the queries' gradient are added in no fixed order.
 SINGLE_PASS = False
 # Of four exponentials, how many are computed by multiplications: the units that know exponentials are the bottleneck here.
