@@ -15,7 +15,6 @@ from kernel_checks import (  # noqa: E402
     check_loss,
     check_narrow,
     check_narrow_compiled,
-    check_narrow_other_ways,
     check_turn,
     softmax_attention,
 )
@@ -77,11 +76,6 @@ def test_narrow_attention(length, head_dim, dtype):
     check_narrow("cuda", length, head_dim, dtype)
     check_narrow("cuda", length, head_dim, dtype, 40.0)
     check_narrow("cuda", length, head_dim, dtype, shift=-12.0)
-
-
-@pytest.mark.parametrize("ways", [{"SINGLE_PASS": True}, {"SHARE": 1}, {"SHARE": 2}, {"SUM_BY_PRODUCT": True}], ids=str)
-def test_narrow_attention_by_its_other_ways(ways):
-    check_narrow_other_ways("cuda", torch.bfloat16, ways)
 
 
 def test_narrow_attention_over_many_tokens():
