@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from seedbed.train.engine import Engine
 
 NUM_DRAWS = 3
-# Logits that one batch of evaluation may hold.
+# Logits, and tokens, that one batch of evaluation may hold: a walk keeps the attention of every layer for its slope.
 EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}
+EVAL_TOKENS = 1 << 14
 
 
 def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -31,7 +32,7 @@ def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iter
 
     So a part of a split scores the same alone as within the whole.
     """
-    batch = max(1, EVAL_LOGITS[device.type] // (source.block * vocab))
+    batch = max(1, min(EVAL_LOGITS[device.type] // vocab, EVAL_TOKENS) // source.block)
     for tokens_BT in windows(source, batch, device):
         size = tokens_BT.shape[1] - 1
         yield tokens_BT, torch.arange(size, device=device).expand(len(tokens_BT), size)
