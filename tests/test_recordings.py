@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -223,11 +224,34 @@ def test_mending_is_for_takes_and_their_axes(takes: Path, tmp_path: Path, capsys
 
 
 def test_a_missing_package_is_named(takes: Path, tmp_path: Path, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match=r'pip install "seedbed\[video\]"'):
         prepare(takes / "stray", tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["stray", "actions"])
+def test_opencv_decodes_where_av_is_missing(name: str, takes: Path, tmp_path: Path, monkeypatch):
+    pytest.importorskip("cv2", reason="opencv is not installed")
+    by_av = prepare(takes / name, tmp_path / "av")
+    monkeypatch.setitem(sys.modules, "av", None)
+    by_cv = prepare(takes / name, tmp_path / "cv")
+    np.testing.assert_allclose(by_cv.time_T, by_av.time_T, atol=2e-5)
+    np.testing.assert_allclose(by_cv.actions_TA, by_av.actions_TA, atol=2e-5)
+    assert np.abs(by_cv.frames_THWC.astype(int) - by_av.frames_THWC).mean() < 1.0, "colours in another order, or other frames"
+
+
+def test_a_column_of_episodes_keeps_takes_apart(truth: Truth, tmp_path: Path):
+    folder = tmp_path / "take"
+    folder.mkdir()
+    write_video(folder / "a.mp4", truth.frames_THWC[:60])
+    lines = [f"{n},{n // 20},{truth.action_T6[n, 5]:.8f}" for n in range(60)]
+    (folder / "actions.csv").write_text("frame,episode,yaw\n" + "\n".join(lines))
+    recording = prepare(folder, tmp_path / "out", accept=True)
+    assert [axis.name for axis in recording.axes] == ["yaw", "dt"]
+    np.testing.assert_array_equal(recording.episode_T, np.arange(60) // 20)
+    assert not recording.actions_TA[[19, 39, 59]].any(), "no control leads from one take into the next"
+    np.testing.assert_allclose(recording.actions_TA[:19, 0], truth.action_T6[:19, 5], atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "says"), [("walk.mp4", "has no controls; put it into a folder"), ("scan.r3d", "unpack it")])

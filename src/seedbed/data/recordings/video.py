@@ -5,12 +5,12 @@ Shape suffixes: T frames, A control axes, N rows of a table.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from seedbed.data import poses
 from seedbed.data.meter import Meter
+from seedbed.data.recordings import decoders
 from seedbed.data.recordings.take import Take, fit, numbers, pose_take, read_rows
 from seedbed.errors import UserError
 
@@ -44,6 +44,7 @@ def with_actions(folder: Path) -> Take:
     """A video and actions.csv: a column `time` in seconds of the video (or `frame`), and one column per control.
 
     A control holds from its time on: a frame's action is the mean of the rows until the next frame, or the last row before.
+    Beside `frame`, a column `episode` numbers the takes that follow each other in the video.
     """
     video, table = find_video(folder), folder / "actions.csv"
     rows = read_rows(table)
@@ -57,13 +58,16 @@ def with_actions(folder: Path) -> Take:
     values = numbers(rows[1:], table, len(header))
     if (np.diff(values[:, 0]) <= 0).any():
         raise UserError(f"{table}: {header[0]} does not rise at row {int(np.argmax(np.diff(values[:, 0]) <= 0)) + 3}; sort it")
-    time_T = times(video)
+    time_T = decoders.times(video)
     if len(time_T) == 0:
         raise UserError(f"{video} has no frames")
     if header[0] == "frame" and len(values) != len(time_T):
         raise UserError(f"{video.name} has {len(time_T):,} frames, actions.csv {len(values):,} rows: the counts must agree")
     actions_TA = values[:, 1:] if header[0] == "frame" else _held(values[:, 0], values[:, 1:], time_T, table)
-    names, columns = header[1:], [*actions_TA.T]
+    names, columns, episode_T = header[1:], [*actions_TA.T], np.zeros(len(time_T), np.int32)
+    if header[0] == "frame" and "episode" in names:
+        at = names.index("episode")
+        names, episode_T = [*names[:at], *names[at + 1 :]], columns.pop(at).astype(np.int32)
     if "dt" not in names:
         names, columns = [*names, "dt"], [*columns, np.diff(time_T, append=time_T[-1])]
     axes = tuple((name, "s" if name == "dt" else "") for name in names)
@@ -71,9 +75,7 @@ def with_actions(folder: Path) -> Take:
     def frames(height: int, width: int) -> Iterator[np.ndarray]:
         yield from decode(video, height, width, np.arange(len(time_T)))
 
-    return Take(
-        "video + actions.csv", (table, video), frames, time_T, np.zeros(len(time_T), np.int32), np.column_stack(columns), axes
-    )
+    return Take("video + actions.csv", (table, video), frames, time_T, episode_T, np.column_stack(columns), axes)
 
 
 def _held(time_N: np.ndarray, value_NA: np.ndarray, frame_T: np.ndarray, table: Path) -> np.ndarray:
@@ -102,27 +104,18 @@ def find_video(folder: Path) -> Path:
 # ---- decoding ------------------------------------------------------------------------------------------------------------
 
 
-def times(video: Path) -> np.ndarray:
-    """When each frame is shown, in seconds of the video: from its packets, without decoding."""
-    with _opened(video) as container:
-        stream = container.streams.video[0]
-        stamps = [p.pts for p in container.demux(stream) if p.pts is not None and p.size]
-        base = float(stream.time_base)
-    return np.sort(np.array(stamps, np.float64)) * base
-
-
 def decode(video: Path, height: int, width: int, wanted_T: np.ndarray) -> Iterator[np.ndarray]:
     """The frames with these numbers, upright, at one size."""
     meter, wanted, last = Meter("decoding", "frames"), set(wanted_T.tolist()), int(wanted_T[-1])
     shape, given = None, 0
-    for n, frame in enumerate(_frames(video)):
+    for n, picture in enumerate(decoders.pictures(video)):
         if n in wanted:
-            shape = shape or (frame.width, frame.height)
-            if (frame.width, frame.height) != shape:
-                raise UserError(f"{video}: frame {n:,} has {frame.width}x{frame.height} pixels, the first {shape[0]}x{shape[1]}")
-            image = frame.to_image()
-            turn = int(getattr(frame, "rotation", 0)) % 360
-            yield fit(image.rotate(turn, expand=True) if turn else image, height, width)
+            shape = shape or (picture.width, picture.height)
+            if (picture.width, picture.height) != shape:
+                size = f"{picture.width}x{picture.height}"
+                raise UserError(f"{video}: frame {n:,} has {size} pixels, the first {shape[0]}x{shape[1]}")
+            image = picture.image()
+            yield fit(image.rotate(picture.turn, expand=True) if picture.turn else image, height, width)
             given += 1
             meter(given, len(wanted))
         if n == last:
@@ -134,41 +127,14 @@ def decode(video: Path, height: int, width: int, wanted_T: np.ndarray) -> Iterat
 
 def rotation(video: Path) -> int:
     """By how many degrees a player turns the pictures counter-clockwise before it shows them."""
-    for frame in _frames(video):
-        return int(getattr(frame, "rotation", 0)) % 360
+    for picture in decoders.pictures(video):
+        return picture.turn
     raise UserError(f"{video} has no frames")
 
 
 def upright(basis_33: np.ndarray, degrees: int) -> np.ndarray:
     """The body's axes when the pictures of its camera are turned counter-clockwise before they are shown."""
     return basis_33 @ poses.exp(np.array([np.radians(degrees), 0.0, 0.0]))
-
-
-def _frames(video: Path) -> Iterator[Any]:
-    with _opened(video) as container:
-        import av
-
-        try:
-            yield from container.decode(video=0)
-        except av.FFmpegError as error:
-            raise UserError(f"{video} does not decode: {error.strerror}") from None
-
-
-def _opened(video: Path) -> Any:
-    try:
-        import av
-    except ImportError:
-        raise UserError('reading a video needs av: pip install "seedbed[video]"') from None
-    if not video.is_file():
-        raise UserError(f"{video} is missing")
-    try:
-        container = av.open(str(video))
-    except (av.FFmpegError, OSError) as error:
-        raise UserError(f"{video} does not decode: {getattr(error, 'strerror', None) or error}") from None
-    if not container.streams.video:
-        container.close()
-        raise UserError(f"{video} holds no pictures")
-    return container
 
 
 def _is_number(word: str) -> bool:
