@@ -136,10 +136,17 @@ def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...], wante
                 row = train(root, name, preset, [*base, *extra, f"seed={seed}"])
                 row["curves"] = _curves(root, name, spelled) if "error" not in row else None
                 rows[f"{title}, seed {seed}"] = row
+                write_result(name_of("ebt-learn", wanted), {"rows": rows})  # each as it is done
                 print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
             if f"s1, seed {seed}" in rows:
                 rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
+                write_result(name_of("ebt-learn", wanted), {"rows": rows})
     return rows
+
+
+def name_of(part: str, wanted: str) -> str:
+    """The file's name tells which rows it holds, where it does not hold all."""
+    return f"{part}-{wanted.replace(' ', '-').replace(',', '')}" if wanted else part
 
 
 def _spelled(text: str, other: str, root: Path) -> str:
@@ -169,7 +176,7 @@ def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: list[str]) -> dict[str, Any]:
-    """PSNR in and out of distribution by steps of the walk, for every seed, then the mean over seeds of each row."""
+    """PSNR in and out of distribution by steps of the walk, for every seed."""
     kind, data = ("cifar", [f"data.images={Path(images).absolute()}"]) if images else ("shapes", [])
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -186,13 +193,12 @@ def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: lis
                     with trained.engine.evaluating():
                         row["curves"] = curves(trained.system)  # type: ignore[arg-type]
                 rows[f"{title}, seed {seed}"] = row
+                write_result(name_of(f"ebt-denoise-{kind}", wanted), {"rows": rows})
                 print(kind, title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
-    found = {"rows": rows}
     for title in DENOISE_ROWS:
         good = [row for name, row in rows.items() if name.startswith(f"{title}, seed") and "error" not in row]
-        found[title] = {key: [row[key] for row in good] for key in ("psnr_in", "psnr_out")}
-        print(kind, title, {k: round(sum(v) / max(1, len(v)), 2) for k, v in found[title].items()}, flush=True)
-    return found
+        print(kind, title, {key: [row[key] for row in good] for key in ("psnr_in", "psnr_out")}, flush=True)
+    return rows
 
 
 def generation(num_tokens: int) -> dict[str, Any]:
@@ -258,11 +264,9 @@ def main() -> None:
         print(rows)
         write_result(f"ebt-generate-{'cuda' if torch.cuda.is_available() else 'cpu'}", {"rows": rows, "limit": CACHE_LIMIT})
     if args.learn:
-        rows = learn(args.text, args.steps, args.seeds, tuple(args.unlike), args.rows)
-        write_result(f"ebt-learn-{args.rows}" if args.rows else "ebt-learn", {"rows": rows})
+        learn(args.text, args.steps, args.seeds, tuple(args.unlike), args.rows)
     if args.denoise:
-        kind = "images" if args.images else "shapes"
-        write_result(f"ebt-denoise-{kind}", denoise(args.images, args.steps, args.seeds, args.rows, args.set))
+        denoise(args.images, args.steps, args.seeds, args.rows, args.set)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def chomsky(settings: list[str]) -> dict[str, Any]:
         row["published"] = {name: values[place] for name, values in PUBLISHED.items()}
         row["wall_s"] = round(time.perf_counter() - start, 1)
         rows[task] = row
+        write_result("thinker-chomsky", rows)  # each as it is done: hours may lie between them
         print(task, {k: v for k, v in row.items() if k != "published"}, flush=True)
     return rows
 
@@ -111,11 +112,13 @@ def main() -> None:
     parser.add_argument("settings", nargs="*")
     args = parser.parse_args()
     for part in args.only.split(","):
-        found = chomsky(args.settings) if part == "chomsky" else single(part, args.settings)
+        if part == "chomsky":
+            chomsky(args.settings)
+            continue
+        found = single(part, args.settings)
         if part == "cumsum":
             found["box"] = box(found)
-        if part != "chomsky":
-            print(part, json.dumps({k: v for k, v in found.items() if k != "map"}), flush=True)
+        print(part, json.dumps({k: v for k, v in found.items() if k != "map"}), flush=True)
         write_result(f"thinker-{part}", found)
 
 
