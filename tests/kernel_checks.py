@@ -1,24 +1,29 @@
 """What the kernels must do, on any device: on CUDA as they run, elsewhere by Triton's interpreter (run this file for that).
 
-B batch, T time, H query heads, K key heads, D head width, N rows, V padded vocabulary.
+B batch, T time, H query heads, K key heads, D head width or width, M vectors, N rows, V padded vocabulary.
 """
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.nn import attention
+from seedbed.nn import attention, gated
 from seedbed.nn.fused import NormAndTurn
 from seedbed.nn.narrow import narrow_attention
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.rope import apply_rope, rope_table
+from seedbed.recipes.flow.model import build_model
+from seedbed.recipes.flow.presets import ModelConfig
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(2, 5, 3, 3, 8), (2, 11, 4, 2, 64), (1, 3, 6, 1, 2)]  # B, T, H, K, D
 WIDTHS = [(1, 16), (65, 128), (5000, 5008), (4096, 4096)]  # vocabulary, V
 LENGTHS = (1, 7, 64, 100, 130)
+GATED = [(2, 1, 96), (3, 7, 384), (1, 100, 96), (2, 7, 520), (2, 40, 33)]  # B, T, D
 # What narrow attention may be off by beside its roundings to 16 bits: for scores of ordinary size, and for huge ones, which
 # float32 holds to fewer places behind the point.
 OFF = (2e-6, 5e-5)
@@ -199,7 +204,105 @@ def check_narrow_flops() -> None:
     assert own.flops == theirs.flops > 0
 
 
+def plain_gated(x: Tensor, branch: Tensor | None, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    *gate, shift, scale = vectors.split(1, dim=1)
+    x = x if branch is None else x + gate[0] * branch
+    return x, rms_norm(x) * (1 + scale) + shift
+
+
+def check_gated(device: str, shape: tuple[int, int, int], dtype: torch.dtype, branched: bool = True, used: str = "both") -> None:
+    """Sum, norm and all gradients equal plain code in float64: of tokens and vectors inside larger tensors, for gradients in
+    any order, and where only one of the two results is used."""
+    batch, length, width = shape
+    torch.manual_seed(0)
+    wide = [torch.randn(batch, n, width, device=device).to(dtype) for n in (length + 2, length + 2, 7)]
+    num = 3 if branched else 2
+    given = [x.requires_grad_() for x in (wide if branched else wide[::2])]
+
+    def parts(tensors: list[Tensor]) -> tuple[Tensor, Tensor | None, Tensor]:
+        return tensors[0][:, :length], tensors[1][:, :length] if branched else None, tensors[-1][:, 2 : 2 + num]
+
+    total, y, _ = gated.gate_and_norm(*parts(given))
+    double = [x.detach().double().requires_grad_() for x in given]
+    results = {"sum": total, "norm": y}, dict(zip(("sum", "norm"), plain_gated(*parts(double)), strict=True))
+    chosen = [name for name in (("sum", "norm") if branched else ("norm",)) if used in (name, "both")]
+    grads = [out_of_order(torch.randn(shape, device=device).to(dtype), kind) for kind in range(len(chosen))]
+    got = torch.autograd.grad([results[0][n] for n in chosen], given, grads)
+    wanted = torch.autograd.grad([results[1][n] for n in chosen], double, [g.double() for g in grads], materialize_grads=True)
+    for name, a, b in zip(chosen, (results[0][n] for n in chosen), (results[1][n] for n in chosen), strict=True):
+        assert a.shape == shape and a.dtype == dtype and a.is_contiguous(), name
+        close(a.detach(), b.detach())
+    for a, b in zip(got, wanted, strict=True):
+        close(a, b)
+
+
+def out_of_order(x_BTD: Tensor, kind: int) -> Tensor:
+    """The same numbers with the width outermost, or time."""
+    order = ((2, 0, 1), (1, 0, 2))[kind]
+    return x_BTD.permute(order).contiguous().permute([order.index(i) for i in range(3)])
+
+
+def check_gated_all(device: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    """With and without a branch, and where one program takes many tokens."""
+    from seedbed.nn import gated_kernels
+
+    for branched, used in ((True, "both"), (True, "norm"), (True, "sum"), (False, "norm")):
+        check_gated(device, shape, dtype, branched, used)
+    before = gated_kernels.FORWARD, gated_kernels.BACKWARD
+    gated_kernels.FORWARD, gated_kernels.BACKWARD = (tiles._replace(programs=shape[0]) for tiles in before)
+    try:
+        check_gated(device, shape, dtype)
+    finally:
+        gated_kernels.FORWARD, gated_kernels.BACKWARD = before
+
+
+@contextlib.contextmanager
+def gated_is(fused: bool) -> Iterator[list[int]]:
+    """Whether norms are taken together with the addition before them; notes every time the kernel runs."""
+    from seedbed.nn import gated_kernels
+
+    ran: list[int] = []
+    real, forward = gated.can_gate_and_norm, gated_kernels.forward
+    gated.can_gate_and_norm = lambda *_: fused
+    gated_kernels.forward = lambda *given: ran.append(1) or forward(*given)
+    try:
+        yield ran
+    finally:
+        gated.can_gate_and_norm, gated_kernels.forward = real, forward
+
+
+def check_gated_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
+    """A flow model with the kernel, plain and compiled without a break, equals one without; gradients too."""
+    config = ModelConfig(depth=2, width=32, heads=2, patch=2, context_tokens=1, context_start=1)
+    model = build_model(config, (3, 8, 8), 5, seed=1).to(device)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for param in model.parameters():
+            param += 0.1 * torch.randn_like(param)
+    x, time, label = torch.randn(3, 3, 8, 8, device=device), torch.rand(3, device=device), torch.arange(3, device=device)
+
+    def run(call, fused: bool) -> tuple[Tensor, ...]:
+        with gated_is(fused) as ran, torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+            y = call(x, time, label, model.setting())
+            grads = torch.autograd.grad(y.square().sum(), list(model.parameters()))
+        assert len(ran) == 5 * fused, f"the kernel ran {len(ran)} times"
+        return y, *grads
+
+    wanted = run(model, fused=False)
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
+    off = 1e-5 if dtype == torch.float32 else 5e-2
+    for got in (run(model, fused=True), run(compiled, fused=True)):
+        for a, b in zip(got, wanted, strict=True):
+            assert (a - b).norm() <= off * b.norm()
+
+
 def main() -> None:
+    for shape in GATED:
+        check_gated("cpu", shape, torch.float32)
+    for dtype in DTYPES:
+        check_gated_all("cpu", GATED[-1], dtype)
+    check_gated_compiled("cpu", "aot_eager", torch.float32)
     for length, head_dim in itertools.product(LENGTHS, (16, 32)):
         check_narrow("cpu", length, head_dim, torch.float32)
     for dtype, (length, head_dim) in itertools.product((torch.float32, torch.float16), ((7, 16), (130, 32))):

@@ -91,7 +91,8 @@ def test_gpt_presets():
 
 
 def test_every_module_imports():
-    gpu_only = set() if importlib.util.find_spec("triton") else {"seedbed.nn.kernels", "seedbed.nn.narrow_kernels"}
+    own = {"seedbed.nn.kernels", "seedbed.nn.narrow_kernels", "seedbed.nn.gated_kernels"}
+    gpu_only = set() if importlib.util.find_spec("triton") else own
     for found in pkgutil.walk_packages(package.__path__, "seedbed."):
         if not found.name.endswith("__main__") and found.name not in gpu_only:
             importlib.import_module(found.name)

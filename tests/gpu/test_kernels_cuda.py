@@ -8,10 +8,13 @@ if not torch.cuda.is_available():
 
 from kernel_checks import (  # noqa: E402
     DTYPES,
+    GATED,
     LENGTHS,
     SHAPES,
     WIDTHS,
     check_compiled,
+    check_gated_all,
+    check_gated_compiled,
     check_loss,
     check_narrow,
     check_narrow_compiled,
@@ -19,6 +22,7 @@ from kernel_checks import (  # noqa: E402
     softmax_attention,
 )
 
+from seedbed.nn import modulate  # noqa: E402
 from seedbed.nn.attention import NAMED, Attention, attention_scope, choose_attention  # noqa: E402
 from seedbed.nn.narrow import narrow_attention  # noqa: E402
 from seedbed.nn.rope import rope_table  # noqa: E402
@@ -118,3 +122,61 @@ def test_narrow_attention_can_be_named_and_captured():
     got.zero_()
     graph.replay()
     torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0)  # two passes backward, each in a fixed order
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [*GATED, (64, 256, 384), (2, 5000, 768), (3, 129, 1152), (2, 77, 2048)], ids=str)
+def test_gated_addition_and_norm(shape, dtype):
+    check_gated_all("cuda", shape, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_flow_compiles_around_the_gated_norm(dtype):
+    check_gated_compiled("cuda", "inductor", dtype)
+
+
+def test_gated_norm_equals_compiled_plain_code():
+    """In bfloat16 at the shape of flow/s2-32: both round, so both are held to float64."""
+    torch.manual_seed(0)
+    x, branch, dx, dy = torch.randn(4, 32, 256, 384, device="cuda").bfloat16().unbind()
+    vectors = torch.randn(32, 74, 384, device="cuda").bfloat16()[:, 5:8]
+    given = [t.detach().requires_grad_() for t in (x, branch, vectors)]
+
+    def plain(x, branch, vectors):
+        gate, shift, scale = vectors.split(1, dim=1)
+        x = torch.addcmul(x, gate, branch)
+        return x, modulate.modulated_norm(x, shift, scale)
+
+    def run(call, given, grads):
+        out = call(*given)
+        return [t.detach().double() for t in (*out, *torch.autograd.grad(out, given, grads))]
+
+    double = [t.detach().double().requires_grad_() for t in given]
+    wanted = run(plain, double, (dx.double(), dy.double()))
+    theirs = run(torch.compile(plain, fullgraph=True, dynamic=False), given, (dx, dy))
+    for a, b, c in zip(run(modulate.gate_and_norm, given, (dx, dy)), theirs, wanted, strict=True):
+        assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-4 * c.norm()
+
+
+def test_gated_norm_can_be_captured():
+    torch.manual_seed(0)
+    x, branch = (torch.randn(8, 100, 384, device="cuda").bfloat16().requires_grad_() for _ in range(2))
+    vectors = torch.randn(8, 5, 384, device="cuda").bfloat16().requires_grad_()
+
+    def step():
+        total, y = modulate.gate_and_norm(x, branch, vectors[:, 1:4])
+        return torch.autograd.grad((total + y).float().square().sum(), (x, branch, vectors))
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wanted = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    for tensor in got:
+        tensor.zero_()
+    graph.replay()
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=0.0, atol=0.0)  # sums in a fixed order

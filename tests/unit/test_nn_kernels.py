@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from seedbed.nn import fused
+from seedbed.nn import fused, gated
 from seedbed.nn.fused import can_norm_and_turn
+from seedbed.nn.gated import can_gate_and_norm
 from seedbed.nn.rope import rope_table
 
 
@@ -62,3 +63,29 @@ def test_where_the_kernel_is_used(given, rope, wanted, monkeypatch):
     assert can_norm_and_turn(given, rope) is wanted
     monkeypatch.setattr(fused, "HAS_TRITON", False)
     assert not can_norm_and_turn(given, rope)
+
+
+def stream(width: int = 96, dtype: torch.dtype = torch.bfloat16, length: int = 5) -> torch.Tensor:
+    return torch.zeros(2, length, width, dtype=dtype).as_subclass(OnCuda)
+
+
+@pytest.mark.parametrize(
+    ("x", "branch", "vectors", "wanted"),
+    [
+        (stream(), stream(), stream(length=3), True),
+        (stream(), None, stream(length=2), True),
+        (stream(2048, torch.float32), None, stream(2048, torch.float32, 2), True),
+        (stream(2049), None, stream(2049, length=2), False),
+        (stream(dtype=torch.float64), None, stream(dtype=torch.float64, length=2), False),
+        (stream(), stream(dtype=torch.float32), stream(length=3), False),
+        (stream(), stream(length=1), stream(length=3), False),
+        (stream(), stream(), stream(dtype=torch.float32, length=3), False),
+        (stream(), stream(), stream(length=3)[:1], False),  # one modulation for all images
+        (torch.zeros(2, 5, 96), None, torch.zeros(2, 2, 96), False),  # not on CUDA
+    ],
+)
+def test_where_addition_and_norm_are_one(x, branch, vectors, wanted, monkeypatch):
+    monkeypatch.setattr(gated, "HAS_TRITON", True)
+    assert can_gate_and_norm(x, branch, vectors) is wanted
+    monkeypatch.setattr(gated, "HAS_TRITON", False)
+    assert not can_gate_and_norm(x, branch, vectors)

@@ -1,6 +1,6 @@
 """A condition that acts on every token: time as sines, and shifts, scales and gates for all layers from one product.
 
-B batch, N tokens, C width, M modulations of a token, F features of a time.
+B batch, N tokens, C width, M vectors of a modulation, F features of a time.
 """
 
 import contextlib
@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seedbed.nn import gated
 from seedbed.nn.groups import declare
 from seedbed.nn.init import fill_, normal_
 from seedbed.nn.norms import rms_norm, widen
@@ -66,12 +67,26 @@ class Modulation(nn.Module):
         fill_(self.linear.weight, 0.0)
         fill_(self.linear.bias, 0.0)
 
-    def forward(self, condition_BC: Tensor) -> tuple[Tensor, ...]:
-        """`num` tensors (B, 1, C), to be broadcast over tokens."""
-        return self.linear(F.silu(condition_BC))[:, None].chunk(self.num, dim=-1)
+    def forward(self, condition_BC: Tensor) -> Tensor:
+        """All vectors (B, num, C): shifts, scales and gates in the order in which they are used."""
+        return self.linear(F.silu(condition_BC)).unflatten(-1, (self.num, -1))
 
 
 def modulated_norm(x_BNC: Tensor, shift_B1C: Tensor, scale_B1C: Tensor) -> Tensor:
     """The root-mean-square norm of every token, times 1 + scale, plus shift: one pass when compiled."""
     wide = rms_norm(widen(x_BNC))
     return torch.addcmul(widen(shift_B1C), wide, 1.0 + widen(scale_B1C)).to(x_BNC.dtype)
+
+
+def gate_and_norm(x_BNC: Tensor, branch_BNC: Tensor | None, vectors_BMC: Tensor) -> tuple[Tensor, Tensor]:
+    """The stream with the gated branch added, and the modulated norm of that: where there is a kernel, in one pass.
+
+    The vectors are gate, shift and scale; without a branch, only the last two.
+    """
+    if gated.can_gate_and_norm(x_BNC, branch_BNC, vectors_BMC):
+        sum_BNC, y_BNC, _ = gated.gate_and_norm(x_BNC, branch_BNC, vectors_BMC)
+        return x_BNC if branch_BNC is None else sum_BNC, y_BNC
+    *gate, shift, scale = vectors_BMC.split(1, dim=1)
+    if branch_BNC is not None:
+        x_BNC = torch.addcmul(x_BNC, gate[0], branch_BNC)
+    return x_BNC, modulated_norm(x_BNC, shift, scale)

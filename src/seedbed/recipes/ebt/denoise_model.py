@@ -81,7 +81,7 @@ class Trunk(nn.Module):
             x_BNK = torch.cat((x_BNK, patchify(noisy_BCHW, self.config.patch)), dim=-1)
         places_ND = sincos_table(raster(*self.grid, x_BNK.device), self.config.width)
         x_BND = self.enter(x_BNK) + places_ND.to(self.enter.weight.dtype)
-        vectors = self.modulation(self.constant[None])
+        vectors = self.modulation(self.constant[None]).split(1, dim=1)
         for i, block in enumerate(self.blocks):
             x_BND = block(x_BND, vectors[PER_BLOCK * i : PER_BLOCK * (i + 1)])
         return _norm(x_BND, *vectors[-PER_HEAD:])

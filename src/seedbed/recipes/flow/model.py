@@ -14,7 +14,7 @@ from seedbed.nn.attention import Attention
 from seedbed.nn.groups import declare
 from seedbed.nn.init import fill_, materialize, normal_
 from seedbed.nn.mlp import MLP
-from seedbed.nn.modulate import Modulation, TimeEmbedding, modulated_norm, time_features
+from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify
 from seedbed.nn.rope import Rope, rope_table
@@ -23,8 +23,8 @@ from seedbed.recipes.flow.presets import ModelConfig
 
 TIME_FEATURES = 256
 CLASS_STD = 0.5
-# Shift, scale and gate of attention and of the feed-forward part; the output layer has a shift and a scale.
-PER_BLOCK, PER_HEAD = 6, 2
+# A norm needs a shift and a scale, and every one but the first has a branch before it, with its gate.
+FIRST, OTHERS = 2, 3
 
 
 class Setting(NamedTuple):
@@ -45,13 +45,16 @@ class Block(nn.Module):
         self.attention = Attention(config.width, config.heads, qk_norm=config.qk_norm, causal=False)
         self.mlp = MLP(config.width, config.mlp, config.hidden)
 
-    def forward(self, x_BTD: Tensor, rope: Rope | None, vectors: tuple[Tensor, ...] = ()) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, rope: Rope | None, vectors: tuple[Tensor, ...] = (), branch_BTD: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream, and with vectors the last branch, not yet added: the norm behind it does both in one pass."""
         if not vectors:
             x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rope)
-            return x_BTD + self.mlp(rms_norm(x_BTD))
-        shift1, scale1, gate1, shift2, scale2, gate2 = vectors
-        x_BTD = torch.addcmul(x_BTD, gate1, self.attention(modulated_norm(x_BTD, shift1, scale1), rope))
-        return torch.addcmul(x_BTD, gate2, self.mlp(modulated_norm(x_BTD, shift2, scale2)))
+            return x_BTD + self.mlp(rms_norm(x_BTD)), None
+        x_BTD, y_BTD = gate_and_norm(x_BTD, branch_BTD, vectors[0])
+        x_BTD, y_BTD = gate_and_norm(x_BTD, self.attention(y_BTD, rope), vectors[1])
+        return x_BTD, self.mlp(y_BTD)
 
 
 class FlowTransformer(nn.Module):
@@ -68,7 +71,7 @@ class FlowTransformer(nn.Module):
         self.classes = nn.Embedding((num_classes + bool(config.drop)) * max(1, self.num_class_tokens), config.width)
         adaln = config.condition == "adaln"
         self.time = TimeEmbedding(TIME_FEATURES, config.width, config.t_scale) if adaln else None
-        self.modulation = Modulation(config.width, PER_BLOCK * config.depth + PER_HEAD) if adaln else None
+        self.modulation = Modulation(config.width, FIRST + OTHERS * 2 * config.depth) if adaln else None
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.leave = nn.Linear(config.width, numbers)
         declare(self.leave.weight, "head")
@@ -162,23 +165,33 @@ class FlowTransformer(nn.Module):
         x_BTD = self.enter(x_BNK).to(setting.dtype)
         if setting.places_ND is not None:
             x_BTD = x_BTD + setting.places_ND.to(setting.dtype)
-        vectors = self._vectors(time_B, class_B, setting.dtype)
+        vectors, branch_BTD = self._vectors(time_B, class_B, setting.dtype), None
         for i, block in enumerate(self.blocks):
+            own = vectors[2 * i : 2 * i + 2]
             if self.num_context and i == self.config.context_start:
+                if branch_BTD is not None:
+                    x_BTD = torch.addcmul(x_BTD, own[0][:, :1], branch_BTD)
+                    own, branch_BTD = (own[0][:, 1:], own[1]), None
                 x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(setting.dtype)), dim=1)
             rope = setting.ropes[x_BTD.shape[1] > self.num_patches]
-            x_BTD = block(x_BTD, rope, vectors[PER_BLOCK * i : PER_BLOCK * (i + 1)])
-        x_BND = x_BTD[:, : self.num_patches]
-        x_BND = modulated_norm(x_BND, *vectors[-PER_HEAD:]) if vectors else rms_norm(x_BND)
+            x_BTD, branch_BTD = block(x_BTD, rope, own, branch_BTD)
+        y_BND = self._last_norm(x_BTD, branch_BTD, vectors)
         # Widened last: the error is squared in float32.
-        return self.leave(x_BND).to(torch.promote_types(x_BNK.dtype, torch.float32))
+        return self.leave(y_BND).to(torch.promote_types(x_BNK.dtype, torch.float32))
+
+    def _last_norm(self, x_BTD: Tensor, branch_BTD: Tensor | None, vectors: tuple[Tensor, ...]) -> Tensor:
+        """Of the patches alone."""
+        if branch_BTD is None:
+            return rms_norm(x_BTD[:, : self.num_patches])
+        _, y_BND = gate_and_norm(x_BTD[:, : self.num_patches], branch_BTD[:, : self.num_patches], vectors[-1])
+        return y_BND
 
     def _vectors(self, time_B: Tensor, class_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-        """The modulations of all blocks and of the output layer; none where conditions are tokens."""
+        """Shift and scale of the first norm, gate, shift and scale of all others; none where conditions are tokens."""
         if not self.time or not self.modulation:
             return ()
         condition_BD = self.time(time_B) + self._class_rows(class_B).mean(1)
-        return tuple(v.to(dtype) for v in self.modulation(condition_BD))
+        return self.modulation(condition_BD).to(dtype).split((FIRST, *[OTHERS] * (2 * self.config.depth)), dim=1)
 
     def _class_rows(self, class_B: Tensor) -> Tensor:
         """(B, tokens of the class, D): consecutive rows of the table."""
