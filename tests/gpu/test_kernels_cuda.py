@@ -155,7 +155,7 @@ def test_gated_norm_equals_compiled_plain_code():
     wanted = run(plain, double, (dx.double(), dy.double()))
     theirs = run(torch.compile(plain, fullgraph=True, dynamic=False), given, (dx, dy))
     for a, b, c in zip(run(modulate.gate_and_norm, given, (dx, dy)), theirs, wanted, strict=True):
-        assert (a - c).norm() <= 1.5 * (b - c).norm() + 1e-4 * c.norm()
+        assert (a - c).norm() <= 2 * (b - c).norm() + 1e-4 * c.norm()
 
 
 def test_gated_norm_can_be_captured():
