@@ -10,7 +10,7 @@ from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.world.export_web import OnnxNet
 from seedbed.recipes.world.memory import reduce, to_bytes, to_float
-from seedbed.recipes.world.objective import open_window
+from seedbed.recipes.world.objective import open_window, rows_of
 from seedbed.recipes.world.player import WorldPlayer, control_facts
 from seedbed.train.playing import RECORDING, SIMULATOR
 
@@ -49,9 +49,9 @@ def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> to
         "action": torch.from_numpy(recording.scaled()[rows][None]),
         "index": torch.tensor([index]),
     }
-    window = open_window(batch, system.layout, 1, slice(0, 1))
+    window = open_window(rows_of(batch), system.layout)
     with torch.no_grad():
-        return system.net(window.memory.tensors(), window.actions[0], torch.zeros(1), system.own_noise(batch["index"], turn))
+        return system.net(window.memory.tensors(), window.action_BA, torch.zeros(1), system.own_noise(batch["index"], turn))
 
 
 @pytest.mark.parametrize("which", ["played", "pyramid"])

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from world_samples import made
 
 from seedbed.recipes.world.data import CONTEXT, Dust
 from seedbed.recipes.world.memory import Layout, quantise, to_float
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness, shift
-from seedbed.recipes.world.objective import UNTOLD, Noises, open_window, roll
+from seedbed.recipes.world.objective import UNTOLD, Noises, Rollouts, open_window, rows_of
 from seedbed.recipes.world.presets import ModelConfig
 from seedbed.recipes.world.stages import BLIND, EASY, HARD, OPEN, Ladder, Stage
 
@@ -22,66 +22,91 @@ def batch_of(num: int = 4, length: int = 8, axes: int = 2) -> dict[str, Tensor]:
     return {"frames": frames, "action": action, "index": torch.arange(num) + 100}
 
 
-class Recorder(nn.Module):
-    """Answers the last frame plus a learned constant, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.constant, self.calls = nn.Parameter(torch.tensor(0.25)), []
-
-    def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise: Tensor) -> Tensor:
-        self.calls.append((memory["m1"].detach(), action_BA, level_B))
-        return memory["m1"][:, -3:] + self.constant
-
-
-def quiet() -> Noises:
-    return Noises(Dust(1), 0.0, 0.0)
-
-
 # ---- rollouts ----------------------------------------------------------------------------------------------------------
+
+BEFORE = LAYOUT.num_frames
+
+
+def batches(num: int) -> list[dict[str, Tensor]]:
+    """Different windows for every step of training."""
+    made = []
+    for k in range(num):
+        one = batch_of()
+        made.append({"frames": one["frames"].roll(k, 0) ^ k, "action": one["action"] + 100.0 * k, "index": one["index"] + 10 * k})
+    return made
 
 
 def test_each_step_has_its_own_control_and_target() -> None:
     """The log's rollout used one control for all steps and scored against a target that was as many steps old."""
-    batch, net = batch_of(), Recorder()
-    window = open_window(batch, LAYOUT, 3, slice(None))
-    rolled = roll(net, window, quiet())
-    frames = to_float(batch["frames"])
-    for j, (memory, action, _) in enumerate(net.calls):
-        assert torch.equal(action, batch["action"][:, 2 + j]), "the control of the newest remembered frame leads to the next"
-        assert torch.equal(window.targets[j], frames[:, 3 + j])
-        torch.testing.assert_close(rolled.errors[j], (rolled.frames[j] - frames[:, 3 + j]).abs().mean())
-        own = [quantise(f.detach()) for f in rolled.frames[:j]]
-        wanted = torch.cat([*frames.unbind(1)[:3], *own], dim=1)[:, -9:] if own else frames[:, :3].flatten(1, 2)
-        assert torch.equal(memory, wanted), f"the memory of step {j}"
+    rollouts, length = Rollouts(4, BEFORE + 5, 8, 8, 2), 4
+    begun, own = [0] * 4, [[] for _ in range(4)]
+    ages = set()
+    given = batches(14)
+    for step, batch in enumerate(given):
+        rows = rollouts.go_on(rows_of(batch), length)
+        window = open_window(rows, LAYOUT)
+        for row in range(4):
+            if (step + row) % length == 0 or step == 0:
+                begun[row], own[row] = step, []
+            age, source = len(own[row]), given[begun[row]]
+            ages.add((step, age))
+            true = to_float(source["frames"][row])
+            wanted = torch.cat([*true[:BEFORE], *own[row]])[-3 * BEFORE :]
+            assert torch.equal(window.memory.tensors()["m1"][row], wanted), f"the memory of row {row} at {age}"
+            assert torch.equal(window.target_B3HW[row], true[BEFORE + age])
+            assert torch.equal(window.action_BA[row], source["action"][row, BEFORE - 1 + age]), "of the newest remembered frame"
+            assert window.age_B[row] == age and window.index_B[row] == source["index"][row]
+        frame = (window.memory.last + 0.25).requires_grad_()
+        rollouts.keep(rows, BEFORE, frame)
+        for row in range(4):
+            own[row].append(quantise(frame[row].detach()))
+    assert {age for step, age in ages if step == 13} == {0, 1, 2, 3}, "rollouts of all ages at once"
 
 
 def test_no_gradient_flows_through_time() -> None:
-    net = Recorder()
-    rolled = roll(net, open_window(batch_of(), LAYOUT, 3, slice(None)), quiet())
-    before = [frame.detach().clone() for frame in rolled.frames]
-    (slope,) = torch.autograd.grad(rolled.errors[2], net.constant)
-    sign = (before[2] - open_window(batch_of(), LAYOUT, 3, slice(None)).targets[2]).sign().mean()
-    torch.testing.assert_close(slope, sign)
+    rollouts, (first, second) = Rollouts(4, BEFORE + 5, 8, 8, 2), batches(2)
+    rows = rollouts.go_on(rows_of(first), 4)
+    rollouts.keep(rows, BEFORE, open_window(rows, LAYOUT).memory.last.requires_grad_() * 2)
+    assert not open_window(rollouts.go_on(rows_of(second), 4), LAYOUT).memory.last.requires_grad
 
 
-def test_the_first_step_of_a_rollout_is_the_open_loop() -> None:
-    system, _, feed = made()
+def test_to_look_at_rollouts_changes_nothing_and_shorter_ones_end_them() -> None:
+    rollouts, given = Rollouts(4, BEFORE + 5, 8, 8, 2), batches(6)
+    for batch in given[:3]:
+        rows = rollouts.go_on(rows_of(batch), 5)
+        rollouts.keep(rows, BEFORE, open_window(rows, LAYOUT).memory.last)
+    before = {name: b.clone() for name, b in rollouts.named_buffers()}
+    rollouts.go_on(rows_of(given[3]), 5)
+    assert all(torch.equal(b, before[name]) for name, b in rollouts.named_buffers())
+    assert rollouts.go_on(rows_of(given[4]), 2).age_B.max() < 2
+
+
+def test_half_of_a_step_goes_on_and_the_rest_is_the_open_loop() -> None:
+    system, engine, feed = made("model.rollout=4")
     batch = feed.part(0)
-    one = roll(system.net, open_window(batch, system.layout, 1, slice(None)), system.noises)
-    many = roll(system.net, open_window(batch, system.layout, 3, slice(None)), system.noises)
-    assert torch.equal(one.frames[0], many.frames[0]) and torch.equal(one.errors[0], many.errors[0])
+    alone, none = system.opened(batch, Stage("open", 1))
+    joined, going = system.opened(batch, Stage("closed", 4))
+    assert none is None and going is not None and len(going.index_B) == 4
+    for name in ("action_BA", "target_B3HW", "counter_B"):
+        assert torch.equal(getattr(alone, name), getattr(joined, name)), "rollouts begin as the open loop does"
+    assert torch.equal(system.noises.own(alone), system.noises.own(joined))
+    engine.variant = Stage("closed", 4)
+    engine.begin(0, 0.5)
+    engine.step(feed.part)
+    later, _ = system.opened(batch, Stage("closed", 4))
+    assert later.age_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
+    assert torch.equal(later.index_B, alone.index_B) and not torch.equal(system.noises.own(alone)[4], system.noises.own(later)[4])
 
 
 def test_targets_are_not_among_the_inputs() -> None:
-    batch = batch_of()
+    batch, noises = batch_of(), Noises(Dust(1), 0.3, 0.0)
     changed = {**batch, "frames": batch["frames"].clone()}
-    changed["frames"][:, 3:] = 0
+    changed["frames"][:, BEFORE:] = 0
     seen = []
     for one in (batch, changed):
-        net = Recorder()
-        roll(net, open_window(one, LAYOUT, 1, slice(None)), Noises(Dust(1), 0.3, 0.0))
-        seen.append(net.calls[0])
+        window = open_window(rows_of(one), LAYOUT)
+        level = noises.level(window)
+        seen.append((noises.context(window, level)["m1"], window.action_BA, level, noises.own(window)))
     for a, b in zip(*seen, strict=True):
         assert torch.equal(a, b)
 
@@ -116,12 +141,9 @@ def test_pictures_larger_than_the_table_get_noise_too() -> None:
 
 
 def test_noise_is_what_was_told_and_a_little_more() -> None:
-    batch, noises = batch_of(num=64), Noises(Dust(1), 0.5, 0.0)
-    window = open_window(batch, LAYOUT, 1, slice(None))
-    net = Recorder()
-    roll(net, window, noises)
-    seen, _, level = net.calls[0]
-    real = (seen - window.memory.tensors()["m1"]).flatten(1).std(1)
+    window, noises = open_window(rows_of(batch_of(num=64)), LAYOUT), Noises(Dust(1), 0.5, 0.0)
+    level = noises.level(window)
+    real = (noises.context(window, level)["m1"] - window.memory.tensors()["m1"]).flatten(1).std(1)
     torch.testing.assert_close(real, level + UNTOLD, rtol=0.15, atol=0.01)
 
 
@@ -129,7 +151,7 @@ def test_noise_is_what_was_told_and_a_little_more() -> None:
 
 
 def ladder(**changes: float) -> Ladder:
-    return Ladder(ModelConfig(**{"closed": 0.5, "rollout": 3, **changes}))
+    return Ladder(ModelConfig(**{"closed": 0.5, "rollout": 40, **changes}))
 
 
 GOOD = {"gap": EASY - 0.1, "listens": 1.0, "error": 0.1, "near": 20.0}
@@ -140,24 +162,24 @@ def test_closed_loop_waits_for_its_share_and_for_a_measurement() -> None:
     assert up.stage(60, 100) == OPEN
     up.measured(**GOOD)
     assert up.stage(40, 100) == OPEN
-    assert up.stage(50, 100) == Stage("closed", 2)
-    assert up.stage(51, 100) == Stage("closed", 2), "one move per measurement"
+    assert up.stage(50, 100) == Stage("closed", 4)
+    assert up.stage(51, 100) == Stage("closed", 4), "one move per measurement"
 
 
 @pytest.mark.parametrize(
     ("seen", "length"),
-    [({}, 3), ({"gap": EASY + 0.1}, 2), ({"gap": HARD + 0.1}, 1), ({"listens": BLIND - 0.1}, 2)],
+    [({}, 16), ({"gap": EASY + 0.1}, 4), ({"gap": HARD + 0.1}, 1), ({"listens": BLIND - 0.1}, 4)],
     ids=["sound", "hard enough", "too hard", "blind"],
 )
-def test_the_rollout_moves_by_one_as_measured(seen: dict, length: int) -> None:
+def test_the_rollout_moves_by_one_rung_as_measured(seen: dict, length: int) -> None:
     up = ladder()
-    up.length = 2
+    up.length = 4
     up.measured(**{**GOOD, **seen})
     assert up.stage(60, 100).length == length
     for _ in range(5):
         up.measured(**GOOD)
         up.stage(61, 100)
-    assert up.length == 3, "never beyond model.rollout"
+    assert up.length == 40, "never beyond model.rollout"
 
 
 def test_to_measure_twice_changes_nothing() -> None:

@@ -18,7 +18,7 @@ from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.evaluate import forced, free_run
 from seedbed.recipes.world.examine import deafness, examine, one_walk, table
 from seedbed.recipes.world.memory import Memory, to_float
-from seedbed.recipes.world.stages import Stage
+from seedbed.recipes.world.stages import OPEN, Stage
 from seedbed.recipes.world.system import World
 from seedbed.train.system import Request
 
@@ -109,7 +109,8 @@ def test_ranks_and_restarts_see_the_same_windows(tmp_path: Path) -> None:
     again, _, other = made("batch=4")
     other.load(4)
     assert torch.equal(feed.part(0)["frames"][4:], other.part(0)["frames"])
-    assert torch.equal(system.noises.own(torch.arange(4), 0, 16, 16), again.noises.own(torch.arange(4), 0, 16, 16))
+    (mine, _), (theirs, _) = system.opened(feed.part(0), OPEN), again.opened(other.part(0), OPEN)
+    assert torch.equal(system.noises.own(mine)[4:], again.noises.own(theirs))
 
 
 # ---- data --------------------------------------------------------------------------------------------------------------

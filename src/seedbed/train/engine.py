@@ -87,6 +87,7 @@ class Engine:
         self.calm = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
         self._buffers = list(saved_buffers(system).values())
+        self._agreed_buffers = [b for n, b in saved_buffers(system).items() if n not in system.working()]
         self._before: list[Tensor] = []
         self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
@@ -132,7 +133,7 @@ class Engine:
             out = self._update(parts(0), 0)
         else:
             out = self._update_in_parts([parts(k) for k in range(self._num_parts)])
-        self.ranks.first_decides_(self._buffers)
+        self.ranks.first_decides_(self._agreed_buffers)
         for buffer, old in zip(self._buffers, self._before, strict=True):
             buffer.copy_(torch.where(self.halted != 0, old, buffer))
         if self.ema:
@@ -318,7 +319,10 @@ class Engine:
         optim = {f"{player}.{n}": t for player, o in self.optimizers.items() for n, t in o.tensors().items()}
         optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.calm": t for n, t in self.calm.items()}
         weights: dict[str, Tensor] = {n: local(p) for n, p in self.system.named_parameters()}
-        files = {"model": weights | saved_buffers(self.system), "optim": optim}
+        working = self.system.working()
+        for name, buffer in saved_buffers(self.system).items():
+            (optim if name in working else weights)[name] = buffer
+        files = {"model": weights, "optim": optim}
         return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
 
     def rows(self, file: str, name: str) -> Rows | None:

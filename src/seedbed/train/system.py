@@ -137,6 +137,11 @@ class System(nn.Module):
         """Why a batch of this system cannot be spread over ranks, in words; empty where it can."""
         return ""
 
+    def working(self) -> frozenset[str]:
+        """Saved buffers that are work under way, not part of the model: every rank has its own, and checkpoints keep the first
+        rank's beside the optimizer."""
+        return frozenset()
+
     def variant(self, step: int, num_steps: int) -> Hashable:
         """What the host decides before a step (a length, a number of iterations); every value is captured apart."""
         return None

@@ -19,7 +19,8 @@ from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, widths_of
-from seedbed.recipes.world.objective import Window, l1, open_window, shares
+from seedbed.recipes.world.objective import Rows, Window, l1
+from seedbed.recipes.world.stages import Stage
 from seedbed.train.engine import mix
 from seedbed.train.system import Batch
 
@@ -96,53 +97,46 @@ class Denoiser(Emulator):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        stage = stage_of(engine)
-        num_open, num_closed = shares(len(batch["index"]), stage.length, self.config.model.rollout)
-        window = open_window(batch, self.layout, 1, slice(0, num_open))
-        loss = closed = opened = self._roll(window)
-        copied = l1(window.memory.last, window.targets[0])
-        if num_closed:
-            closed = self._roll(open_window(batch, self.layout, stage.length, slice(-num_closed, None)))
-            loss = 0.5 * (opened + closed)
-        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
-        return loss, {**measured, "own_frames": torch.full_like(copied, stage.length)}
+        loss, _, _, measured = self._losses(batch, stage_of(engine))
+        return loss, measured
 
     def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
-        loss, measured = self.loss(batch, engine)
+        loss, going, fed_back, measured = self._losses(batch, stage_of(engine))
+        if going is not None:
+            self.rollouts.keep(going, self.layout.num_frames, fed_back[-len(going.index_B) :])
         engine.descend(loss)
         return {"loss": measured.pop("loss_open"), **measured}
 
-    def _roll(self, window: Window) -> Tensor:
-        """The mean loss over the window's steps. What is fed back is one denoising of the noised true frame, or a true draw."""
-        memory, losses = window.memory, []
-        level_B = self.dust.level(window.index_B, self.noises.highest)
-        for turn, (action_BA, target) in enumerate(zip(window.actions, window.targets, strict=True)):
-            seen = self.noises.context(memory, window.index_B, level_B, turn)
-            sigma_B = self.sigma(window.index_B, turn)
-            by = factors(sigma_B)
-            noisy = self._noised(target, sigma_B, window.index_B, turn)
-            clean, said = self._clean(noisy, by, seen, action_BA, level_B)
-            losses.append((said - (target - by.skip * noisy) / by.out).square().mean())
-            if turn + 1 < len(window.actions):
-                memory = memory.push(self._fed_back(clean, seen, action_BA, level_B, window.index_B, turn))
-        return torch.stack(losses).mean()
+    def _losses(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rows | None, Tensor, dict[str, Tensor]]:
+        """The loss of the stage, the rollouts and what they remember next, and what is measured."""
+        window, going = self.opened(batch, stage)
+        level_B, sigma_B = self.noises.level(window), self.sigma(window.counter_B)
+        seen, by = self.noises.context(window, level_B), factors(sigma_B)
+        noisy = self._noised(window.target_B3HW, sigma_B, window.counter_B)
+        clean, said = self._clean(noisy, by, seen, window.action_BA, level_B)
+        loss_B = (said - (window.target_B3HW - by.skip * noisy) / by.out).square().flatten(1).mean(1)
+        kept = len(loss_B) - (0 if going is None else len(going.index_B))
+        opened, closed = loss_B[:kept].mean(), loss_B[kept:].mean() if going is not None else loss_B.mean()
+        copied = l1(window.memory.last[:kept], window.target_B3HW[:kept])
+        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
+        measured["own_frames"] = torch.full_like(copied, stage.length)
+        return 0.5 * (opened + closed), going, self._fed_back(clean, seen, window, level_B), measured
 
     @torch.no_grad()
-    def _fed_back(
-        self, clean: Tensor, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: int
-    ) -> Tensor:
+    def _fed_back(self, clean: Tensor, seen: dict[str, Tensor], window: Window, level_B: Tensor) -> Tensor:
+        """One denoising of the noised true frame, or a true draw."""
         if self.config.model.feedback == "denoised":
             return clean.detach()
-        return self.draw(seen, action_BA, level_B, index_B, turn)
+        return self.draw(seen, window.action_BA, level_B, window.counter_B, 0)
 
-    def sigma(self, index_B: Tensor, turn: int) -> Tensor:
-        """A level for each window and turn, by counter."""
-        normal_B = dice.normal(dice.keys(self.config.seed, index_B, SIGMA + 64 * turn), 1)[:, 0]
+    def sigma(self, counter_B: Tensor) -> Tensor:
+        """A level for each window and age, by counter."""
+        normal_B = dice.normal(dice.keys(self.config.seed, counter_B, SIGMA), 1)[:, 0]
         return (LOG_MEAN + LOG_SPREAD * normal_B).exp().clamp(LOWEST, HIGHEST)
 
-    def _noised(self, target: Tensor, sigma_B: Tensor, index_B: Tensor, turn: int) -> Tensor:
-        drawn = self.dust(index_B, DENOISE, turn, tuple(target.shape[1:]))
-        offset = dice.normal(dice.keys(self.config.seed, index_B, DENOISE + 64 * (512 + turn)), 3)[:, :, None, None]
+    def _noised(self, target: Tensor, sigma_B: Tensor, counter_B: Tensor) -> Tensor:
+        drawn = self.dust(counter_B, DENOISE, 0, tuple(target.shape[1:]))
+        offset = dice.normal(dice.keys(self.config.seed, counter_B, DENOISE + 64 * 512), 3)[:, :, None, None]
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset
 
     # ---- for the loop ----------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ from seedbed.recipes.world.evaluate import Judge
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import layout_of
-from seedbed.recipes.world.objective import Noises
+from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, open_window, rows_of
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.show import show
 from seedbed.recipes.world.stages import OPEN, Ladder, Stage
-from seedbed.train.system import Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
     from seedbed.train.engine import Engine
@@ -50,6 +50,9 @@ class Emulator(System):
         self.dust = Dust(config.seed)
         self.noises = Noises(self.dust, config.model.context_noise, config.model.blank)
         self.ladder = Ladder(config.model)
+        span = self.layout.num_frames + config.model.rollout
+        num = config.batch // 2 if config.model.closed < NEVER else 0
+        self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes)
         self.judge = Judge(data)
 
     def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
@@ -59,8 +62,22 @@ class Emulator(System):
     def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
         return self.dust(index_B, OWN, turn, (1, self.height, self.width))
 
+    def working(self) -> frozenset[str]:
+        return frozenset(f"rollouts.{name}" for name, _ in self.rollouts.named_buffers())
+
     def variant(self, step: int, num_steps: int) -> Stage:
         return self.ladder.stage(step, num_steps)
+
+    def opened(self, batch: Batch, stage: Stage) -> tuple[Window, Rows | None]:
+        """What a step predicts: every window of the batch, or half of them beside the rollouts that go on."""
+        given = rows_of(batch)
+        num = len(given.index_B) // 2 if stage.length > 1 else 0
+        if not num:
+            return open_window(given, self.layout), None
+        kept = len(given.index_B) - num
+        going = self.rollouts.go_on(Rows(*(column[kept:] for column in given)), stage.length)
+        joined = Rows(*(torch.cat((column[:kept], own)) for column, own in zip(given, going, strict=True)))
+        return open_window(joined, self.layout), going
 
     @torch.no_grad()
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:

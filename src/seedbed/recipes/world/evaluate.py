@@ -16,6 +16,7 @@ from torch import Tensor
 from seedbed.recipes.world.data import WindowsOfPlay, WorldData
 from seedbed.recipes.world.memory import Memory, quantise, to_float
 from seedbed.recipes.world.metrics import psnr, sharpness
+from seedbed.recipes.world.stages import NEAR
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
@@ -120,7 +121,7 @@ class Judge:
     def quick(self, system: Emulator, source: WindowsOfPlay) -> dict[str, float]:
         """The cheap part of the battery. The first entry, lower is better, decides what is best."""
         device = next(system.parameters()).device
-        horizon = max(QUICK_HORIZON, system.config.model.rollout)
+        horizon = QUICK_HORIZON
         while horizon > 1 and not len(source.windows(1, system.layout.num_frames, horizon)):
             horizon //= 2
         marks = [h for h in HORIZONS if h <= horizon]
@@ -139,7 +140,7 @@ class Judge:
 
     def _quick(self, system: Emulator, walk: Walk, horizon: int, marks: list[int]) -> dict[str, Tensor]:
         errors, free, rest = [], {}, {}
-        length = min(system.ladder.length + 1, horizon)
+        length = min(NEAR, horizon)
         for step, frame in free_run(system, walk, horizon):
             error = (frame - walk.target(step)).abs().mean()
             errors.append(error)

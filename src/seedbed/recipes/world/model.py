@@ -23,6 +23,7 @@ MANY = 8e6  # what these channels come to without a factor
 MIN_SIDE = 3  # the smallest map: below it a 3x3 kernel sees little but padding
 FEATURES = (48, 256)
 TAPS = 7  # weights of a row, the pixel itself in the middle
+STILL = 0.05  # of an axis's usual size: where no control is larger, a static place changes in proportion, at zero not at all
 
 
 def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
@@ -160,7 +161,8 @@ class Trunk(nn.Module):
 class WorldNet(nn.Module):
     """The next frame: the last frame as it was given, moved about, plus what has changed; the last frame itself at birth.
 
-    Where the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
+    A place that is static does not change without a control, exactly: standing still cannot drift, whatever was learned. Where
+    the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
     steps of their strides: what only moves stays sharp, and the network need not learn to copy.
     """
 
@@ -182,7 +184,11 @@ class WorldNet(nn.Module):
             for n, stride in enumerate(self.strides):
                 frame_B3HW = transport(frame_B3HW, rows[2 * n], stride, 3)
                 frame_B3HW = transport(frame_B3HW, rows[2 * n + 1], stride, 2)
-        return frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
+        frame_B3HW = frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
+        if not self.config.static:
+            return frame_B3HW
+        last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
+        return last_B3HW + moving_B111 * (frame_B3HW - last_B3HW)
 
     def flops(self) -> float:
         return self.trunk.flops(self.height, self.width)

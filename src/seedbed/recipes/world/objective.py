@@ -1,44 +1,105 @@
 """What the generator is trained on: one step on true memories, and rollouts on its own frames, each step with its own control.
 
-Shape suffixes: B windows, T frames of a window, A control axes, H W pixels.
+Shape suffixes: B windows, P rollouts, T frames of a window, A control axes, H W pixels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from seedbed.nn import dice
 from seedbed.recipes.world.data import BLANK, CONTEXT, OWN, Dust
-from seedbed.recipes.world.memory import Layout, Memory, to_float
+from seedbed.recipes.world.memory import Layout, Memory, to_bytes, to_float
 
 UNTOLD = 0.03  # noise on the memory that the network is not told of
+AGE = 1 << 40  # no sample's counter is so large: counters of one window at different ages differ
 
 
 @dataclass(frozen=True)
 class Window:
-    """A batch opened: the memory at its first prediction, then a control and a target for every step."""
+    """A prediction for every row: what is remembered, the control, and the frame it leads to."""
 
     memory: Memory
-    actions: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
+    action_BA: Tensor
+    target_B3HW: Tensor
     index_B: Tensor
+    age_B: Tensor
+
+    @property
+    def counter_B(self) -> Tensor:
+        """Names the draws of noise: by window, and by how many frames of its own it has seen."""
+        return self.index_B + self.age_B * AGE
 
 
-def open_window(batch: dict[str, Tensor], layout: Layout, num_steps: int, rows: slice) -> Window:
-    """Action t takes frame t to frame t + 1: the first prediction uses the control of the newest remembered frame."""
+class Rows(NamedTuple):
+    """Windows with the frames that follow; below `before + age` the frames are what is remembered, above the truth to come."""
+
+    frames_BTHWC: Tensor
+    action_BTA: Tensor
+    index_B: Tensor
+    age_B: Tensor
+
+
+def rows_of(batch: dict[str, Tensor]) -> Rows:
+    """The windows of a batch, all true."""
+    return Rows(batch["frames"], batch["action"], batch["index"], torch.zeros_like(batch["index"]))
+
+
+def open_window(rows: Rows, layout: Layout) -> Window:
+    """Action t takes frame t to frame t + 1: a prediction uses the control of the newest remembered frame."""
     before = layout.num_frames
-    frames = to_float(batch["frames"][rows, : before + num_steps])
-    actions_BTA = batch["action"][rows]
-    return Window(
-        Memory.start(frames[:, :before], layout),
-        tuple(actions_BTA[:, before - 1 + j] for j in range(num_steps)),
-        tuple(frames[:, before + j] for j in range(num_steps)),
-        batch["index"][rows],
-    )
+    row_B1, from_B = torch.arange(len(rows.age_B), device=rows.age_B.device)[:, None], rows.age_B
+    at_BT = from_B[:, None] + torch.arange(before + 1, device=from_B.device)
+    frames = to_float(rows.frames_BTHWC[row_B1, at_BT])
+    action_BA = rows.action_BTA[row_B1[:, 0], from_B + before - 1]
+    return Window(Memory.start(frames[:, :before], layout), action_BA, frames[:, before], rows.index_B, from_B)
+
+
+class Rollouts(nn.Module):
+    """Walks on the network's own frames that go on from one step of training to the next, a frame each.
+
+    So a rollout may be long while a step stays as cheap as on true memories, all rows in one pass. Rows begin anew in turn,
+    from windows of the present batch; no gradient goes through time.
+    """
+
+    frames_PTHWC: Tensor
+    action_PTA: Tensor
+    index_P: Tensor
+    age_P: Tensor
+    turn: Tensor
+
+    def __init__(self, num: int, span: int, height: int, width: int, num_axes: int) -> None:
+        super().__init__()
+        self.register_buffer("frames_PTHWC", torch.zeros(num, span, height, width, 3, dtype=torch.uint8))
+        self.register_buffer("action_PTA", torch.zeros(num, span, num_axes))
+        self.register_buffer("index_P", torch.zeros(num, dtype=torch.int64))
+        self.register_buffer("age_P", torch.full((num,), span, dtype=torch.int64))  # over: all begin anew
+        self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
+
+    def go_on(self, fresh: Rows, length: int) -> Rows:
+        """The rollouts at their next frame; those that are over, or whose turn it is, are replaced by fresh windows."""
+        num = len(fresh.index_B)
+        age_P = self.age_P[:num]
+        over_P = (age_P >= length) | ((self.turn + torch.arange(num, device=age_P.device)) % length == 0)
+
+        def pick(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(over_P.view(-1, *[1] * (new.ndim - 1)), new, old[:num])
+
+        old = (self.frames_PTHWC, self.action_PTA, self.index_P, self.age_P)
+        return Rows(*(pick(a, b) for a, b in zip(fresh, old, strict=True)))
+
+    @torch.no_grad()
+    def keep(self, rows: Rows, before: int, frame_P3HW: Tensor) -> None:
+        """Write the network's own frames where the true ones were: they are remembered from now on."""
+        num = len(rows.index_B)
+        self.frames_PTHWC[:num] = rows.frames_BTHWC
+        self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)
+        self.action_PTA[:num], self.index_P[:num], self.age_P[:num] = rows.action_BTA, rows.index_B, rows.age_B + 1
+        self.turn += 1
 
 
 @dataclass(frozen=True)
@@ -49,60 +110,29 @@ class Noises:
     highest: float
     blank: float
 
-    def context(self, memory: Memory, index_B: Tensor, level_B: Tensor, turn: int) -> dict[str, Tensor]:
+    def level(self, window: Window) -> Tensor:
+        """The same for a window at all ages: play, too, stays at one level."""
+        return self.dust.level(window.index_B, self.highest)
+
+    def context(self, window: Window, level_B: Tensor) -> dict[str, Tensor]:
         """The memory as the network sees it in training; coarse memories are hidden now and then.
 
         There is always a little more noise than is told, so that a network that is told of none does not take its memory for
         clean: one that does keeps its own errors and makes them larger at every step.
         """
         seen = {}
-        for number, (name, kept_BMHW) in enumerate(memory.tensors().items()):
+        for number, (name, kept_BMHW) in enumerate(window.memory.tensors().items()):
             if self.highest:
-                drawn = self.dust(index_B, CONTEXT, 8 * turn + number, tuple(kept_BMHW.shape[1:]))
+                drawn = self.dust(window.counter_B, CONTEXT, number, tuple(kept_BMHW.shape[1:]))
                 kept_BMHW = torch.addcmul(kept_BMHW, drawn, (level_B + UNTOLD)[:, None, None, None])
             if self.blank and name != "m1":
-                hidden_B = dice.uniform(dice.keys(self.dust.seed, index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
+                hidden_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
                 kept_BMHW = kept_BMHW * (~hidden_B)[:, None, None, None]
             seen[name] = kept_BMHW
         return seen
 
-    def own(self, index_B: Tensor, turn: int, height: int, width: int) -> Tensor:
-        return self.dust(index_B, OWN, turn, (1, height, width))
-
-
-def shares(num: int, length: int, longest: int) -> tuple[int, int]:
-    """Rows on true memories, and rows of rollouts: half of a step's predictions each at the longest rollout.
-
-    The numbers do not follow the length, so that a compiled network meets few shapes.
-    """
-    return (num, 0) if length == 1 else ((num + 1) // 2, max(1, num // (2 * longest)))
-
-
-Step = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Predictions of consecutive steps, the memory before the last of them, and the last step's inputs."""
-
-    frames: list[Tensor]
-    memory: Memory
-    errors: list[Tensor]
-
-
-def roll(net: Step, window: Window, noises: Noises) -> Rollout:
-    """Step by step on its own frames: no gradient through time, every step with its own true control and target."""
-    memory, frames, errors = window.memory, [], []
-    level_B = noises.dust.level(window.index_B, noises.highest)
-    height, width = window.targets[0].shape[-2:]
-    for turn, (action_BA, target_B3HW) in enumerate(zip(window.actions, window.targets, strict=True)):
-        if turn:
-            memory = memory.push(frames[-1].detach())
-        seen = noises.context(memory, window.index_B, level_B, turn)
-        frame_B3HW = net(seen, action_BA, level_B, noises.own(window.index_B, turn, height, width))
-        frames.append(frame_B3HW)
-        errors.append(l1(frame_B3HW, target_B3HW))
-    return Rollout(frames, memory, errors)
+    def own(self, window: Window) -> Tensor:
+        return self.dust(window.counter_B, OWN, 0, (1, *window.target_B3HW.shape[-2:]))
 
 
 def l1(frame_B3HW: Tensor, target_B3HW: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ class ModelConfig:
 
     `size` is the one dial: channels and scales follow from it and the pictures. `memory` full-size frames are remembered; a
     `pyramid` adds coarser ones that reach eight times as far back. `transport` lets the network say where pixels come from,
-    beside how they change. `context_noise` is the largest level of noise on the
-    memory while training, told to the network. Closed loop may begin once the share `closed` of the run is done, on up to
+    beside how they change. `static` says that nothing in the place moves by itself and that controls are the camera's motion:
+    where they are zero the picture stays. `context_noise` is the largest level of noise on the memory while training, told to
+    the network. Closed loop may begin once the share `closed` of the run is done, on up to
     `rollout` frames of its own; the adversary once the share `adversarial` is done (1: never), with gradients held at `ratio`
     of the picture's error. The denoiser (`kind=edm`) draws a frame in `samples` steps; its closed loop feeds back one
     denoising of the noised true frame, or a frame that was drawn.
@@ -39,6 +40,7 @@ class ModelConfig:
     pyramid: bool = False
     cells: int = number(2, low=1, high=16)
     transport: bool = True
+    static: bool = False
     context_noise: float = number(0.2, low=0.0, high=2.0)
     blank: float = number(0.0, low=0.0, high=0.9)
     closed: float = number(0.4, low=0.0, high=1.0)
@@ -59,6 +61,8 @@ class ModelConfig:
             raise UserError("model.blank hides coarse memories, which only model.pyramid=true has")
         if self.kind == "edm" and self.adversarial < NEVER:
             raise UserError("the diffusion denoiser has no adversary; set model.adversarial=1")
+        if self.kind == "edm" and self.static:
+            raise UserError("the diffusion denoiser draws every frame anew; model.static=true is for kind=direct")
         if self.adversarial < self.closed:
             raise UserError(
                 f"model.adversarial={self.adversarial:g} comes before model.closed={self.closed:g}; it is the last stage"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from seedbed.recipes.world.objective import l1, open_window
+from seedbed.recipes.world.objective import l1, open_window, rows_of
 from seedbed.train.probe import Batch, Probe
 
 if TYPE_CHECKING:
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def open_up(system: World, batch: Batch) -> Probe:
     """One step on true memories with the noise of training; the target is not among what the network is given."""
-    window = open_window(batch, system.layout, 1, slice(0, len(batch["index"])))
-    level_B = system.dust.level(window.index_B, system.noises.highest)
-    seen = system.noises.context(window.memory, window.index_B, level_B, 0)
+    window = open_window(rows_of(batch), system.layout)
+    level_B = system.noises.level(window)
+    seen = system.noises.context(window, level_B)
     opened = {
         **seen,
-        "action": window.actions[0],
+        "action": window.action_BA,
         "level": level_B,
-        "noise": system.noises.own(window.index_B, 0, system.height, system.width),
-        "target": window.targets[0],
+        "noise": system.noises.own(window),
+        "target": window.target_B3HW,
         "last": window.memory.last,
     }
     return Probe(

@@ -6,7 +6,7 @@ Shape suffixes: B windows, A control axes, H W pixels.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import build_model
-from seedbed.recipes.world.objective import Rollout, Window, l1, open_window, roll, shares
+from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_up
 from seedbed.recipes.world.stages import Stage
@@ -33,6 +33,15 @@ CRITIC = "critic"
 FACTS = ("loss_critic", "critic_won", "critic_margin", "r1", "r2", "adversarial", "gradient_ratio")
 # Weights of adversarial gradients are smoothed over about so many steps.
 SMOOTH = 0.98
+
+
+class Made(NamedTuple):
+    """Frames that the network made, with what it knew and the truth: on its own memories where there are any."""
+
+    frame_B3HW: Tensor
+    target_B3HW: Tensor
+    memory_BMHW: Tensor
+    action_BA: Tensor
 
 
 class World(Emulator):
@@ -62,14 +71,15 @@ class World(Emulator):
     # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean error of all predictions: one step on true memories, and from the second stage on half of them rolled out."""
-        stage = stage_of(engine)
-        error, _, _, measured = self._errors(batch, stage)
+        """The mean error of all predictions: one step on true memories, and from the second stage on half of them on its own."""
+        error, _, _, measured = self._errors(batch, stage_of(engine))
         return error, measured
 
     def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
         stage = stage_of(engine)
-        error, rollout, window, measured = self._errors(batch, stage)
+        error, made, going, measured = self._errors(batch, stage)
+        if going is not None:
+            self.rollouts.keep(going, self.layout.num_frames, made.frame_B3HW)
         if self.critic is None:
             engine.descend(error)
         elif stage.name not in ("critic", "adversarial"):
@@ -77,37 +87,37 @@ class World(Emulator):
             engine.descend(error)
             engine.norms[CRITIC] = torch.zeros_like(error.detach())  # all stages must measure the same things
         else:
-            measured |= self._contest(self.critic, error, rollout, window, stage, engine)
+            measured |= self._contest(self.critic, error, made, stage, engine)
         # The error of true memories means the same in every stage; the others stand beside it.
         return {"loss": measured.pop("loss_open"), **measured}
 
-    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rollout, Window, dict[str, Tensor]]:
-        """The error of the stage, its last rollout, and what is measured; alike in all stages."""
-        num_open, num_closed = shares(len(batch["index"]), stage.length, self.config.model.rollout)
-        window = open_window(batch, self.layout, 1, slice(0, num_open))
-        first = rolled = roll(self.net, window, self.noises)
-        error, copied = first.errors[0], l1(window.memory.last, window.targets[0])
-        if num_closed:
-            window = open_window(batch, self.layout, stage.length, slice(-num_closed, None))
-            rolled = roll(self.net, window, self.noises)
-            error = 0.5 * (error + torch.stack(rolled.errors).mean())
-        closed = torch.stack(rolled.errors).detach().mean()
-        measured = {"loss_open": first.errors[0].detach(), "loss_closed": closed, "copy_last": copied}
-        return error, rolled, window, {**measured, "own_frames": torch.full_like(copied, stage.length)}
+    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Made, Rows | None, dict[str, Tensor]]:
+        """The error of the stage, the frames an adversary would judge, the rollouts, and what is measured in all stages."""
+        window, going = self.opened(batch, stage)
+        level_B = self.noises.level(window)
+        seen = self.noises.context(window, level_B)
+        frame_B3HW = self.net(seen, window.action_BA, level_B, self.noises.own(window))
+        rows = slice(0 if going is None else len(level_B) - len(going.index_B), None)
+        # One tensor for the error and the adversary: the weight of both is measured at it.
+        made = Made(frame_B3HW[rows], window.target_B3HW[rows], window.memory.tensors()["m1"][rows], window.action_BA[rows])
+        first = slice(0, rows.start or None)
+        closed = l1(made.frame_B3HW, made.target_B3HW)
+        opened = closed if going is None else l1(frame_B3HW[first], window.target_B3HW[first])
+        copied = l1(window.memory.last[first], window.target_B3HW[first])
+        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
+        measured["own_frames"] = torch.full_like(copied, stage.length)
+        return 0.5 * (opened + closed), made, going, measured
 
-    def _contest(
-        self, critic: adversary.Critic, error: Tensor, rollout: Rollout, window: Window, stage: Stage, engine: Engine
-    ) -> dict[str, Tensor]:
-        """Both players' turns on the last frame of the rollout; the generator keeps its error as the main thing."""
+    def _contest(self, critic: adversary.Critic, error: Tensor, made: Made, stage: Stage, engine: Engine) -> dict[str, Tensor]:
+        """Both players' turns on the frames of the rollouts; the generator keeps its error as the main thing."""
         model = self.config.model
-        real, fake, action = window.targets[-1], rollout.frames[-1], window.actions[-1]
-        memory = rollout.memory.tensors()["m1"]
+        real, fake, memory, action = made.target_B3HW, made.frame_B3HW, made.memory_BMHW, made.action_BA
         with full_precision(real.device):
             facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        weight, against = adversary.held_weight(error, wish, rollout.frames[-1], model.ratio, engine.together)
+        weight, against = adversary.held_weight(error, wish, fake, model.ratio, engine.together)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
