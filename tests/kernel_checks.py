@@ -4,12 +4,14 @@ B batch, T time, H query heads, K key heads, D head width or width, M vectors, N
 """
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from seedbed.nn import attention, gated
 from seedbed.nn.fused import NormAndTurn
@@ -272,7 +274,7 @@ def gated_is(fused: bool) -> Iterator[list[int]]:
 
 
 def check_gated_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
-    """A flow model with the kernel, plain and compiled without a break, equals one without; gradients too."""
+    """A flow model with the kernel, plain, recomputed and compiled without a break, equals one without; gradients too."""
     config = ModelConfig(depth=2, width=32, heads=2, patch=2, context_tokens=1, context_start=1)
     model = build_model(config, (3, 8, 8), 5, seed=1).to(device)
     torch.manual_seed(0)
@@ -281,18 +283,19 @@ def check_gated_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
             param += 0.1 * torch.randn_like(param)
     x, time, label = torch.randn(3, 3, 8, 8, device=device), torch.rand(3, device=device), torch.arange(3, device=device)
 
-    def run(call, fused: bool) -> tuple[Tensor, ...]:
-        with gated_is(fused) as ran, torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
+    def run(call, num: int) -> tuple[Tensor, ...]:
+        with gated_is(num > 0) as ran, torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
             y = call(x, time, label, model.setting())
             grads = torch.autograd.grad(y.square().sum(), list(model.parameters()))
-        assert len(ran) == 5 * fused, f"the kernel ran {len(ran)} times"
+        assert len(ran) == num, f"the kernel ran {len(ran)} times, not {num}"
         return y, *grads
 
-    wanted = run(model, fused=False)
+    wanted = run(model, 0)
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
     off = 1e-5 if dtype == torch.float32 else 5e-2
-    for got in (run(model, fused=True), run(compiled, fused=True)):
+    recomputed = functools.partial(checkpoint, model, use_reentrant=False)
+    for got in (run(model, 5), run(recomputed, 10), run(compiled, 5)):
         for a, b in zip(got, wanted, strict=True):
             assert (a - b).norm() <= off * b.norm()
 

@@ -70,9 +70,9 @@ def _backward(
     ctx, dsum_BTD: Tensor | None, dy_BTD: Tensor | None, drates_BT: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     assert drates_BT is None, "the rates are for the backward pass alone"
-    sum_BTD, branch_BTD, vectors_BMD, _ = ctx.saved_tensors
+    sum_BTD, branch_BTD, vectors_BMD, rates_BT = ctx.saved_tensors  # once: what is recomputed is handed out once
     dy_BTD = torch.zeros_like(sum_BTD) if dy_BTD is None else dy_BTD
-    dx_BTD, dbranch_BTD, parts_BSMD = gate_and_norm_backward(dsum_BTD, dy_BTD, *ctx.saved_tensors)
+    dx_BTD, dbranch_BTD, parts_BSMD = gate_and_norm_backward(dsum_BTD, dy_BTD, sum_BTD, branch_BTD, vectors_BMD, rates_BT)
     # Summed out here, where the compiler sees it: it writes the sums to where the gradient of all modulations is collected.
     return dx_BTD, None if branch_BTD is None else dbranch_BTD, parts_BSMD.sum(1).to(vectors_BMD.dtype)
 
