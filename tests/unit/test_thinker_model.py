@@ -54,6 +54,9 @@ def by_hand(model: Thinker, x: list[int], index: int, setting: Setting, latents:
     place, ask = (p[0] if p.ndim == 3 else p for p in model.places(len(x), num_out, batch_index, setting))
     tokens = model.embed.weight[torch.tensor(x)] + place
     z, memory, answers = model.start(batch_index, setting, latents)[0], [], []
+    if config.latent_init == "placed":
+        tape = model.places(max(model.sizes[:2]), 0, batch_index, setting)[0]
+        z = z + torch.cat([tape[0] if tape.ndim == 3 else tape] * latents)[:latents]
     for read, lookup, write, static, output in rows:
         seen = [model.null] + [tokens] * read + memory * lookup + ([model.static] * static if model.static is not None else [])
         z = z + block.cross(block.cross_norm(z), block.context(torch.cat(seen)))
@@ -77,6 +80,8 @@ PLANS = [
     ("rw,so,lwo,o,lso", 5, ["model.n_memory=3", "model.static_memory=2"]),
     ("ro,wo,lo", 3, ["model.positions.kind=sin", "model.latent_init=shared"]),
     ("rwo,lo*", 3, ["model.positions.kind=random_sorted", "model.positions.max=32", "model.output.tied=true"]),
+    ("ro*", 2, ["model.positions.kind=random_sorted", "model.positions.max=32", "model.latent_init=placed"]),
+    ("ro*", 2, ["model.latent_init=placed"]),
 ]
 
 
@@ -97,6 +102,15 @@ def test_a_batch_with_padding_equals_a_plain_loop_per_sample(text: str, steps: i
             else:
                 found = every[t, b]
             assert torch.allclose(found, expected, rtol=0, atol=EXACT), f"sample {b}, step {t}"
+
+
+def test_placed_latents_begin_again_where_the_places_end():
+    """Seven latents, five places: the sixth begins where the first does, and so do the same without noise."""
+    system = make("model.latent_init=placed", "model.noise=0", "model.n_latent=7")
+    batch = batch_of(system)
+    state = system.model.think(batch, system.setting(batch["index"], 7, 2), 7, 2, (0, 1)).state_SBKD
+    assert torch.allclose(state[..., :2, :], state[..., 5:, :], rtol=0, atol=EXACT)
+    assert (state[..., :5, None, :] - state[..., None, :5, :]).abs().amax(-1).add(torch.eye(5)).min() > 1e-6
 
 
 # ---- masks are exact ----------------------------------------------------------------------------------------------------

@@ -157,7 +157,7 @@ class Thinker(nn.Module):
         self.num_memory = config.n_memory if plan is None or plan.uses(LOOKUP) else 0
         self.embed = nn.Embedding(sizes.vocab, width)
         self.places = Places(config, max(sizes.num_in, sizes.num_out))
-        self.start = Start(1 if config.latent_init == "shared" else config.latents.high, width)
+        self.start = Start(config.latents.high if config.latent_init == "indexed" else 1, width)
         self.null = declare(nn.Parameter(torch.empty(1, width)), "scalar")
         # What every query begins with; where the stream answers, nobody asks.
         self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar") if config.flow != "only" else None
@@ -229,6 +229,10 @@ class Thinker(nn.Module):
         z_BKD = self.start(batch["index"], setting, num_latents)
         sizes = batch["x"].shape[-1], batch["y"].shape[-1]
         place_ND, place_MD = (p.to(self.null.dtype) for p in self.places(*sizes, batch["index"], setting))
+        if self.config.latent_init == "placed":
+            # More latents than places begin again with the first; how many there are changes no place.
+            at_K = torch.arange(num_latents, device=z_BKD.device) % max(sizes)
+            z_BKD = z_BKD + (place_ND if sizes[0] >= sizes[1] else place_MD)[..., at_K, :]
         fixed, pad_B11C = self._read(batch["x"], place_ND, num_latents)
         source_TC = self._sources(setting, num_latents, pad_B11C.shape[-1])
         self_bias = self._live_bias(setting, num_latents)

@@ -73,6 +73,8 @@ class LossConfig:
 class ModelConfig:
     """A thinker: latents that read, one block applied step after step, and queries that answer.
 
+    Latents begin at learned vectors, one for each (`indexed`) or one for all (`shared`), or at one vector and the positions
+    of the tapes (`placed`): as many as there are tokens, they are a recurrent transformer.
     `n_latent` and `n_step` are a number or a range such as 4:16 or 4:16:2. `noise` is the spread of the latents' random
     start, `perturb` the share of latents replaced by chance in every training step. `plan` says what each step sees.
     `flow` adds a causal stream of the targets beside the queries, or puts it in their place.
@@ -83,7 +85,7 @@ class ModelConfig:
     blocks: int = number(1, low=1, high=64)
     n_latent: str = "8"
     n_step: str = "1:4"
-    latent_init: Literal["indexed", "shared"] = "indexed"
+    latent_init: Literal["indexed", "shared", "placed"] = "indexed"
     noise: float = number(1.0, low=0.0, high=100.0)
     perturb: float = number(0.0, low=0.0, high=1.0)
     state_norm: bool = True
