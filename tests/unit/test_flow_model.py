@@ -8,7 +8,7 @@ from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.nn.attention import Attention
-from seedbed.nn.modulate import TimeEmbedding, modulated_norm, time_features
+from seedbed.nn.modulate import TimeEmbedding, gate_and_norm, modulated_norm, time_features
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, patchify
 from seedbed.nn.rope import apply_rope
@@ -243,6 +243,16 @@ def test_modulated_norm_is_a_norm_at_zero_and_an_affine_map_of_it() -> None:
     torch.testing.assert_close(modulated_norm(x, zero, zero), rms_norm(x))
     torch.testing.assert_close(modulated_norm(x, shift, scale), rms_norm(x) * (1 + scale) + shift)
     assert modulated_norm(x.bfloat16(), shift, scale).dtype == torch.bfloat16
+
+
+def test_a_branch_is_gated_and_added_before_the_norm() -> None:
+    x, branch, vectors = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
+    gate, shift, scale = vectors.split(1, dim=1)
+    total, y = gate_and_norm(x, branch, vectors)
+    torch.testing.assert_close(total, x + gate * branch)
+    assert torch.equal(y, modulated_norm(total, shift, scale))
+    same, y = gate_and_norm(x, None, vectors[:, 1:])
+    assert same is x and torch.equal(y, modulated_norm(x, shift, scale))
 
 
 def test_time_embedding_stays_wide_in_float64() -> None:
