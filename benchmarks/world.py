@@ -39,7 +39,7 @@ ROWS = {
     "+ adversarial": [],
 }
 OVER_COPY = {"doom": 3.0}
-SPEED_STAGES = [Stage("open", 1), Stage("closed", 8), Stage("adversarial", 8)]
+SPEED_STAGES = [Stage("open", 1), Stage("closed", 32), Stage("adversarial", 32)]
 
 
 def train_row(root: Path, name: str, preset: str, settings: list[str], part: str, num: int) -> dict[str, Any]:
@@ -151,15 +151,9 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
                 waited, clock = job.feed.wait, time.perf_counter()
                 seconds = time_steps(job, args.steps)
                 share = (job.feed.wait - waited) / (time.perf_counter() - clock)
-                open_rows, rolled = job.config.batch, 0
-                if stage.length > 1:
-                    open_rows, rolled = job.config.batch // 2, job.config.batch // (2 * job.config.model.rollout) * stage.length
-                row = {
-                    "ms": round(1e3 * seconds, 3),
-                    "frames_per_s": round((open_rows + rolled) / seconds),
-                    "wait": round(share, 5),
-                }
-                flops = job.system.flops_per_item() * (open_rows + rolled) / seconds
+                frames_per_s = job.config.batch / seconds  # a frame for every row, in every stage
+                row = {"ms": round(1e3 * seconds, 3), "frames_per_s": round(frames_per_s), "wait": round(share, 5)}
+                flops = job.system.flops_per_item() * frames_per_s
                 rows[f"{how}, {stage.name} {stage.length}"] = {**row, "tflops": round(flops / 1e12, 1), "how": job.runner.how}
                 print(how, stage, rows[f"{how}, {stage.name} {stage.length}"], flush=True)
     return rows

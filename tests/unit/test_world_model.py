@@ -8,7 +8,17 @@ from torch.utils.flop_counter import FlopCounterMode
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.world.memory import LEVELS, Layout, Memory, quantise, reduce, to_bytes, to_float
-from seedbed.recipes.world.model import TAPS, WorldNet, build_model, layout_of, num_scales, strides_of, transport, widths_of
+from seedbed.recipes.world.model import (
+    STILL,
+    TAPS,
+    WorldNet,
+    build_model,
+    layout_of,
+    num_scales,
+    strides_of,
+    transport,
+    widths_of,
+)
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 
 PRESETS = find("world")[0].presets
@@ -82,6 +92,25 @@ def test_at_birth_the_next_frame_is_the_last_as_it_was_given(preset: str) -> Non
     net = build_model(config.model, min(64, config.data.height), min(64, config.data.width), 7, 1)
     given = inputs(net)
     assert torch.equal(net(*given), given[0]["m1"][:, -3:])
+
+
+@torch.no_grad()
+def test_a_static_place_stays_where_no_control_moves_it() -> None:
+    """Whatever was learned; and a control that is as large as usual is not held back."""
+    nets = [build_model(ModelConfig(static=static), 32, 32, 7, 1) for static in (True, False)]
+    (memory, action, level, noise), generator = inputs(nets[0]), torch.Generator().manual_seed(5)
+    for net in nets:
+        generator.manual_seed(5)
+        for parameter in net.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+    last = memory["m1"][:, -3:]
+    none, slight, usual = torch.zeros_like(action), torch.zeros_like(action), torch.zeros_like(action)
+    slight[:, 2], usual[:, 2] = -0.5 * STILL, -STILL
+    assert torch.equal(nets[0](memory, none, level, noise), last)
+    assert not torch.equal(nets[1](memory, none, level, noise), last)
+    torch.testing.assert_close(nets[0](memory, usual, level, noise), nets[1](memory, usual, level, noise))
+    half = nets[1](memory, slight, level, noise) - last
+    torch.testing.assert_close(nets[0](memory, slight, level, noise), last + 0.5 * half)
 
 
 @pytest.mark.parametrize("move", [-3, -1, 2])
@@ -198,7 +227,7 @@ class Names(TorchDispatchMode):
 @torch.no_grad()
 def test_only_operations_that_export() -> None:
     """No norm, no attention, nothing that a browser's runtime lacks."""
-    net = build_model(ModelConfig(pyramid=True), 64, 64, 5, 1)
+    net = build_model(ModelConfig(pyramid=True, static=True), 64, 64, 5, 1)
     given = inputs(net)
     with Names() as names:
         net(*given)
@@ -214,6 +243,11 @@ def test_only_operations_that_export() -> None:
         "div",
         "clamp_min",
         "upsample_nearest2d",
+        # How large a control is, for places that are static: Abs, ReduceMax, Clip, Sub.
+        "abs",
+        "amax",
+        "clamp",
+        "sub",
     }
     views = {"zeros_like", "slice", "unsqueeze", "split", "view", "_unsafe_view", "expand", "permute", "clone", "detach"}
     assert names.seen - allowed - views == set()

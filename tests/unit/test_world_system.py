@@ -146,12 +146,12 @@ def test_windows_hold_the_recordings_own_frames_and_controls() -> None:
         ("data.recording=", "empty"),
         ("data.recording=gym:", "no simulator"),
         ("data.frames=10", "at least 200"),
-        ("model.rollout=64", "no window of 4 \\+ 64|record more"),
+        ("model.memory=32", "no window of 32 \\+ 1 frames fits into its valid part"),
     ],
 )
 def test_wrong_data_costs_a_sentence(setting: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        find("world")[0].open_data(config_of(setting, "data.frames=400" if "rollout" in setting else "seed=1"))
+        find("world")[0].open_data(config_of(setting, "data.frames=400" if "memory" in setting else "seed=1"))
 
 
 # ---- judging -----------------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def steerable(recording: Recording) -> list[Axis]:
 def responses(system: Emulator, walk: Walk) -> dict[str, dict[str, Any]]:
     """Per axis: how often the picture answers to the sign of the control, and by how much of what it should."""
     recording = system.data.recording
-    world = simulator_of(recording)
+    world = simulator_of(recording, walk.frames_BTCHW.device)
     if world is not None and recording.pose_T44 is not None:
         return {axis.name: _exact(system, walk, axis, world) for axis in steerable(recording)}
     return _by_shift(system, walk)

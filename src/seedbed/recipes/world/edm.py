@@ -18,7 +18,7 @@ from seedbed.nn import dice
 from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
-from seedbed.recipes.world.model import Trunk, widths_of
+from seedbed.recipes.world.model import Trunk, stay, widths_of
 from seedbed.recipes.world.objective import Rows, Window, l1
 from seedbed.recipes.world.stages import Stage
 from seedbed.train.engine import mix
@@ -92,7 +92,7 @@ class Denoiser(Emulator):
             sigma_B = action_BA.new_full((len(action_BA),), here)
             clean = self.clean(x, sigma_B, seen, action_BA, level_B)
             x = clean + (x - clean) * (there / here)
-        return x
+        return stay(x, seen, action_BA) if self.config.model.static else x
 
     # ---- training --------------------------------------------------------------------------------------------------
 

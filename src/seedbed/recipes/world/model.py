@@ -82,6 +82,12 @@ def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Te
     return moved / total.clamp_min(1e-3)
 
 
+def stay(frame_B3HW: Tensor, memory: dict[str, Tensor], action_BA: Tensor) -> Tensor:
+    """The last frame where there is no control, the predicted one where there is, and in proportion between."""
+    last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
+    return last_B3HW + moving_B111 * (frame_B3HW - last_B3HW)
+
+
 class Trunk(nn.Module):
     """A U-net without norms, heavier on the way up; the condition acts at every scale."""
 
@@ -185,10 +191,7 @@ class WorldNet(nn.Module):
                 frame_B3HW = transport(frame_B3HW, rows[2 * n], stride, 3)
                 frame_B3HW = transport(frame_B3HW, rows[2 * n + 1], stride, 2)
         frame_B3HW = frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
-        if not self.config.static:
-            return frame_B3HW
-        last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
-        return last_B3HW + moving_B111 * (frame_B3HW - last_B3HW)
+        return stay(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
 
     def flops(self) -> float:
         return self.trunk.flops(self.height, self.width)

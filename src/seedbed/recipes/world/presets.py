@@ -43,8 +43,8 @@ class ModelConfig:
     static: bool = False
     context_noise: float = number(0.2, low=0.0, high=2.0)
     blank: float = number(0.0, low=0.0, high=0.9)
-    closed: float = number(0.4, low=0.0, high=1.0)
-    rollout: int = number(8, low=1, high=64)
+    closed: float = number(0.25, low=0.0, high=1.0)
+    rollout: int = number(32, low=1, high=64)
     adversarial: float = number(NEVER, low=0.0, high=1.0)
     ratio: float = number(0.1, low=0.0, high=10.0)
     gamma: float = number(0.5, low=0.0, high=1000.0)
@@ -61,8 +61,6 @@ class ModelConfig:
             raise UserError("model.blank hides coarse memories, which only model.pyramid=true has")
         if self.kind == "edm" and self.adversarial < NEVER:
             raise UserError("the diffusion denoiser has no adversary; set model.adversarial=1")
-        if self.kind == "edm" and self.static:
-            raise UserError("the diffusion denoiser draws every frame anew; model.static=true is for kind=direct")
         if self.adversarial < self.closed:
             raise UserError(
                 f"model.adversarial={self.adversarial:g} comes before model.closed={self.closed:g}; it is the last stage"
@@ -99,7 +97,7 @@ def demo() -> Config:
     same place, on its own frames, beside copy-last, the mean frame and the best mix of both.
     """
     return Config(
-        model=ModelConfig(size="nano", closed=0.3, rollout=4),
+        model=ModelConfig(size="nano", static=True, closed=0.3, rollout=32),
         data=DataConfig(recording="box", frames=12_000, height=32, width=32, examined=48),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
@@ -116,7 +114,7 @@ def box64() -> Config:
 
     `seedbed train world/box64 budget=8m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="box", frames=60_000))
+    return _on_gpu(ModelConfig(size="5m", static=True, adversarial=0.7), DataConfig(recording="box", frames=60_000))
 
 
 def edm() -> Config:
@@ -124,7 +122,7 @@ def edm() -> Config:
 
     `seedbed train world/edm budget=8m` on one GPU.
     """
-    model = ModelConfig(kind="edm", size="5m", rollout=2)
+    model = ModelConfig(kind="edm", size="5m", static=True, rollout=2)
     base = _on_gpu(model, DataConfig(recording="box", frames=60_000))
     return replace(base, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
 
@@ -135,7 +133,7 @@ def doom() -> Config:
     `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or a recording carried along:
     data.recording=FOLDER.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="doom", frames=24_000))
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.7), DataConfig(recording="doom", frames=24_000))
 
 
 def atari() -> Config:
@@ -154,7 +152,8 @@ def log5m() -> Config:
     unless a recording is named.
     """
     base = _on_gpu(
-        ModelConfig(size="5m", pyramid=True, blank=0.1), DataConfig(recording="box", frames=20_000, height=192, width=256)
+        ModelConfig(size="5m", pyramid=True, blank=0.1, static=True, rollout=16),
+        DataConfig(recording="box", frames=20_000, height=192, width=256),
     )
     return replace(base, batch=64, steps=30_000)
 
@@ -164,7 +163,7 @@ def mine() -> Config:
 
     `seedbed data prepare PATH --out DIR`, then `seedbed train world/mine data.recording=DIR` on one GPU.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.8), DataConfig(recording="recording"))
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.7), DataConfig(recording="recording"))
 
 
 def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
@@ -173,7 +172,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         data=data,
         optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=50, eval=1000, sample=10_000, save=10_000),
+        every=Every(log=50, eval=500, sample=10_000, save=10_000),
         steps=20_000,
         batch=256,
         ema=0.999,
