@@ -36,7 +36,7 @@ SYSTEM = {
     "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
     "packs", "envelope", "dials", "packed_loss",
     "think", "alarms", "play", "export_web",
-    "shard_units", "why_one_rank",
+    "shard_units", "why_one_rank", "working",
 }  # fmt: skip
 
 KEYS = {
