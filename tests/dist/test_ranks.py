@@ -86,7 +86,8 @@ def test_evaluations_do_not_depend_on_the_number_of_ranks(stage, name: str):
     for how in DEGREES:
         for one, other in zip(alone, events(root, f"{name}-{how}", "eval"), strict=True):
             known = {k: v for k, v in one.items() if isinstance(v, float) and k not in ("seconds", "time", "best")}
-            assert other == pytest.approx({**other, **known}, rel=1e-4, abs=1e-4), how
+            assert known.keys() <= other.keys() and len(known) > 1
+            assert {k: other[k] for k in known} == pytest.approx(known, rel=1e-4, abs=1e-4), how
 
 
 def test_two_players_and_a_slope_within_the_loss_descend_together(stage):
