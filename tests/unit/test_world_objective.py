@@ -105,8 +105,8 @@ def test_targets_are_not_among_the_inputs() -> None:
     seen = []
     for one in (batch, changed):
         window = open_window(rows_of(one), LAYOUT)
-        level = noises.level(window)
-        seen.append((noises.context(window, level)["m1"], window.action_BA, level, noises.own(window)))
+        told, real = noises.levels(window)
+        seen.append((noises.context(window, real)["m1"], window.action_BA, told, noises.own(window)))
     for a, b in zip(*seen, strict=True):
         assert torch.equal(a, b)
 
@@ -142,9 +142,17 @@ def test_pictures_larger_than_the_table_get_noise_too() -> None:
 
 def test_noise_is_what_was_told_and_a_little_more() -> None:
     window, noises = open_window(rows_of(batch_of(num=64)), LAYOUT), Noises(Dust(1), 0.5, 0.0)
-    level = noises.level(window)
-    real = (noises.context(window, level)["m1"] - window.memory.tensors()["m1"]).flatten(1).std(1)
-    torch.testing.assert_close(real, level + UNTOLD, rtol=0.15, atol=0.01)
+    told, real = noises.levels(window)
+    found = (noises.context(window, real)["m1"] - window.memory.tensors()["m1"]).flatten(1).std(1)
+    torch.testing.assert_close(found, told + UNTOLD, rtol=0.15, atol=0.01)
+
+
+def test_rollouts_see_what_play_sees() -> None:
+    window, noises = open_window(rows_of(batch_of(num=8)), LAYOUT, 3), Noises(Dust(1), 0.5, 0.0)
+    told, real = noises.levels(window)
+    seen, clean = noises.context(window, real)["m1"], window.memory.tensors()["m1"]
+    assert (told[:5] > 0).all() and not told[5:].any()
+    assert torch.equal(seen[5:], clean[5:]) and not torch.isclose(seen[:5], clean[:5]).all((1, 2, 3)).any()
 
 
 # ---- stages ------------------------------------------------------------------------------------------------------------

@@ -96,6 +96,20 @@ def test_the_adversarys_pull_is_held_at_its_ratio() -> None:
     assert (system.weight[0] * measured["gradient_ratio"]).item() == pytest.approx(0.1, rel=1e-3)
 
 
+def test_rollouts_are_work_under_way_and_no_part_of_the_model() -> None:
+    system, engine, feed = made("model.rollout=4")
+    files, names = engine.tensors(), system.working()
+    assert names and names <= files["optim"].keys() and not names & files["model"].keys()
+    engine.variant = Stage("closed", 4)
+    before = {name: tensor.clone() for name, tensor in files["optim"].items() if name in names}
+    engine.begin(0, 0.5)
+    with engine.rehearsal():
+        engine.step(feed.part)
+    assert all(torch.equal(files["optim"][name], tensor) for name, tensor in before.items()), "a rehearsal changes nothing"
+    engine.step(feed.part)
+    assert not any(torch.equal(files["optim"][name], tensor) for name, tensor in before.items() if name != "rollouts.index_P")
+
+
 @pytest.mark.slow
 def test_micro_batches_give_the_open_loop_of_the_whole(tmp_path: Path) -> None:
     for name, accum in (("one", 1), ("two", 2)):

@@ -110,8 +110,8 @@ class Denoiser(Emulator):
     def _losses(self, batch: Batch, stage: Stage) -> tuple[Tensor, Rows | None, Tensor, dict[str, Tensor]]:
         """The loss of the stage, the rollouts and what they remember next, and what is measured."""
         window, going = self.opened(batch, stage)
-        level_B, sigma_B = self.noises.level(window), self.sigma(window.counter_B)
-        seen, by = self.noises.context(window, level_B), factors(sigma_B)
+        (level_B, real_B), sigma_B = self.noises.levels(window), self.sigma(window.counter_B)
+        seen, by = self.noises.context(window, real_B), factors(sigma_B)
         noisy = self._noised(window.target_B3HW, sigma_B, window.counter_B)
         clean, said = self._clean(noisy, by, seen, window.action_BA, level_B)
         loss_B = (said - (window.target_B3HW - by.skip * noisy) / by.out).square().flatten(1).mean(1)

@@ -77,7 +77,7 @@ class Emulator(System):
         kept = len(given.index_B) - num
         going = self.rollouts.go_on(Rows(*(column[kept:] for column in given)), stage.length)
         joined = Rows(*(torch.cat((column[:kept], own)) for column, own in zip(given, going, strict=True)))
-        return open_window(joined, self.layout), going
+        return open_window(joined, self.layout, num), going
 
     @torch.no_grad()
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:

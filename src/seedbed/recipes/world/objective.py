@@ -28,6 +28,7 @@ class Window:
     target_B3HW: Tensor
     index_B: Tensor
     age_B: Tensor
+    num_own: int = 0  # the last rows are rollouts
 
     @property
     def counter_B(self) -> Tensor:
@@ -49,14 +50,14 @@ def rows_of(batch: dict[str, Tensor]) -> Rows:
     return Rows(batch["frames"], batch["action"], batch["index"], torch.zeros_like(batch["index"]))
 
 
-def open_window(rows: Rows, layout: Layout) -> Window:
+def open_window(rows: Rows, layout: Layout, num_own: int = 0) -> Window:
     """Action t takes frame t to frame t + 1: a prediction uses the control of the newest remembered frame."""
     before = layout.num_frames
     row_B1, from_B = torch.arange(len(rows.age_B), device=rows.age_B.device)[:, None], rows.age_B
     at_BT = from_B[:, None] + torch.arange(before + 1, device=from_B.device)
     frames = to_float(rows.frames_BTHWC[row_B1, at_BT])
     action_BA = rows.action_BTA[row_B1[:, 0], from_B + before - 1]
-    return Window(Memory.start(frames[:, :before], layout), action_BA, frames[:, before], rows.index_B, from_B)
+    return Window(Memory.start(frames[:, :before], layout), action_BA, frames[:, before], rows.index_B, from_B, num_own)
 
 
 class Rollouts(nn.Module):
@@ -110,21 +111,24 @@ class Noises:
     highest: float
     blank: float
 
-    def level(self, window: Window) -> Tensor:
-        """The same for a window at all ages: play, too, stays at one level."""
-        return self.dust.level(window.index_B, self.highest)
-
-    def context(self, window: Window, level_B: Tensor) -> dict[str, Tensor]:
-        """The memory as the network sees it in training; coarse memories are hidden now and then.
+    def levels(self, window: Window) -> tuple[Tensor, Tensor]:
+        """The level that the network is told for every row, and the one that is there: more, and none at all in rollouts.
 
         There is always a little more noise than is told, so that a network that is told of none does not take its memory for
-        clean: one that does keeps its own errors and makes them larger at every step.
+        clean: one that does keeps its own errors and makes them larger at every step. Rollouts have errors of their own, and
+        are what play is.
         """
+        told_B = self.dust.level(window.index_B, self.highest)
+        noisy_B = (torch.arange(len(told_B), device=told_B.device) < len(told_B) - window.num_own).to(told_B)
+        return told_B * noisy_B, (told_B + UNTOLD) * noisy_B
+
+    def context(self, window: Window, real_B: Tensor) -> dict[str, Tensor]:
+        """The memory as the network sees it in training; coarse memories are hidden now and then."""
         seen = {}
         for number, (name, kept_BMHW) in enumerate(window.memory.tensors().items()):
             if self.highest:
                 drawn = self.dust(window.counter_B, CONTEXT, number, tuple(kept_BMHW.shape[1:]))
-                kept_BMHW = torch.addcmul(kept_BMHW, drawn, (level_B + UNTOLD)[:, None, None, None])
+                kept_BMHW = torch.addcmul(kept_BMHW, drawn, real_B[:, None, None, None])
             if self.blank and name != "m1":
                 hidden_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
                 kept_BMHW = kept_BMHW * (~hidden_B)[:, None, None, None]

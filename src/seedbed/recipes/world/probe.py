@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 def open_up(system: World, batch: Batch) -> Probe:
     """One step on true memories with the noise of training; the target is not among what the network is given."""
     window = open_window(rows_of(batch), system.layout)
-    level_B = system.noises.level(window)
-    seen = system.noises.context(window, level_B)
+    level_B, real_B = system.noises.levels(window)
+    seen = system.noises.context(window, real_B)
     opened = {
         **seen,
         "action": window.action_BA,

@@ -94,8 +94,8 @@ class World(Emulator):
     def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Made, Rows | None, dict[str, Tensor]]:
         """The error of the stage, the frames an adversary would judge, the rollouts, and what is measured in all stages."""
         window, going = self.opened(batch, stage)
-        level_B = self.noises.level(window)
-        seen = self.noises.context(window, level_B)
+        level_B, real_B = self.noises.levels(window)
+        seen = self.noises.context(window, real_B)
         frame_B3HW = self.net(seen, window.action_BA, level_B, self.noises.own(window))
         rows = slice(0 if going is None else len(level_B) - len(going.index_B), None)
         # One tensor for the error and the adversary: the weight of both is measured at it.
