@@ -17,6 +17,7 @@ from seedbed.nn.groups import declare
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256
+ONE_IN = 8  # rows of a batch that it judges: with its slopes it costs many times what the generator does
 
 
 class Block(nn.Module):
@@ -84,15 +85,15 @@ def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, a
 
 
 def held_weight(
-    error: Tensor, adversarial: Tensor, frame: Tensor, ratio: float, together: Callable[[Tensor], Tensor]
+    error: Tensor, adversarial: Tensor, frame: Tensor, judged: slice, ratio: float, together: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """The weight at which the adversary pulls at the frame `ratio` times as hard as the error does, and the pull unweighted.
+    """The weight at which the adversary pulls at a frame `ratio` times as hard as the error does, and the pull unweighted.
 
-    Measured where both meet, at the frame itself: nothing of the generator has to be gone through twice. `together` sums over
-    ranks.
+    Measured where both meet, at the `judged` frames themselves: nothing of the generator has to be gone through twice.
+    `together` sums over ranks.
     """
     (slope_error,) = torch.autograd.grad(error, frame, retain_graph=True)
     (slope_adversarial,) = torch.autograd.grad(adversarial, frame, retain_graph=True)
-    pull, push = (together(slope.square().sum()).sqrt() for slope in (slope_adversarial, slope_error))
+    pull, push = (together(slope[judged].square().sum()).sqrt() for slope in (slope_adversarial, slope_error))
     against = pull / push.clamp_min(1e-12)
     return (ratio / against.clamp_min(1e-6)).detach(), against.detach()

@@ -109,15 +109,15 @@ class World(Emulator):
         return 0.5 * (opened + closed), made, going, measured
 
     def _contest(self, critic: adversary.Critic, error: Tensor, made: Made, stage: Stage, engine: Engine) -> dict[str, Tensor]:
-        """Both players' turns on the frames of the rollouts; the generator keeps its error as the main thing."""
-        model = self.config.model
-        real, fake, memory, action = made.target_B3HW, made.frame_B3HW, made.memory_BMHW, made.action_BA
+        """Both players' turns on some of the frames made, at all ages; the generator keeps its error as the main thing."""
+        model, judged = self.config.model, slice(0, max(1, 2 * len(made.frame_B3HW) // adversary.ONE_IN))
+        fake, real, memory, action = (column[judged] for column in made)
         with full_precision(real.device):
             facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        weight, against = adversary.held_weight(error, wish, fake, model.ratio, engine.together)
+        weight, against = adversary.held_weight(error, wish, made.frame_B3HW, judged, model.ratio, engine.together)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
