@@ -28,6 +28,22 @@ from seedbed.nn.narrow import narrow_attention  # noqa: E402
 from seedbed.nn.rope import rope_table  # noqa: E402
 
 
+def captured(step):
+    """What a step gives by itself, and what it gives when it is replayed as a graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        wanted = step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = step()
+    for tensor in got:
+        tensor.zero_()
+    graph.replay()
+    return wanted, got
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [*SHAPES, (8, 1024, 12, 12, 64), (3, 129, 6, 2, 128)], ids=str)
 def test_norm_and_turn(shape, dtype):
@@ -53,23 +69,14 @@ def test_attention_uses_the_kernel_and_can_be_captured():
     rope = rope_table(torch.arange(64, device="cuda"), 64, 1e4)
 
     def step():
-        return torch.autograd.grad(module(x, rope).float().square().sum(), x)[0]
+        return torch.autograd.grad(module(x, rope).float().square().sum(), (x,))
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         step()
         torch.cuda.synchronize()
     names = " ".join(event.key for event in seen.key_averages())
     assert "_turn" in names and "_turn_back" in names
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        wanted = step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = step()
-    got.zero_()
-    graph.replay()
+    wanted, got = captured(step)
     torch.testing.assert_close(got, wanted, rtol=1e-2, atol=1e-2)
 
 
@@ -109,18 +116,9 @@ def test_narrow_attention_can_be_named_and_captured():
 
     def step():
         with attention_scope(kernels):
-            return torch.autograd.grad(module(x).float().square().sum(), x)[0]
+            return torch.autograd.grad(module(x).float().square().sum(), (x,))
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        wanted = step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = step()
-    got.zero_()
-    graph.replay()
+    wanted, got = captured(step)
     torch.testing.assert_close(got, wanted, rtol=0.0, atol=0.0)  # two passes backward, each in a fixed order
 
 
@@ -167,16 +165,5 @@ def test_gated_norm_can_be_captured():
         total, y = modulate.gate_and_norm(x, branch, vectors[:, 1:4])
         return torch.autograd.grad((total + y).float().square().sum(), (x, branch, vectors))
 
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        wanted = step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = step()
-    for tensor in got:
-        tensor.zero_()
-    graph.replay()
-    for a, b in zip(got, wanted, strict=True):
+    for b, a in zip(*captured(step), strict=True):
         torch.testing.assert_close(a, b, rtol=0.0, atol=0.0)  # sums in a fixed order

@@ -1,5 +1,6 @@
 """The kernels by Triton's interpreter, where there is a Triton to ask, and when they are used."""
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seedbed.nn import fused, gated
+from seedbed.nn import fused, gated, modulate
 from seedbed.nn.fused import can_norm_and_turn
 from seedbed.nn.gated import can_gate_and_norm
 from seedbed.nn.rope import rope_table
@@ -89,3 +90,25 @@ def test_where_addition_and_norm_are_one(x, branch, vectors, wanted, monkeypatch
     assert can_gate_and_norm(x, branch, vectors) is wanted
     monkeypatch.setattr(gated, "HAS_TRITON", False)
     assert not can_gate_and_norm(x, branch, vectors)
+    monkeypatch.setattr(gated, "HAS_TRITON", True)
+    monkeypatch.setattr(gated, "trusted", False)
+    assert not can_gate_and_norm(x, branch, vectors)
+
+
+@pytest.mark.parametrize("how", ["right", "wrong", "raises"])
+def test_the_gated_norm_must_agree_with_plain_code_to_be_used(how, monkeypatch):
+    def kernel(x, branch, vectors):
+        if how == "raises":
+            raise ValueError("no such card\nsecond line")
+        total, y = modulate._plain(x, branch, vectors)
+        return total, y * (1.05 if how == "wrong" else 1.0), y
+
+    monkeypatch.setattr(gated, "trusted", True)
+    monkeypatch.setattr(gated, "can_gate_and_norm", lambda *_: True)
+    monkeypatch.setattr(gated, "gate_and_norm", kernel)
+    modulate.try_gate_and_norm.cache_clear()
+    words = {"wrong": "differs from plain code", "raises": "does not run: no such card;"}
+    with pytest.warns(UserWarning, match=words[how]) if how in words else contextlib.nullcontext():
+        modulate.try_gate_and_norm(32, torch.bfloat16, torch.device("cpu"))
+    modulate.try_gate_and_norm.cache_clear()
+    assert gated.trusted is (how == "right")

@@ -9,11 +9,15 @@ from torch import Tensor
 from seedbed.nn.fused import DTYPES, HAS_TRITON
 
 MAX_WIDTH = 2048
+# Until they have been seen to compute something else than plain code does on this machine.
+trusted = True
 
 
 def can_gate_and_norm(x_BTD: Tensor, branch_BTD: Tensor | None, vectors_BMD: Tensor) -> bool:
     """Whether `gate_and_norm` takes these: on CUDA, all of one dtype that it knows, and not too wide for registers."""
-    if not (HAS_TRITON and x_BTD.is_cuda and x_BTD.dtype in DTYPES and x_BTD.ndim == 3 and x_BTD.shape[2] <= MAX_WIDTH):
+    if not (trusted and HAS_TRITON and x_BTD.is_cuda and x_BTD.dtype in DTYPES):
+        return False
+    if x_BTD.ndim != 3 or x_BTD.shape[2] > MAX_WIDTH:
         return False
     alike = vectors_BMD.dtype == x_BTD.dtype and vectors_BMD.shape[0] == x_BTD.shape[0]
     return alike and (branch_BTD is None or (branch_BTD.dtype, branch_BTD.shape) == (x_BTD.dtype, x_BTD.shape))

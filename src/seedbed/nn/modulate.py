@@ -4,7 +4,10 @@ B batch, N tokens, C width, M vectors of a modulation, F features of a time.
 """
 
 import contextlib
+import functools
 import math
+import warnings
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +89,39 @@ def gate_and_norm(x_BNC: Tensor, branch_BNC: Tensor | None, vectors_BMC: Tensor)
     if gated.can_gate_and_norm(x_BNC, branch_BNC, vectors_BMC):
         sum_BNC, y_BNC, _ = gated.gate_and_norm(x_BNC, branch_BNC, vectors_BMC)
         return x_BNC if branch_BNC is None else sum_BNC, y_BNC
+    return _plain(x_BNC, branch_BNC, vectors_BMC)
+
+
+def _plain(x_BNC: Tensor, branch_BNC: Tensor | None, vectors_BMC: Tensor) -> tuple[Tensor, Tensor]:
     *gate, shift, scale = vectors_BMC.split(1, dim=1)
     if branch_BNC is not None:
         x_BNC = torch.addcmul(x_BNC, gate[0], branch_BNC)
     return x_BNC, modulated_norm(x_BNC, shift, scale)
+
+
+@functools.cache
+def try_gate_and_norm(width: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Let the kernels show once, on this device, that they compute what plain code does; where they do not, they are not used.
+
+    Not to be called from compiled code.
+    """
+    dice = torch.Generator(device).manual_seed(0)
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+        given = [torch.randn(2, rows, width, generator=dice, device=device, dtype=dtype) for rows in (7, 7, 3)]
+        if not gated.can_gate_and_norm(*given):
+            return
+        try:
+            pairs = zip(_with_gradients(gate_and_norm, given), _with_gradients(_plain, [x.float() for x in given]), strict=True)
+            limit = 1e-4 if dtype == torch.float32 else 3e-2
+            gated.trusted = all(((a.float() - b).norm() <= limit * b.norm()).item() for a, b in pairs)
+            why = "differs from plain code"
+        except Exception as error:  # Triton has errors of its own
+            gated.trusted, why = False, f"does not run: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+    if not gated.trusted:
+        warnings.warn(f"the kernel for gated norms {why}; plain code takes its place, somewhat slower", stacklevel=2)
+
+
+def _with_gradients(call: Callable, given: list[Tensor]) -> list[Tensor]:
+    given = [x.detach().requires_grad_() for x in given]
+    out = call(*given)
+    return [x.detach() for x in (*out, *torch.autograd.grad(out, given, out))]

@@ -14,7 +14,7 @@ from seedbed.nn.attention import Attention
 from seedbed.nn.groups import declare
 from seedbed.nn.init import fill_, materialize, normal_
 from seedbed.nn.mlp import MLP
-from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features
+from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
 from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify
 from seedbed.nn.rope import Rope, rope_table
@@ -209,6 +209,8 @@ class FlowTransformer(nn.Module):
     def setting(self, places_N2: Tensor | None = None) -> Setting:
         """What a pass needs; the patches stand in raster order unless other places are given."""
         config, device = self.config, self.enter.weight.device
+        if self.modulation and device.type == "cuda":
+            try_gate_and_norm(config.width, self.stream_dtype(), device)
         places_N2 = raster(*self.grid, device) if places_N2 is None else places_N2
         head_dim, rope = config.width // config.heads, None
         if config.positions == "1d":
