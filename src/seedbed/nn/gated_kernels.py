@@ -23,8 +23,8 @@ class Tiles(NamedTuple):
     programs: int
 
 
-FORWARD = Tiles(2048, 4, 1, 768)
-BACKWARD = Tiles(1024, 2, 1, 768)
+FORWARD = Tiles(512, 1, 2, 3072)
+BACKWARD = Tiles(512, 1, 2, 1536)
 
 Three = tuple[Tensor, Tensor, Tensor]
 
