@@ -11,9 +11,10 @@ Limits on one H200: 42 ms for the S1 step of the xxs size (6 layers, 384 wide), 
 import argparse
 import contextlib
 import io
+import itertools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,10 @@ LEARN_ROWS = {
     "s2, random step size": ("ebt/shakespeare-s2", []),
     "s2, fixed step size": ("ebt/shakespeare-s2", ["model.walk.spread=1"]),
     "s2, no noise": ("ebt/shakespeare-s2", ["model.walk.langevin=0"]),
+    "plain, equal tokens": ("ebt/plain", ["data.tokenizer=char"]),
+    "plain, equal time": ("ebt/plain", ["data.tokenizer=char"]),  # as many steps as fit into the time of s1's
 }
+STEPS_COMPARED = {"s1 step": "s1", "plain step": "plain, equal tokens"}
 # Energies over images, and the regressor that they are held against; on shapes, and on a folder of images.
 DENOISE_ROWS = {
     "energy": ("denoise", []),
@@ -59,10 +63,10 @@ DENOISE_ROWS = {
 }
 
 
-def time_step(preset: str, settings: list[str], seconds: float) -> dict[str, Any]:
+def time_step(preset: str, settings: list[str], seconds: float, data: Sequence[str] = (RANDOM,)) -> dict[str, Any]:
     """Milliseconds of a whole training step, optimizer included, and the most memory it took."""
     recipe, name = find(preset)
-    config = configs.override(recipe.preset(name), [RANDOM, "batch=32", "data.block=256", "every.log=1_000_000", *settings])
+    config = configs.override(recipe.preset(name), [*data, "batch=32", "data.block=256", "every.log=1_000_000", *settings])
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     data = recipe.open_data(config)
@@ -124,23 +128,22 @@ def train(root: Path, name: str, preset: str, settings: list[str]) -> dict[str, 
 
 def learn(text: str, steps: int, seeds: list[int], texts: tuple[str, ...], wanted: str) -> dict[str, Any]:
     """Equal parameters always; equal tokens, and equal seconds, against the plain transformer; and the curves of each."""
-    base, rows = [f"data.text={text}", f"steps={steps}"], {}
+    chosen = {title: row for title, row in LEARN_ROWS.items() if wanted in title}
+    data, rows, facts = [f"data.text={text}"], {}, {}
+    if "plain, equal time" in chosen:  # by the times of single steps, so that runs may share a card
+        facts = {name: time_step(*LEARN_ROWS[title], 4.0, data) for name, title in STEPS_COMPARED.items()}
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         spelled = tuple(_spelled(text, other, root) for other in texts)
-        for seed in seeds:
-            for title, (preset, extra) in LEARN_ROWS.items():
-                if wanted not in title:
-                    continue
-                name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
-                row = train(root, name, preset, [*base, *extra, f"seed={seed}"])
-                row["curves"] = _curves(root, name, spelled) if "error" not in row else None
-                rows[f"{title}, seed {seed}"] = row
-                write_result(name_of("ebt-learn", wanted), {"rows": rows})  # each as it is done
-                print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
-            if f"s1, seed {seed}" in rows:
-                rows |= _plain(root, base, rows[f"s1, seed {seed}"].get("train_s", 60.0), seed)
-                write_result(name_of("ebt-learn", wanted), {"rows": rows})
+        for seed, (title, (preset, extra)) in itertools.product(seeds, chosen.items()):
+            num = round(steps * facts["s1 step"]["ms"] / facts["plain step"]["ms"]) if title == "plain, equal time" else steps
+            name = f"{title.replace(', ', '-').replace(' ', '-')}-{seed}"
+            row = train(root, name, preset, [*data, f"steps={num}", *extra, f"seed={seed}"])
+            if "error" not in row and not title.startswith("plain"):
+                row["curves"] = _curves(root, name, spelled)
+            rows[f"{title}, seed {seed}"] = row
+            write_result(name_of("ebt-learn", wanted), {**facts, "rows": rows})  # each as it is done
+            print(title, seed, {k: v for k, v in row.items() if k != "curves"}, flush=True)
     return rows
 
 
@@ -155,17 +158,6 @@ def _spelled(text: str, other: str, root: Path) -> str:
     path = root / f"{Path(other).stem}.txt"
     path.write_text("".join(c for c in Path(other).read_text(encoding="utf-8") if c in letters), encoding="utf-8")
     return str(path)
-
-
-def _plain(root: Path, base: list[str], seconds: float, seed: int) -> dict[str, Any]:
-    chosen = [*base, "data.tokenizer=char", f"seed={seed}"]
-    found = {
-        f"plain, equal tokens, seed {seed}": train(root, f"plain-tokens-{seed}", "ebt/plain", chosen),
-        f"plain, equal time, seed {seed}": train(root, f"plain-time-{seed}", "ebt/plain", [*chosen, f"budget={seconds}"]),
-    }
-    for title, row in found.items():
-        print(title, row, flush=True)
-    return found
 
 
 def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:

@@ -206,7 +206,10 @@ def _warm_up(job: Job) -> None:
 
 
 def _keep_budget(job: Job) -> None:
-    """At a log point: a later stage may have slower steps than those by which the budget was turned into a length."""
+    """At a log point: steps may have another pace than those by which the budget was turned into a length.
+
+    Slower ones shorten the run whenever it is; faster ones lengthen it in its first half, before the rate goes down for good.
+    """
     if not job.config.budget:
         return
     job.pace.append((job.clock["train"], job.step))
@@ -214,10 +217,11 @@ def _keep_budget(job: Job) -> None:
     if last - first <= 0:
         return
     affordable = int(0.99 * (job.config.budget - now) * (last - first) / (now - since))
-    steps = max(1, job.ranks.tell(affordable))
-    if steps < 0.98 * (job.num_steps - job.step):
+    steps, left = max(1, job.ranks.tell(affordable)), job.num_steps - job.step
+    slower, faster = steps < 0.98 * left, steps > 1.1 * left and job.progress < 0.5
+    if slower or faster:
         job.total_items = job.items + steps * job.config.batch
-        job.console.line(f"steps have become slower: the budget allows {job.num_steps:,} in all")
+        job.console.line(f"steps have become {'slower' if slower else 'faster'}: the budget allows {job.num_steps:,} in all")
         job.run.event(job.step, "budget", seconds_per_step=(now - since) / (last - first), steps=job.num_steps)
 
 

@@ -173,7 +173,7 @@ class FlowTransformer(nn.Module):
                     x_BTD = torch.addcmul(x_BTD, own[0][:, :1], branch_BTD)
                     own, branch_BTD = (own[0][:, 1:], own[1]), None
                 x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(setting.dtype)), dim=1)
-            rope = setting.ropes[x_BTD.shape[1] > self.num_patches]
+            rope = setting.ropes[int(x_BTD.shape[1] > self.num_patches)]  # torch 2.11 compiles no index that is a bool
             x_BTD, branch_BTD = block(x_BTD, rope, own, branch_BTD)
         y_BND = self._last_norm(x_BTD, branch_BTD, vectors)
         # Widened last: the error is squared in float32.
