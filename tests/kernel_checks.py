@@ -168,8 +168,10 @@ def check_narrow(device: str, length: int, head_dim: int, dtype: torch.dtype, ti
     off = OFF[times > 1 or shift != 0]
     for name, a, b, c, size in zip(("y", "dq", "dk", "dv"), got, wanted, rounded, sizes, strict=True):
         assert a.shape == b.shape and a.dtype == dtype and a.is_contiguous()
-        # What is off before it is rounded may be rounded the other way: one number in so many, by a whole place.
-        limit = off * size + 3 * (c - b).norm() + (off * torch.finfo(dtype).eps) ** 0.5 * b.norm()
+        # Weights may be rounded before they are divided by their sum, and what is off before it is rounded may be rounded the
+        # other way: one number in so many, by a whole place.
+        eps = torch.finfo(dtype).eps
+        limit = off * size + max(3 * (c - b).norm(), 0.5 * eps * b.norm()) + (off * eps) ** 0.5 * b.norm()
         wrong = (a.double() - b).norm()
         what = f"{name} of {length} x {head_dim} {dtype}, scores times {times:g}, shift {shift:g}"
         assert wrong <= limit, f"{what}: off by {wrong:.1e}, at most {limit:.1e}, of {b.norm():.1e}"

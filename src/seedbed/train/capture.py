@@ -68,6 +68,7 @@ class StepRunner:
         self.names: list[str] = []
         self.why_not = self._why_not_captured()
         self.ready: set[Hashable] = set()
+        self.side: torch.cuda.Stream | None = None
 
     @property
     def how(self) -> str:
@@ -125,12 +126,13 @@ class StepRunner:
             if self.engine.device.type != "cuda":
                 self._body()
                 return
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
+            # One stream for all rehearsals: products keep a workspace of tens of megabytes for every stream that they ever saw.
+            self.side = self.side or torch.cuda.Stream()
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
                 for _ in range(NUM_WARMUPS):
                     self._body()
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(self.side)
             torch.cuda.synchronize()
 
     def _capture(self, variant: Hashable) -> None:
