@@ -42,6 +42,19 @@ def test_jumps_of_a_solved_task_are_no_spikes() -> None:
         assert kept.state()["floor"] == pytest.approx(0.3), "a roll-back does not forget where the run began"
 
 
+def test_a_new_lesson_begins_a_new_band() -> None:
+    """Longer samples are harder: the loss jumps, and a run that has just been promoted is not sent back for it."""
+    watch = SpikeWatch(Guard())
+    for loss in noisy(200):
+        watch.spikes(loss, 3.0)
+    jump = 3 * watch.limit()
+    kept = SpikeWatch(Guard())
+    kept.load_state(json.loads(json.dumps(watch.state())))
+    assert kept.spikes(jump, 3.0), "the same lesson, also after a restart"
+    assert not watch.spikes(jump, 4.0) and not any(watch.spikes(jump - 0.01 * n, 4.0) for n in range(200))
+    assert watch.spikes(10 * jump, 4.0)
+
+
 def test_values_that_are_not_finite_never_enter() -> None:
     watch = SpikeWatch(Guard())
     for loss in noisy(200):

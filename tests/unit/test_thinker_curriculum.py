@@ -38,6 +38,7 @@ def entries(stage: Tensor) -> dict[str, float]:
         ("gated", [0.25, 0.25, 0.25, 0.25, 0, 0, 0, 0]),
         ("mixed", [0.8 / 4 + 0.2 / 8] * 4 + [0.2 / 8] * 4),
         ("fixed", [0, 0, 0, 0, 0, 0, 0, 1]),
+        ("mostly", [0.2 / 4] * 4 + [0, 0, 0, 0.8]),
     ],
 )
 @pytest.mark.parametrize("limit", [4, torch.tensor(4)])
@@ -52,7 +53,7 @@ def test_a_sample_of_a_mixed_curriculum_keeps_its_lot_when_the_limit_moves():
     assert one[two > 2].tolist() == two[two > 2].tolist()
 
 
-@pytest.mark.parametrize(("kind", "longest"), [("uniform", 8), ("fixed", 8), ("gated", 3), ("mixed", 3)])
+@pytest.mark.parametrize(("kind", "longest"), [("uniform", 8), ("fixed", 8), ("mostly", 8), ("gated", 3), ("mixed", 3)])
 def test_the_first_stage(kind, longest):
     stage = curriculum.first(CurriculumConfig(kind=kind, start=3), 8)
     assert stage.dtype == torch.float32 and stage.ndim == 1

@@ -110,7 +110,7 @@ def test_a_sample_does_not_depend_on_the_room_around_it(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kind", ["uniform", "gated", "mixed", "fixed"])
+@pytest.mark.parametrize("kind", ["uniform", "gated", "mixed", "fixed", "mostly"])
 def test_vmap_over_seeds_and_limits_equals_separate_calls(case, kind):
     source = opened(CASES[case], curriculum=CurriculumConfig(kind=kind)).train
     index, seeds, limits = torch.arange(40), torch.tensor([0, 3, 2**31]), torch.tensor([1, 2, source.length])

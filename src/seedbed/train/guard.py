@@ -24,12 +24,16 @@ class SpikeWatch:
         self.losses: deque[float] = deque(maxlen=guard.window)
         self._sum = self._squares = self._shift = 0.0
         self._floor: float | None = None
+        self._lesson = 0.0
         self._near = 0.5 * guard.sigmas**2
 
-    def spikes(self, loss: float) -> bool:
-        """Look at the next loss. Spikes and non-finite values never enter the statistics."""
+    def spikes(self, loss: float, lesson: float = 0.0) -> bool:
+        """Look at the next loss. Spikes and non-finite values never enter the statistics; a new lesson begins new ones."""
         if not isfinite(loss):
             return False
+        if lesson != self._lesson:
+            self._lesson = lesson
+            self.restart()
         if self._floor is None:
             self._floor = SOLVED * loss
         losses, shift = self.losses, self._shift
@@ -67,12 +71,14 @@ class SpikeWatch:
         self._sum = self._squares = 0.0
 
     def state(self) -> dict:
-        return {"losses": list(self.losses), "sums": [self._sum, self._squares, self._shift], "floor": self._floor}
+        sums = [self._sum, self._squares, self._shift]
+        return {"losses": list(self.losses), "sums": sums, "floor": self._floor, "lesson": self._lesson}
 
     def load_state(self, state: dict) -> None:
         self.losses = deque(state["losses"], maxlen=self.guard.window)
         self._sum, self._squares, self._shift = state["sums"]  # the sums as they were, not summed anew: rounding counts
         self._floor = state["floor"]
+        self._lesson = state.get("lesson", 0.0)  # older checkpoints have none
 
 
 class Incidents:

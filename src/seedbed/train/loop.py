@@ -261,7 +261,7 @@ def _look(job: Job, step: int, values: list[float]) -> bool:
         _on_not_finite(job, step, measured)
         return True
     job.last_loss = measured["loss"]
-    if job.incidents.watch.spikes(job.last_loss):
+    if job.incidents.watch.spikes(job.last_loss, measured.get(job.system.lesson, 0.0)):
         limit = job.incidents.watch.limit()  # a roll-back forgets it
         answer = job.incidents.spike(step)
         _report(job, step, "spike", f"loss {job.last_loss:.4g} left its band (limit {limit:.4g})", answer, measured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -73,7 +73,12 @@ class ParamGroup:
 
 
 class System(nn.Module):
-    """A recipe's model and objective. Override `loss`; override `update` only when one loss is not the story."""
+    """A recipe's model and objective. Override `loss`; override `update` only when one loss is not the story.
+
+    `lesson` names the measurement that tells which lesson of a curriculum is under way: when it changes, the loss may jump.
+    """
+
+    lesson: ClassVar[str] = ""
 
     def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over this batch's targets, and further measurements."""

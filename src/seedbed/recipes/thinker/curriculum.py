@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from seedbed.recipes.thinker.presets import CurriculumConfig
 
 
+STAGED = ("gated", "mixed")
+
+
 class Stage(NamedTuple):
     """The entries of a stage by name, in the order in which the tensor holds them."""
 
@@ -27,8 +30,7 @@ class Stage(NamedTuple):
 
 def first(config: "CurriculumConfig", length: int) -> Tensor:
     """The stage before step 0, for samples up to `length` in the end."""
-    staged = config.kind in ("gated", "mixed")
-    return torch.tensor([min(config.start, length) if staged else length, 0, 0, 0, 0, 0], dtype=torch.float32)
+    return torch.tensor([min(config.start, length) if config.kind in STAGED else length, 0, 0, 0, 0, 0], dtype=torch.float32)
 
 
 def read(stage_S: Tensor) -> Stage:
@@ -42,14 +44,16 @@ def limit(stage_S: Tensor) -> Tensor:
 
 
 def lengths(key_B: Tensor, limit: Tensor | int, config: "CurriculumConfig", length: int) -> Tensor:
-    """The length of each sample: at most `limit`, but for the share of a mixed curriculum that is drawn from the full range."""
+    """The length of each sample: at most `limit`, but for the share of a mixed curriculum that is drawn from the full range;
+    all but that share at the full length where it is mostly that."""
     if config.kind == "fixed":
         return torch.full_like(key_B, length)
     word_B2 = dice.bits(key_B, 2)
+    wide_B = word_B2[..., 1] < int(config.share * 2**32)
     if config.kind == "mixed":
-        wide_B = word_B2[..., 1] < int(config.share * 2**32)
         limit = torch.where(wide_B, length, limit)
-    return 1 + (word_B2[..., 0] * limit >> 32)
+    drawn_B = 1 + (word_B2[..., 0] * limit >> 32)
+    return torch.where(wide_B, drawn_B, length) if config.kind == "mostly" else drawn_B
 
 
 def on_longest(length_B: Tensor, stage_S: Tensor) -> Tensor:
@@ -62,7 +66,7 @@ def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: "CurriculumCon
 
     At the end of every window the accuracy in it decides; a window without such a sample promotes nobody.
     """
-    if config.kind in ("uniform", "fixed"):
+    if config.kind not in STAGED:
         return stage_S
     old = read(stage_S)
     hits, count, age = old.hits + hits, old.count + count, old.age + 1

@@ -47,6 +47,7 @@ NARROW = 128
 class ThinkerSystem(System):
     """A thinker on one task."""
 
+    lesson = "longest"
     stage: Tensor
 
     def __init__(self, config: Config, data: Data) -> None:
@@ -57,7 +58,7 @@ class ThinkerSystem(System):
         self.model = Thinker(config.model, Sizes(shape.num_in, shape.num_out, shape.vocab, task.pad, task.bos))
         self.model.init_weights(torch.Generator().manual_seed(mix(config.seed, 1)))
         self.register_buffer("stage", curriculum.first(config.data.curriculum, task.length))
-        self.is_staged = config.data.curriculum.kind in ("gated", "mixed")
+        self.is_staged = config.data.curriculum.kind in curriculum.STAGED
         if self.is_staged:
             self.source.limit = lambda: curriculum.limit(self.stage)
         self.latents, self.steps, self.plan = config.model.latents, config.model.steps, config.model.parsed_plan()

@@ -39,6 +39,7 @@ def stage_of(engine: Engine | None) -> Stage:
 class Emulator(System):
     """What dreams: from a memory and a control to the next frame. Training is up to the kinds of it."""
 
+    lesson = "own_frames"
     layout: Layout
 
     def __init__(self, config: Config, data: WorldData) -> None:
