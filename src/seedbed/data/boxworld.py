@@ -1,7 +1,7 @@
 """A small world of boxes from one seed, ray-cast in torch on CPU or GPU: the true picture for any pose, so for any action.
 
 Structure of arrays: x, y and z are planes of their own, which is ten times faster than a trailing axis of three.
-Shape suffixes: B poses, K boxes, R rays (pixels), A control axes.
+Shape suffixes: B poses, K boxes, R rays, H W pixels with f x f rays each, A control axes.
 """
 
 import contextlib
@@ -16,8 +16,11 @@ from torch import Tensor
 from seedbed.data import poses
 from seedbed.data.recording import Recording
 
-# Bump when the same seed gives another world.
-VERSION = 1
+# Bump when the same seed gives other pictures.
+VERSION = 2
+# Rays along each side of a pixel, where pictures have fewer pixels than the second number: a pixel is a mean, as a camera's is.
+# By single rays edges jump from pixel to pixel in ways that no small picture foretells.
+FINE, SMALL = 2, 128 * 128
 REACH = 10.0  # half the side of the walled yard
 LOW, HIGH = 0.35, 2.2  # how high the eye may be
 RADIUS = 0.3  # how near the eye comes to a wall
@@ -46,6 +49,8 @@ class BoxWorld:
         self._ground_61 = torch.tensor(_ground(seed).reshape(6, 1), dtype=torch.float32, device=self.device)
         self._shades = torch.tensor(SHADES, device=self.device)
         self._horizon_311, self._zenith_311 = (torch.tensor(c, device=self.device).view(3, 1, 1) for c in (HORIZON, ZENITH))
+        self._fine = FINE if height * width < SMALL else 1
+        height, width = height * self._fine, width * self._fine
         focal = width / 2 / math.tan(math.radians(fov) / 2)
         self._pixel = 1 / focal
         across_W = (torch.arange(width, dtype=torch.float64) + 0.5 - width / 2) / focal
@@ -163,8 +168,10 @@ class BoxWorld:
         seen_3BR = torch.lerp(self._horizon_311, seen_3BR, clear_BR)
         high_BR = (ray_B3R[:, 2] / self._long_R).clamp_(0, 1).sqrt_()
         sky_3BR = torch.lerp(self._horizon_311, self._zenith_311, high_BR)
-        picture_3BR = torch.where(depth_BR.isinf(), sky_3BR, seen_3BR).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
-        return picture_3BR.permute(1, 2, 0).reshape(-1, self.height, self.width, 3)
+        light_3BR = torch.where(depth_BR.isinf(), sky_3BR, seen_3BR)
+        light_3BHfWf = light_3BR.unflatten(2, (self.height, self._fine, self.width, self._fine))
+        picture_3BHW = light_3BHfWf.mean((3, 5)).mul_(255).round_().clamp_(0, 255).to(torch.uint8)
+        return picture_3BHW.permute(1, 2, 3, 0).contiguous()
 
 
 def _nearest(center_BK3: Tensor, half_K3: Tensor, inverse_B3R: Tensor) -> tuple[Tensor, Tensor]:
