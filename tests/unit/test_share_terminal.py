@@ -114,7 +114,9 @@ def test_a_rising_line_rises():
 
 def on_a_screen(words: list[str], folder: Path, seconds: float = 60.0, until: str = "", **environment: str) -> str:
     """What a command writes to a terminal of 110 columns; with `until`, Ctrl-C is pressed once that has appeared."""
-    code = "import sys; from seedbed.cli import main; sys.exit(main())"
+    # Whoever started the tests may have told us to ignore Ctrl-C.
+    heard = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{heard}; import sys; from seedbed.cli import main; sys.exit(main())"
     host, guest = pty.openpty()
     fcntl.ioctl(guest, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 110, 0, 0))
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm-256color", **environment}
