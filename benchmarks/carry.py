@@ -3,7 +3,8 @@
     python benchmarks/carry.py RECORDING FOLDER          # here; needs av
     seedbed data prepare FOLDER --size 64x64 --out DIR   # there; av or opencv decodes it
 
-Poses and the simulator stay behind: what is carried is judged as any other video is, by the shift of its pictures.
+Poses go along where there are any, and then stand for the controls; what was asked for and the simulator stay behind, so that
+controls are judged as in any other video, by the shift of its pictures.
 """
 
 import argparse
@@ -13,7 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from seedbed.data import poses
 from seedbed.data.recording import Recording, open_recording
+from seedbed.data.recordings.video import POSE_COLUMNS
 
 QUALITY = "8"  # of x264; 0 is without loss, 18 is called invisible
 CLOCK = 90_000  # ticks of a second
@@ -37,10 +40,15 @@ def write_video(recording: Recording, path: Path, quality: str) -> None:
 
 
 def write_actions(recording: Recording, path: Path) -> None:
-    kept = [n for n, axis in enumerate(recording.axes) if not axis.is_time]
-    lines = ["frame,episode," + ",".join(recording.axes[n].name for n in kept)]
-    for t, row in enumerate(recording.actions_TA[:, kept]):
-        lines.append(f"{t},{recording.episode_T[t]}," + ",".join(f"{value:.7g}" for value in row))
+    if recording.pose_T44 is not None:
+        names, pose_T44 = POSE_COLUMNS, recording.pose_T44
+        values_TA = np.concatenate((pose_T44[:, :3, 3], poses.to_quaternion(pose_T44[:, :3, :3])), axis=1)
+    else:
+        kept = [n for n, axis in enumerate(recording.axes) if not axis.is_time]
+        names, values_TA = tuple(recording.axes[n].name for n in kept), recording.actions_TA[:, kept]
+    lines = ["frame,episode," + ",".join(names)]
+    for t, row in enumerate(values_TA):
+        lines.append(f"{t},{recording.episode_T[t]}," + ",".join(f"{value:.9g}" for value in row))
     path.write_text("\n".join(lines) + "\n")
 
 

@@ -11,6 +11,7 @@ from seedbed.recipes import find
 from seedbed.recipes.world.export_web import OnnxNet
 from seedbed.recipes.world.memory import reduce, to_bytes, to_float
 from seedbed.recipes.world.objective import open_window, rows_of
+from seedbed.recipes.world.place import poses_of
 from seedbed.recipes.world.player import WorldPlayer, control_facts
 from seedbed.train.playing import RECORDING, SIMULATOR
 
@@ -39,6 +40,11 @@ def pyramid() -> WorldPlayer:
     return player("model.pyramid=true")
 
 
+@pytest.fixture(scope="module")
+def plain() -> WorldPlayer:
+    return player("model.odometer=false")
+
+
 def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> torch.Tensor:
     """What the training step computes for the window whose newest frame is `row`: from a batch as the feed makes it."""
     system, recording = played.system, played.recording
@@ -49,12 +55,14 @@ def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> to
         "action": torch.from_numpy(recording.scaled()[rows][None]),
         "index": torch.tensor([index]),
     }
+    if system.config.model.odometer:
+        batch["pose"] = torch.from_numpy(poses_of(recording)[rows][None])
     window = open_window(rows_of(batch), system.layout)
     with torch.no_grad():
         return system.net(window.memory.tensors(), window.action_BA, torch.zeros(1), system.own_noise(batch["index"], turn))
 
 
-@pytest.mark.parametrize("which", ["played", "pyramid"])
+@pytest.mark.parametrize("which", ["played", "pyramid", "plain"])
 def test_fed_with_recorded_frames_the_player_is_the_training_forward(which: str, request: pytest.FixtureRequest):
     """The memory is woken to the recorded frames after each step: every prediction must equal training's in every bit."""
     played = request.getfixturevalue(which)
@@ -161,7 +169,7 @@ def test_waking_up_needs_something_real(played: WorldPlayer):
 def test_the_memory_is_shown_as_the_network_gets_it(pyramid: WorldPlayer):
     dream = pyramid.enter()
     dream.step(np.zeros(len(pyramid.axes), np.float32))
-    for frames_NHWC, (name, kept) in zip(dream.memory_pictures(), dream.memory.tensors().items(), strict=True):
+    for frames_NHWC, (name, kept) in zip(dream.memory_pictures(), dream.memory.kept.items(), strict=True):
         assert torch.equal(to_float(torch.from_numpy(frames_NHWC)).flatten(0, 1), kept[0]), name
     assert np.array_equal(dream.memory_pictures()[0][-1], dream.frame_HWC)
 
@@ -217,8 +225,10 @@ def test_the_denoiser_can_be_played_by_torch_only():
 
 
 @pytest.mark.slow
-def test_onnx_runtime_dreams_the_same(pyramid: WorldPlayer):
+@pytest.mark.parametrize("which", ["pyramid", "plain"])
+def test_onnx_runtime_dreams_the_same(which: str, request: pytest.FixtureRequest):
     pytest.importorskip("onnxruntime")
+    pyramid = request.getfixturevalue(which)
     net = OnnxNet(pyramid.system)
     memory, index = pyramid.enter().memory, torch.tensor([3])
     for turn in range(3):
@@ -226,5 +236,5 @@ def test_onnx_runtime_dreams_the_same(pyramid: WorldPlayer):
         with torch.inference_mode():
             want = pyramid.system.dream(memory, action, index, turn, 0.1)
             got = net.dream(memory, action, index, turn, 0.1)
-            memory = memory.push(want)
+            memory = pyramid.system.onward(memory, action, want)
         assert (want - got).abs().max() < 1e-4

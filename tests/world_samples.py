@@ -48,6 +48,9 @@ class Oracle(Emulator):
         self.world, self.share = simulator_of(data.recording), share
         self.poses: dict[int, np.ndarray] = {}
 
+    def onward(self, memory: Memory, action_BA: torch.Tensor, frame_B3HW: torch.Tensor) -> Memory:
+        return memory.push(frame_B3HW)  # it looks at none of it
+
     def dream(self, memory: Memory, action_BA: torch.Tensor, index_B: torch.Tensor, turn: int, level: float = 0.0) -> Any:
         recording, world = self.data.recording, self.world
         assert world is not None and recording.pose_T44 is not None

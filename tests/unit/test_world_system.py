@@ -304,7 +304,7 @@ def test_the_denoiser_trains_and_dreams(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_a_perfect_denoiser_draws_the_true_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    system, _, feed = made("model.kind=edm")
+    system, _, feed = made("model.kind=edm", "model.static=false")
     assert isinstance(system, edm.Denoiser)
     frames = to_float(feed.part(0)["frames"])
     memory, true = Memory.start(frames[:, :4], system.layout), frames[:, 4]

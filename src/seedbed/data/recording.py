@@ -16,7 +16,7 @@ from seedbed.errors import UserError
 
 CONVENTION = "action[t] takes frame t to frame t+1"
 # Bump when the same source gives another recording than before.
-FORMAT = 1
+FORMAT = 2
 PARTS = ("train", "valid", "test")
 SHARES = (0.8, 0.9)  # where validation and test begin
 # Frames between the parts: the longest memory and the longest horizon that evaluation uses, or a share of a short recording.

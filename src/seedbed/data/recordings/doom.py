@@ -1,4 +1,6 @@
-"""ViZDoom as a simulator to record: a maze without monsters, walked with four continuous controls.
+"""ViZDoom as a simulator to record: a maze without monsters, walked by pushing and turning.
+
+What is recorded is the motion that came of it.
 
 Shape suffixes: A control axes.
 """
@@ -11,16 +13,16 @@ import numpy as np
 from PIL import Image
 
 from seedbed.data import poses
-from seedbed.data.recordings.take import fit
+from seedbed.data.recordings.take import POSE_AXES, fit
 from seedbed.errors import UserError
 
 MAP = "my_way_home.wad"
-# Usual controls of one tic: speeds as the game counts them, turns in radians.
-SPEED_4 = np.array([22.0, 22.0, np.radians(3.0), np.radians(5.0)])
+METRES = 1 / 32  # per map unit
+# Usual controls of one tic: a push in metres, as if nothing slowed it down, and turns in radians.
+SPEED_4 = np.array([22.0 * METRES, 22.0 * METRES, np.radians(3.0), np.radians(5.0)])
 MAX_PITCH = np.radians(35.0)
 START = 14  # tics before the player may move
 TIC = 1 / 35
-METRES = 1 / 32  # per map unit
 EYE = 41  # map units
 
 
@@ -28,7 +30,7 @@ class Doom:
     """x forward, y left, pitch down, yaw left: the convention of every other recording, not the game's."""
 
     name = "doom"
-    axes = (("x", "speed"), ("y", "speed"), ("pitch", "rad"), ("yaw", "rad"), ("dt", "s"))
+    axes = POSE_AXES
     seconds, has_pose = TIC, True
 
     def __init__(self, height: int, width: int):
@@ -87,11 +89,12 @@ class Doom:
         down = np.radians(_signed(self._place_5[3]))
         if abs(down) > MAX_PITCH or (abs(down) > 0.5 * MAX_PITCH and rng.random() < 0.5):
             action_4[2] = -np.sign(down) * rng.uniform(0.3, 1.0)
-        return np.append(action_4 * SPEED_4, TIC)
+        forward, left, pitch, yaw = action_4 * SPEED_4
+        return np.array([forward, left, 0.0, 0.0, pitch, yaw, TIC])
 
     def step(self, action_A: np.ndarray) -> bool:
-        forward, left, down, turn = action_A[:4]
-        self.game.make_action([forward, -left, -np.degrees(down), -np.degrees(turn)])
+        forward, left, _, _, down, turn = action_A[:6]
+        self.game.make_action([forward / METRES, -left / METRES, -np.degrees(down), -np.degrees(turn)])
         self._look()
         return not self.game.is_episode_finished()
 

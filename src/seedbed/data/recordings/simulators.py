@@ -12,6 +12,7 @@ import numpy as np
 from seedbed.data.meter import Meter
 from seedbed.data.prepare import cache_folder
 from seedbed.data.recording import FORMAT, Recording, find_recording, write_recording
+from seedbed.data.recordings.take import motions
 from seedbed.data.store import digest
 from seedbed.errors import UserError
 
@@ -27,7 +28,7 @@ class Simulator(Protocol):
     name: str
     axes: tuple[tuple[str, str], ...]
     seconds: float  # from frame to frame
-    has_pose: bool
+    has_pose: bool  # then the controls are motion, and what is recorded of them is what came of it, beside what was asked for
 
     def reset(self, seed: int) -> None: ...
     def frame(self) -> np.ndarray: ...
@@ -81,6 +82,7 @@ def _open(kind: str, name: str, height: int, width: int) -> Simulator:
 
 def _play(simulator: Simulator, path: Path, num_frames: int, seed: int, source: dict[str, Any], key: str) -> Recording:
     actions: list[np.ndarray] = []
+    asked: list[np.ndarray] = []
     episodes: list[int] = []
     times: list[float] = []
     poses: list[np.ndarray] = []
@@ -98,12 +100,13 @@ def _play(simulator: Simulator, path: Path, num_frames: int, seed: int, source: 
             yield frame
             meter(len(actions), num_frames)
         meter.close()
+        if simulator.has_pose:
+            asked[:] = actions
+            actions[:] = motions(np.stack(poses), np.array(times), np.array(episodes))
 
-    made = {"name": simulator.name, "seed": seed}
-    tables = (actions, times, episodes, simulator.axes)
-    return write_recording(
-        path, frames(), *tables, pose=poses if simulator.has_pose else None, source=source, simulator=made, key=key
-    )
+    made, tables = {"name": simulator.name, "seed": seed}, (actions, times, episodes, simulator.axes)
+    posed: dict[str, Any] = {"pose": poses, "command": asked} if simulator.has_pose else {}
+    return write_recording(path, frames(), *tables, **posed, source=source, simulator=made, key=key)
 
 
 def _moments(

@@ -16,6 +16,7 @@ from seedbed.errors import UserError
 
 ROUNDED = 0.05  # of the time between two frames
 VIDEOS = (".mp4", ".mov", ".mkv", ".webm", ".avi", ".m4v")
+POSE_COLUMNS = ("at_x", "at_y", "at_z", "at_qx", "at_qy", "at_qz", "at_qw")
 
 
 def stray(folder: Path) -> Take:
@@ -44,7 +45,8 @@ def with_actions(folder: Path) -> Take:
     """A video and actions.csv: a column `time` in seconds of the video (or `frame`), and one column per control.
 
     A control holds from its time on: a frame's action is the mean of the rows until the next frame, or the last row before.
-    Beside `frame`, a column `episode` numbers the takes that follow each other in the video.
+    Beside `frame`, a column `episode` numbers the takes that follow each other in the video, and the seven columns of a pose
+    (of the body: x forward, y left, z up) take the place of controls: these are then the motion from pose to pose.
     """
     video, table = find_video(folder), folder / "actions.csv"
     rows = read_rows(table)
@@ -68,13 +70,17 @@ def with_actions(folder: Path) -> Take:
     if header[0] == "frame" and "episode" in names:
         at = names.index("episode")
         names, episode_T = [*names[:at], *names[at + 1 :]], columns.pop(at).astype(np.int32)
-    if "dt" not in names:
-        names, columns = [*names, "dt"], [*columns, np.diff(time_T, append=time_T[-1])]
-    axes = tuple((name, "s" if name == "dt" else "") for name in names)
 
     def frames(height: int, width: int) -> Iterator[np.ndarray]:
         yield from decode(video, height, width, np.arange(len(time_T)))
 
+    if header[0] == "frame" and tuple(names) == POSE_COLUMNS:
+        pose_T7 = np.column_stack(columns)
+        pose_T44 = poses.from_quaternion(pose_T7[:, 3:], pose_T7[:, :3])
+        return pose_take("video + actions.csv", (table, video), frames, time_T, pose_T44, episode_T)
+    if "dt" not in names:
+        names, columns = [*names, "dt"], [*columns, np.diff(time_T, append=time_T[-1])]
+    axes = tuple((name, "s" if name == "dt" else "") for name in names)
     return Take("video + actions.csv", (table, video), frames, time_T, episode_T, np.column_stack(columns), axes)
 
 

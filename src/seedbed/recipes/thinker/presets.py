@@ -27,7 +27,10 @@ MOSTLY_LONG = CurriculumConfig(kind="mostly")
 
 @dataclass(frozen=True)
 class DataConfig:
-    """A task and its sizes. `test` fresh samples are judged when training ends (0: none), also at `test_lengths`."""
+    """A task and its sizes. In a share `sparse` of the samples of training, symbols are 0 by a chance drawn for each sample:
+    where answers are sums, every place then has a signal from the start.
+    `test` fresh samples are judged when training ends (0: none), also at `test_lengths`.
+    """
 
     task: str = "flip"
     length: int = number(10, low=1, high=100_000)
@@ -35,6 +38,7 @@ class DataConfig:
     base: int = number(16, low=2, high=16)
     max_value: int = number(1000, low=2, high=1 << 20)
     held: float = number(0.0, low=0.0, high=0.9)
+    sparse: float = number(0.0, low=0.0, high=1.0)
     curriculum: CurriculumConfig = CurriculumConfig()
     test: int = number(65_536, low=0)
     test_lengths: tuple[int, ...] = ()

@@ -16,12 +16,15 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
 from seedbed.data.recording import Recording
+from seedbed.errors import UserError
 from seedbed.nn import dice
+from seedbed.recipes.world.memory import POSE
 from seedbed.recipes.world.model import layout_of
+from seedbed.recipes.world.place import poses_of
 from seedbed.recipes.world.recordings import find_recording
 
 # What each stream of random numbers is for.
-LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA = range(401, 407)
+LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA, LOST = range(401, 408)
 TABLE = 1 << 20
 _TABLE_SEED = 20
 MEAN_FRAMES = 4096
@@ -30,7 +33,7 @@ MEAN_FRAMES = 4096
 class WindowsOfPlay(Source):
     """Windows of `before` remembered and `after` following frames, with the controls between them, from one part."""
 
-    def __init__(self, recording: Recording, part: str, before: int, after: int) -> None:
+    def __init__(self, recording: Recording, part: str, before: int, after: int, poses: bool = False) -> None:
         self.recording, self.part, self.before, self.after = recording, part, before, after
         start_N, span = recording.need_starts(part, before, after) - (before - 1), before + after
         # Rows of this part alone go to the device: no other can be reached.
@@ -39,7 +42,9 @@ class WindowsOfPlay(Source):
         self.num_items = len(start_N)
         self.scaled_NA = recording.scaled()
         self.arrays = {"frames": recording.frames_THWC[self.low : high], "action": self.scaled_NA[self.low : high]}
-        self.spans = {"frames": span, "action": span}
+        if poses:
+            self.arrays[POSE] = poses_of(recording)[self.low : high]
+        self.spans = dict.fromkeys(self.arrays, span)
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
         return self.start_N[index_B]
@@ -108,12 +113,14 @@ class Dust(nn.Module):
 
 def open_data(config: Config) -> WorldData:
     """The recording that `config.data` names, made first where it is a simulator's; training refuses one that is misaligned."""
+    if config.model.odometer and config.data.actions == "command":
+        raise UserError("model.odometer adds up what was done, not what was asked for; use it with data.actions=pose")
     recording = find_recording(config)
     height, width = recording.frames_THWC.shape[1:3]
     before, after = layout_of(config.model, height, width).num_frames, config.model.rollout
     # Only training needs the frames of a whole rollout; evaluations take as many as their horizons want.
     reach = {"train": after, "valid": 1, "test": 1}
-    parts = {part: WindowsOfPlay(recording, part, before, num) for part, num in reach.items()}
+    parts = {part: WindowsOfPlay(recording, part, before, num, config.model.odometer) for part, num in reach.items()}
     facts = {
         "name": config.data.recording,
         "fingerprint": recording.fingerprint,

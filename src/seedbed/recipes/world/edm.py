@@ -64,8 +64,12 @@ class Denoiser(Emulator):
         super().__init__(config, data)
         widths = widths_of(config.model.size, self.height, self.width)
         inputs = {name: shape[0] for name, shape in self.layout.shapes(self.height, self.width).items()}
-        self.net = Trunk({**inputs, "m1": inputs["m1"] + 3}, self.num_axes + 2, 12, widths, config.model)
+        self.net = Trunk({**inputs, "m1": inputs["m1"] + 3}, self.num_axes + 2, 12, widths, config.model, self.new_place())
         self.net.init_weights(torch.Generator().manual_seed(mix(config.seed, 1)))
+
+    @property
+    def trunk(self) -> Trunk:
+        return self.net
 
     def clean(self, noisy: Tensor, sigma_B: Tensor, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor) -> Tensor:
         """What the network takes for the frame without its noise."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,8 +19,9 @@ from seedbed.recipes.world.data import OWN, Dust, WindowsOfPlay, WorldData
 from seedbed.recipes.world.evaluate import Judge
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
-from seedbed.recipes.world.model import layout_of
+from seedbed.recipes.world.model import Trunk, layout_of, widths_of
 from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, open_window, rows_of
+from seedbed.recipes.world.place import NUMBERS, Place
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.show import show
@@ -53,18 +55,48 @@ class Emulator(System):
         self.ladder = Ladder(config.model)
         span = self.layout.num_frames + config.model.rollout
         num = config.batch // 2 if config.model.closed < NEVER else 0
-        self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes)
+        numbers = NUMBERS if config.model.odometer else 0
+        self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes, numbers)
         self.judge = Judge(data)
 
     def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
         """The next frame, unclamped, by the code that play uses too; noise follows from the counters of window and turn."""
         raise NotImplementedError
 
+    @property
+    def trunk(self) -> Trunk:
+        raise NotImplementedError
+
+    def new_place(self) -> Place | None:
+        """For a network that is to be told where the camera stands."""
+        if not self.config.model.odometer:
+            return None
+        return Place(self.data.recording, widths_of(self.config.model.size, self.height, self.width))
+
+    def pose_of(self, row_B: np.ndarray) -> Tensor | None:
+        """Where the camera stood at these rows of the recording, for an odometer."""
+        recorded = self.data.recording.pose_T44
+        return None if recorded is None else self.as_pose(recorded[row_B])
+
+    def as_pose(self, pose_B44: np.ndarray) -> Tensor | None:
+        """As the network is told of it, where it is."""
+        if not self.config.model.odometer:
+            return None
+        pose_BP = np.asarray(pose_B44, np.float32)[:, :3].reshape(-1, NUMBERS)
+        return torch.from_numpy(pose_BP).to(next(self.parameters()).device)
+
+    def onward(self, memory: Memory, action_BA: Tensor, frame_B3HW: Tensor) -> Memory:
+        """The memory after this control has led to this frame."""
+        if memory.pose_BP is None:
+            return memory.push(frame_B3HW)
+        assert self.trunk.place is not None
+        return memory.push(frame_B3HW, self.trunk.place.after(memory.pose_BP, action_BA))
+
     def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
         return self.dust(index_B, OWN, turn, (1, self.height, self.width))
 
     def working(self) -> frozenset[str]:
-        return frozenset(f"rollouts.{name}" for name, _ in self.rollouts.named_buffers())
+        return frozenset(f"rollouts.{name}" for name in self.rollouts.state_dict())
 
     def variant(self, step: int, num_steps: int) -> Stage:
         return self.ladder.stage(step, num_steps)

@@ -53,7 +53,8 @@ class Walk:
 
     def memory(self, system: Emulator, step: int = 1) -> Memory:
         """The true memory before `step`."""
-        return Memory.start(self.frames_BTCHW[:, step - 1 : self.before - 1 + step], system.layout)
+        frames_BTCHW = self.frames_BTCHW[:, step - 1 : self.before - 1 + step]
+        return Memory.start(frames_BTCHW, system.layout, system.pose_of(self.start_B + self.before - 2 + step))
 
 
 def walks(system: Emulator, source: WindowsOfPlay, num: int, horizon: int) -> Iterator[Walk]:
@@ -74,7 +75,7 @@ def free_run(
     for step in range(1, num_steps + 1):
         action_BA = walk.action(step) if actions is None else actions[step - 1]
         frame = system.dream(memory, action_BA, walk.index_B, step, level)
-        memory = memory.push(frame)
+        memory = system.onward(memory, action_BA, frame)
         yield step, memory.last
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from seedbed.recipes.world import controls
 from seedbed.recipes.world.data import WindowsOfPlay
 from seedbed.recipes.world.evaluate import HORIZONS, Walk, forced, free_run, walks
-from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ def memory_gap(system: Emulator, walk: Walk) -> dict[str, list[float]]:
         first = forced(system, walk, step)
         mixed = first
         if before is not None:
-            memory = walk.memory(system, step - 1).push(before)
+            memory = system.onward(walk.memory(system, step - 1), walk.action(step - 1), before)
             mixed = system.dream(memory, walk.action(step), walk.index_B, step)
         rows["true"].append(psnr(first, target).mean().item())
         rows["newest_own"].append(psnr(mixed, target).mean().item())
@@ -139,8 +138,7 @@ def action_swap(system: Emulator, walk: Walk) -> float:
     memory, action = walk.memory(system), walk.action(1)
     own = system.dream(memory, action, walk.index_B, 1)
     other_action = system.dream(memory, action.roll(1, 0), walk.index_B, 1)
-    rolled = Memory(memory.layout, {name: kept.roll(1, 0) for name, kept in memory.tensors().items()})
-    other_memory = system.dream(rolled, action, walk.index_B, 1)
+    other_memory = system.dream(memory.roll(), action, walk.index_B, 1)
     return ((other_action - own).abs().mean() / (other_memory - own).abs().mean().clamp_min(1e-9)).item()
 
 
@@ -152,10 +150,11 @@ def recovery(system: Emulator, walk: Walk) -> dict[str, float]:
     clean = {step: frame for step, frame in free_run(system, walk, last)}
     memory = walk.memory(system)
     for step in range(1, NEAR + 1):
-        memory = memory.push(clean[step] if step < NEAR else _spoiled(clean[step]))
+        memory = system.onward(memory, walk.action(step), clean[step] if step < NEAR else _spoiled(clean[step]))
     back_B = torch.full((len(walk.start_B),), float("inf"), device=walk.action_BTA.device)
     for step in range(NEAR + 1, last + 1):
-        memory = memory.push(system.dream(memory, walk.action(step), walk.index_B, step))
+        frame = system.dream(memory, walk.action(step), walk.index_B, step)
+        memory = system.onward(memory, walk.action(step), frame)
         spoiled_B, clean_B = ((f - walk.target(step)).abs().flatten(1).mean(1) for f in (memory.last, clean[step]))
         back_B = torch.where((spoiled_B <= 1.1 * clean_B) & back_B.isinf(), step - NEAR, back_B)
     done_B = back_B.isfinite()
@@ -179,7 +178,9 @@ def frames_per_second(system: Emulator, walk: Walk, num: int = 30) -> float:
     cuda = walk.action_BTA.is_cuda
     return round(
         controls.speed(
-            lambda: memory.push(system.dream(memory, action, index, 1)), num, torch.cuda.synchronize if cuda else lambda: None
+            lambda: system.onward(memory, action, system.dream(memory, action, index, 1)),
+            num,
+            torch.cuda.synchronize if cuda else lambda: None,
         ),
         1,
     )

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
-from seedbed.recipes.world.memory import Memory, to_bytes
+from seedbed.recipes.world.memory import POSE, Memory, to_bytes
+from seedbed.recipes.world.place import NUMBERS
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
@@ -42,14 +43,16 @@ TOLERANCE = 1e-3
 
 
 class _Flat(nn.Module):
-    """The generator with its memory as plain inputs, as runtimes want it."""
+    """The generator with its memory as plain inputs, as runtimes want it; with an odometer also the pose after the control."""
 
     def __init__(self, net: WorldNet) -> None:
         super().__init__()
-        self.net, self.names = net, net.layout.names()
+        self.net, self.names = net, [*net.layout.names(), *([POSE] if net.trunk.place is not None else [])]
 
-    def forward(self, action_1A: Tensor, level_1: Tensor, noise_11HW: Tensor, *memory: Tensor) -> Tensor:
-        return self.net(dict(zip(self.names, memory, strict=True)), action_1A, level_1, noise_11HW)
+    def forward(self, action_1A: Tensor, level_1: Tensor, noise_11HW: Tensor, *memory: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        frame_13HW = self.net(dict(zip(self.names, memory, strict=True)), action_1A, level_1, noise_11HW)
+        place = self.net.trunk.place
+        return frame_13HW if place is None else (frame_13HW, place.after(memory[-1], action_1A))
 
 
 def _net(system: Emulator) -> WorldNet:
@@ -66,8 +69,11 @@ def write_onnx(net: WorldNet, path: Path) -> None:
     needs_onnx("onnx", "onnxscript")
     shapes = net.layout.shapes(net.height, net.width)
     example = (torch.zeros(1, net.num_axes), torch.zeros(1), torch.zeros(1, 1, net.height, net.width))
-    memory = tuple(torch.zeros(1, *shape) for shape in shapes.values())
-    names = ["action", "level", "noise", *shapes]
+    memory = [torch.zeros(1, *shape) for shape in shapes.values()]
+    names, outputs = ["action", "level", "noise", *shapes], ["frame"]
+    if net.trunk.place is not None:
+        memory.append(torch.eye(4)[:3].reshape(1, NUMBERS))
+        names, outputs = [*names, POSE], [*outputs, "pose_after"]
     with _quietly(), torch.no_grad():
         program = torch.onnx.export(
             _Flat(net).eval(),
@@ -75,7 +81,7 @@ def write_onnx(net: WorldNet, path: Path) -> None:
             dynamo=True,
             opset_version=OPSET,
             input_names=names,
-            output_names=["frame"],
+            output_names=outputs,
             verbose=False,
         )
         assert program is not None
@@ -123,7 +129,7 @@ class OnnxNet:
         """As the system's: the next frame, unclamped."""
         given = {"action": action_BA, "noise": self.own_noise(index_B, turn), **memory.tensors()}
         feed = {name: tensor.numpy() for name, tensor in given.items()} | {"level": np.full(1, level, np.float32)}
-        return torch.from_numpy(self.session.run(None, feed)[0])
+        return torch.from_numpy(self.session.run(["frame"], feed)[0])
 
 
 def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
@@ -160,14 +166,16 @@ def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
 
 def _seeds(player: WorldPlayer) -> dict[str, np.ndarray]:
     """Memories to start from, as bytes: for each scale [S, N, H, W, 3], oldest frame first."""
-    dream, shown = player.enter(), []
+    dream, shown, poses = player.enter(), [], []
     num_bytes = sum(picture.nbytes for picture in dream.memory_pictures())
     num = max(2, min(MAX_SEEDS, player.num_seeds, MAX_SEED_BYTES // num_bytes))
     for seed in np.linspace(0, player.num_seeds - 1, min(num, player.num_seeds)).astype(int):
         dream.reset(int(seed))
         shown.append(dream.memory_pictures())
+        poses += [] if dream.memory.pose_BP is None else [dream.memory.pose_BP[0].cpu().numpy()]
     names = player.system.layout.names()
-    return {f"seed_{name}": np.stack([pictures[n] for pictures in shown]) for n, name in enumerate(names)}
+    seeds = {f"seed_{name}": np.stack([pictures[n] for pictures in shown]) for n, name in enumerate(names)}
+    return {**seeds, f"seed_{POSE}": np.stack(poses)} if poses else seeds
 
 
 @torch.inference_mode()
@@ -184,7 +192,7 @@ def _golden(player: WorldPlayer) -> dict[str, np.ndarray]:
     packed = {f"packed_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items()}
     for number, row in enumerate(raw_KA):
         frame_13HW = system.dream(memory, dream.scaled(row), index_1, 0)
-        memory = memory.push(frame_13HW)
+        memory = system.onward(memory, dream.scaled(row), frame_13HW)
         frames.append(to_bytes(memory.last)[0].cpu().numpy())
         if number in FLOATS_AT:
             floats.append(frame_13HW[0].cpu().numpy())

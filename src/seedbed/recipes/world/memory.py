@@ -1,6 +1,7 @@
 """What the network remembers: past frames at one or several sizes, written in one place by training, play and export alike.
 
-Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers of a pixel (frames x colours, newest last).
+Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers of a pixel (frames x colours, newest last),
+P numbers of a pose.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 LEVELS = 127.5  # a byte b stands for b / 127.5 - 1
+POSE = "pose"  # the name of the pose among the inputs
 
 
 @dataclass(frozen=True)
@@ -65,32 +67,44 @@ def reduce(frames_BMHW: Tensor, reduction: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Memory:
-    """Frames in [-1, 1] as they enter the network. A value, not a state: `push` gives a new one."""
+    """Frames in [-1, 1] as they enter the network, and the pose of the newest where there is an odometer.
+
+    A value, not a state: `push` gives a new one.
+    """
 
     layout: Layout
     kept: dict[str, Tensor]
+    pose_BP: Tensor | None = None
 
     @classmethod
-    def start(cls, frames_BTCHW: Tensor, layout: Layout) -> Memory:
+    def start(cls, frames_BTCHW: Tensor, layout: Layout, pose_BP: Tensor | None = None) -> Memory:
         """From true frames, oldest first; at least as many as the memory reaches back."""
         assert frames_BTCHW.shape[1] >= layout.num_frames, "too few frames to fill the memory"
         kept = {}
         for reduction, num in layout.scales:
             kept[name_of(reduction)] = reduce(frames_BTCHW[:, -num:].flatten(1, 2), reduction)
-        return cls(layout, kept)
+        return cls(layout, kept, pose_BP)
 
-    def push(self, frame_BCHW: Tensor) -> Memory:
-        """With one more frame and without the oldest. The frame is clamped and rounded here and nowhere else."""
+    def push(self, frame_BCHW: Tensor, pose_BP: Tensor | None = None) -> Memory:
+        """With one more frame, seen from this pose, and without the oldest.
+
+        The frame is clamped and rounded here and nowhere else.
+        """
         frame_BCHW = quantise(frame_BCHW)
         kept = {}
         for reduction, _ in self.layout.scales:
             old_BMHW = self.kept[name_of(reduction)]
             kept[name_of(reduction)] = torch.cat((old_BMHW[:, 3:], reduce(frame_BCHW, reduction)), dim=1)
-        return Memory(self.layout, kept)
+        return Memory(self.layout, kept, pose_BP)
 
     def tensors(self) -> dict[str, Tensor]:
         """The network's inputs, by name."""
-        return self.kept
+        return self.kept if self.pose_BP is None else {**self.kept, POSE: self.pose_BP}
+
+    def roll(self) -> Memory:
+        """Each row with the memory of the one before it."""
+        kept = {name: frames.roll(1, 0) for name, frames in self.kept.items()}
+        return Memory(self.layout, kept, None if self.pose_BP is None else self.pose_BP.roll(1, 0))
 
     @property
     def last(self) -> Tensor:

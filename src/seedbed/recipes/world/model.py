@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
-from seedbed.recipes.world.memory import Layout, name_of
+from seedbed.recipes.world.memory import POSE, Layout, name_of
+from seedbed.recipes.world.place import Place
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 
 # Channels at 1/2, 1/4 ... 1/64 of the picture, before the dial. Small pictures have fewer scales: the last ones of these.
@@ -92,10 +93,16 @@ class Trunk(nn.Module):
     """A U-net without norms, heavier on the way up; the condition acts at every scale."""
 
     def __init__(
-        self, inputs: dict[str, int], num_conditions: int, num_out: int, widths: tuple[int, ...], config: ModelConfig
+        self,
+        inputs: dict[str, int],
+        num_conditions: int,
+        num_out: int,
+        widths: tuple[int, ...],
+        config: ModelConfig,
+        place: Place | None = None,
     ) -> None:
         super().__init__()
-        self.widths = widths
+        self.widths, self.place = widths, place
         features = min(max(2 * widths[-1], FEATURES[0]), FEATURES[1])
         self.condition = Condition(num_conditions, features)
         before = (inputs["m1"], *widths[:-1])
@@ -117,7 +124,7 @@ class Trunk(nn.Module):
 
     def init_weights(self, generator: torch.Generator) -> None:
         for module in self.modules():
-            if isinstance(module, Cell | Down | Up | Condition):
+            if isinstance(module, Cell | Down | Up | Condition | Place):
                 module.init_weights(generator)
         for conv in self.join.values():
             assert isinstance(conv, nn.Conv2d)
@@ -125,11 +132,14 @@ class Trunk(nn.Module):
         init_conv(self.out, generator, 0.0)
 
     def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> Tensor:
-        """`num_out` channels at half the picture's height and width."""
+        """`num_out` channels at half the picture's height and width. Controls come first among the numbers."""
         condition_BF = self.condition(numbers_BN)
+        seen_BFHW = None if self.place is None else self._look(self.place, memory[POSE], numbers_BN)
         x, skips = memory["m1"], []
         for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
             x = down(x, condition_BF)
+            if self.place is not None:
+                x = x + self.place(seen_BFHW, k - 1)
             if str(k) in self.joins:
                 x = x + self.join[str(k)](memory[self.joins[str(k)]])
             for cell in cells:  # type: ignore[union-attr]
@@ -144,6 +154,11 @@ class Trunk(nn.Module):
                 x = cell(x, condition_BF)
         return self.out(leaky(x))
 
+    @staticmethod
+    def _look(place: Place, pose_BP: Tensor, numbers_BN: Tensor) -> Tensor:
+        """The learned place as the camera will see it, after the control."""
+        return place.look(place.after(pose_BP, numbers_BN[:, : len(place.motion_A6)]))
+
     def flops(self, height: int, width: int) -> float:
         """Of a forward pass for one picture: products of convolutions and layers."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
@@ -155,7 +170,7 @@ class Trunk(nn.Module):
         for k, conv in self.join.items():
             assert isinstance(conv, nn.Conv2d)
             total += conv_flops(conv, at[int(k) - 1])
-        return total
+        return total + (0.0 if self.place is None else self.place.flops(at))
 
     def input_flops(self, height: int, width: int) -> float:
         """The part of `flops` whose inputs are given and need no gradient."""
@@ -172,14 +187,14 @@ class WorldNet(nn.Module):
     steps of their strides: what only moves stays sharp, and the network need not learn to copy.
     """
 
-    def __init__(self, config: ModelConfig, height: int, width: int, num_axes: int) -> None:
+    def __init__(self, config: ModelConfig, height: int, width: int, num_axes: int, place: Place | None = None) -> None:
         super().__init__()
         self.config, self.height, self.width, self.num_axes = config, height, width, num_axes
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
         num_out = 12 + 2 * TAPS * len(self.strides)
-        self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config)
+        self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
         """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
@@ -201,8 +216,8 @@ class WorldNet(nn.Module):
         return 3.0 * self.flops() - self.trunk.input_flops(self.height, self.width)
 
 
-def build_model(config: ModelConfig, height: int, width: int, num_axes: int, seed: int) -> WorldNet:
+def build_model(config: ModelConfig, height: int, width: int, num_axes: int, seed: int, place: Place | None = None) -> WorldNet:
     """The generator with weights drawn from `seed`."""
-    net = WorldNet(config, height, width, num_axes)
+    net = WorldNet(config, height, width, num_axes, place)
     net.trunk.init_weights(torch.Generator().manual_seed(seed))
     return net

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.nn import dice
-from seedbed.recipes.world.data import BLANK, CONTEXT, OWN, Dust
-from seedbed.recipes.world.memory import Layout, Memory, to_bytes, to_float
+from seedbed.recipes.world.data import BLANK, CONTEXT, LOST, OWN, Dust
+from seedbed.recipes.world.memory import POSE, Layout, Memory, to_bytes, to_float
 
 UNTOLD = 0.03  # noise on the memory that the network is not told of
+BLACKOUT = 0.25  # share of true memories that are hidden from a network with an odometer
 AGE = 1 << 40  # no sample's counter is so large: counters of one window at different ages differ
 
 
@@ -41,13 +42,15 @@ class Rows(NamedTuple):
 
     frames_BTHWC: Tensor
     action_BTA: Tensor
+    pose_BTP: Tensor  # of no width where nobody asks for it
     index_B: Tensor
     age_B: Tensor
 
 
 def rows_of(batch: dict[str, Tensor]) -> Rows:
     """The windows of a batch, all true."""
-    return Rows(batch["frames"], batch["action"], batch["index"], torch.zeros_like(batch["index"]))
+    pose_BTP = batch[POSE] if POSE in batch else batch["action"][..., :0]
+    return Rows(batch["frames"], batch["action"], pose_BTP, batch["index"], torch.zeros_like(batch["index"]))
 
 
 def open_window(rows: Rows, layout: Layout, num_own: int = 0) -> Window:
@@ -56,8 +59,9 @@ def open_window(rows: Rows, layout: Layout, num_own: int = 0) -> Window:
     row_B1, from_B = torch.arange(len(rows.age_B), device=rows.age_B.device)[:, None], rows.age_B
     at_BT = from_B[:, None] + torch.arange(before + 1, device=from_B.device)
     frames = to_float(rows.frames_BTHWC[row_B1, at_BT])
-    action_BA = rows.action_BTA[row_B1[:, 0], from_B + before - 1]
-    return Window(Memory.start(frames[:, :before], layout), action_BA, frames[:, before], rows.index_B, from_B, num_own)
+    newest = (row_B1[:, 0], from_B + before - 1)
+    memory = Memory.start(frames[:, :before], layout, rows.pose_BTP[newest] if rows.pose_BTP.shape[2] else None)
+    return Window(memory, rows.action_BTA[newest], frames[:, before], rows.index_B, from_B, num_own)
 
 
 class Rollouts(nn.Module):
@@ -69,14 +73,16 @@ class Rollouts(nn.Module):
 
     frames_PTHWC: Tensor
     action_PTA: Tensor
+    pose_PT12: Tensor
     index_P: Tensor
     age_P: Tensor
     turn: Tensor
 
-    def __init__(self, num: int, span: int, height: int, width: int, num_axes: int) -> None:
+    def __init__(self, num: int, span: int, height: int, width: int, num_axes: int, numbers: int = 0) -> None:
         super().__init__()
         self.register_buffer("frames_PTHWC", torch.zeros(num, span, height, width, 3, dtype=torch.uint8))
         self.register_buffer("action_PTA", torch.zeros(num, span, num_axes))
+        self.register_buffer("pose_PT12", torch.zeros(num, span, numbers), persistent=numbers > 0)
         self.register_buffer("index_P", torch.zeros(num, dtype=torch.int64))
         self.register_buffer("age_P", torch.full((num,), span, dtype=torch.int64))  # over: all begin anew
         self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
@@ -90,7 +96,7 @@ class Rollouts(nn.Module):
         def pick(new: Tensor, old: Tensor) -> Tensor:
             return torch.where(over_P.view(-1, *[1] * (new.ndim - 1)), new, old[:num])
 
-        old = (self.frames_PTHWC, self.action_PTA, self.index_P, self.age_P)
+        old = (self.frames_PTHWC, self.action_PTA, self.pose_PT12, self.index_P, self.age_P)
         return Rows(*(pick(a, b) for a, b in zip(fresh, old, strict=True)))
 
     @torch.no_grad()
@@ -99,7 +105,8 @@ class Rollouts(nn.Module):
         num = len(rows.index_B)
         self.frames_PTHWC[:num] = rows.frames_BTHWC
         self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)
-        self.action_PTA[:num], self.index_P[:num], self.age_P[:num] = rows.action_BTA, rows.index_B, rows.age_B + 1
+        self.action_PTA[:num], self.pose_PT12[:num] = rows.action_BTA, rows.pose_BTP
+        self.index_P[:num], self.age_P[:num] = rows.index_B, rows.age_B + 1
         self.turn += 1
 
 
@@ -123,9 +130,13 @@ class Noises:
         return told_B * noisy_B, (told_B + UNTOLD) * noisy_B
 
     def context(self, window: Window, real_B: Tensor) -> dict[str, Tensor]:
-        """The memory as the network sees it in training; coarse memories are hidden now and then."""
+        """The memory as the network sees it in training; coarse memories are hidden now and then.
+
+        Where the camera's pose is known the whole memory is, for some: they are drawn from what was learned of the place, and
+        that it is learned at all is due to them, since one step from true frames needs little of it.
+        """
         seen = {}
-        for number, (name, kept_BMHW) in enumerate(window.memory.tensors().items()):
+        for number, (name, kept_BMHW) in enumerate(window.memory.kept.items()):
             if self.highest:
                 drawn = self.dust(window.counter_B, CONTEXT, number, tuple(kept_BMHW.shape[1:]))
                 kept_BMHW = torch.addcmul(kept_BMHW, drawn, real_B[:, None, None, None])
@@ -133,7 +144,11 @@ class Noises:
                 hidden_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
                 kept_BMHW = kept_BMHW * (~hidden_B)[:, None, None, None]
             seen[name] = kept_BMHW
-        return seen
+        if window.memory.pose_BP is None:
+            return seen
+        drawn_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, LOST), 1)[:, 0]
+        kept_B = (drawn_B >= BLACKOUT) | (torch.arange(len(drawn_B), device=drawn_B.device) >= len(drawn_B) - window.num_own)
+        return {name: frames * kept_B[:, None, None, None] for name, frames in seen.items()} | {POSE: window.memory.pose_BP}
 
     def own(self, window: Window) -> Tensor:
         return self.dust(window.counter_B, OWN, 0, (1, *window.target_B3HW.shape[-2:]))

@@ -105,8 +105,14 @@ class Dream:
 
     def anchor_to_real(self) -> None:
         frames_1THWC = torch.from_numpy(np.stack(self._real)[None]).to(self.player.device)
-        self.memory = Memory.start(to_float(frames_1THWC), self.player.system.layout)
+        self.memory = Memory.start(to_float(frames_1THWC), self.player.system.layout, self._pose())
         self.frame_HWC = self._real[-1]
+
+    def _pose(self) -> Tensor | None:
+        """Of the newest real frame, for an odometer."""
+        if self.pose_44 is None:
+            return self.player.system.pose_of(np.array([self.at]))
+        return self.player.system.as_pose(self.pose_44[None])
 
     @property
     def beside_HWC(self) -> np.ndarray | None:
@@ -119,7 +125,7 @@ class Dream:
                 return False
             action_A = np.array(self.recording.actions_TA[self.at])
         frame_13HW = self.player.predict(self.memory, self.scaled(action_A), *self._counters(), self.level)
-        self.memory = self.memory.push(frame_13HW)
+        self.memory = self.player.system.onward(self.memory, self.scaled(action_A), frame_13HW)
         self.frame_HWC = to_bytes(self.memory.last)[0].cpu().numpy()
         self.action_A = self.done_A = action_A
         self.num_steps += 1
@@ -157,7 +163,7 @@ class Dream:
     def memory_pictures(self) -> list[np.ndarray]:
         """Each scale's frames, as bytes, oldest first."""
         shown = []
-        for kept_1MHW in self.memory.tensors().values():
+        for kept_1MHW in self.memory.kept.values():
             frames_N3HW = kept_1MHW[0].unflatten(0, (-1, 3))
             shown.append(to_bytes(frames_N3HW).cpu().numpy())
         return shown

@@ -27,7 +27,8 @@ class ModelConfig:
     `size` is the one dial: channels and scales follow from it and the pictures. `memory` full-size frames are remembered; a
     `pyramid` adds coarser ones that reach eight times as far back. `transport` lets the network say where pixels come from,
     beside how they change. `static` says that nothing in the place moves by itself and that controls are the camera's motion:
-    where they are zero the picture stays. `context_noise` is the largest level of noise on the memory while training, told to
+    where they are zero the picture stays. `odometer` tells the network where the camera stands: the pose of the frame it began
+    with and every control since. `context_noise` is the largest level of noise on the memory while training, told to
     the network. Closed loop may begin once the share `closed` of the run is done, on up to
     `rollout` frames of its own; the adversary once the share `adversarial` is done (1: never), with gradients held at `ratio`
     of the picture's error. The denoiser (`kind=edm`) draws a frame in `samples` steps; its closed loop feeds back one
@@ -41,6 +42,7 @@ class ModelConfig:
     cells: int = number(2, low=1, high=16)
     transport: bool = True
     static: bool = False
+    odometer: bool = False
     context_noise: float = number(0.2, low=0.0, high=2.0)
     blank: float = number(0.0, low=0.0, high=0.9)
     closed: float = number(0.25, low=0.0, high=1.0)
@@ -97,12 +99,12 @@ def demo() -> Config:
     same place, on its own frames, beside copy-last, the mean frame and the best mix of both.
     """
     return Config(
-        model=ModelConfig(size="nano", static=True, closed=0.3, rollout=32),
-        data=DataConfig(recording="box", frames=12_000, height=32, width=32, examined=48),
+        model=ModelConfig(size="nano", static=True, odometer=True, closed=0.3, rollout=64),
+        data=DataConfig(recording="box", frames=20_000, height=32, width=32, examined=48),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=20, eval=150, sample=0, save=600),
-        steps=1000,
+        every=Every(log=20, eval=100, sample=0, save=400),
+        steps=800,
         batch=32,
         ema=0.99,
         device="cpu",
@@ -114,7 +116,10 @@ def box64() -> Config:
 
     `seedbed train world/box64 budget=8m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
-    return _on_gpu(ModelConfig(size="5m", static=True, adversarial=0.7), DataConfig(recording="box", frames=60_000))
+    return _on_gpu(
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.7),
+        DataConfig(recording="box", frames=120_000),
+    )
 
 
 def edm() -> Config:
@@ -133,7 +138,10 @@ def doom() -> Config:
     `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or a recording carried along:
     data.recording=FOLDER.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.7), DataConfig(recording="doom", frames=24_000))
+    return _on_gpu(
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.7),
+        DataConfig(recording="doom", frames=24_000),
+    )
 
 
 def atari() -> Config:
@@ -172,7 +180,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         data=data,
         optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=50, eval=500, sample=10_000, save=10_000),
+        every=Every(log=50, eval=1000, sample=10_000, save=10_000),
         steps=20_000,
         batch=256,
         ema=0.999,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from seedbed.recipes.world.memory import POSE
 from seedbed.recipes.world.objective import l1, open_window, rows_of
 from seedbed.train.probe import Batch, Probe
 
@@ -48,5 +49,5 @@ def _as_given(b: Batch) -> float:
 
 
 def _predict(system: World, b: Batch) -> Tensor:
-    memory = {name: b[name] for name in system.layout.names()}
+    memory = {name: b[name] for name in (*system.layout.names(), POSE) if name in b}
     return system.net(memory, b["action"], b["level"], b["noise"])

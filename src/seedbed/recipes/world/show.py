@@ -82,7 +82,7 @@ def _memory(system: Emulator, walk: Walk, n: int, height: int) -> Image.Image:
     """The memory of a walk, each scale on lines of its own, every frame enlarged to the same size."""
     memory, lines = walk.memory(system), []
     side = max(8, height // 2 - 2 * grids.MARGIN) if len(system.layout.scales) == 1 else 24
-    for kept in memory.tensors().values():
+    for kept in memory.kept.values():
         frames = to_bytes(kept[n].unflatten(0, (-1, 3))).cpu().numpy()
         wide = side * frames.shape[2] // frames.shape[1]
         lines += [np.asarray(Image.fromarray(f).resize((wide, side), Image.Resampling.NEAREST)) for f in frames]

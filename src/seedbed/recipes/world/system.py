@@ -17,7 +17,7 @@ from seedbed.recipes.world import adversary
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
-from seedbed.recipes.world.model import build_model
+from seedbed.recipes.world.model import Trunk, build_model
 from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_up
@@ -52,7 +52,7 @@ class World(Emulator):
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__(config, data)
         model = config.model
-        self.net = build_model(model, self.height, self.width, self.num_axes, mix(config.seed, 1))
+        self.net = build_model(model, self.height, self.width, self.num_axes, mix(config.seed, 1), self.new_place())
         self.critic: adversary.Critic | None = None
         if model.adversarial < NEVER:
             self.critic = adversary.Critic(self.num_axes, len(self.net.trunk.widths), model.critic_lr)
@@ -60,6 +60,10 @@ class World(Emulator):
         self.register_buffer("weight", torch.zeros(2))  # of the adversary's gradient, smoothed; and how often it was measured
         if model.channels_last:
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    @property
+    def trunk(self) -> Trunk:
+        return self.net.trunk
 
     def players(self) -> dict[str, nn.Module]:
         return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}

@@ -29,9 +29,11 @@ export function scaleActions(raw, axes) {
   });
 }
 
-// Frames at every scale as bytes [N, 3, h, w], newest last, and as the floats that enter the network.
+// Frames at every scale as bytes [N, 3, h, w], newest last, and as the floats that enter the network; and the pose of the newest
+// frame, where there is an odometer.
 export class Memory {
   constructor(scales, height, width) {
+    this.pose = undefined;
     this.height = height;
     this.width = width;
     this.scales = scales.map(([reduction, num]) => {
@@ -55,7 +57,8 @@ export class Memory {
   }
 
   // One more frame [3, H, W] of bytes, without the oldest; coarse scales take the mean over squares, rounded.
-  push(frame) {
+  push(frame, pose) {
+    this.pose = pose;
     for (const scale of this.scales) {
       const size = 3 * scale.h * scale.w;
       scale.bytes.copyWithin(0, size);

@@ -46,20 +46,23 @@ export class Web {
     throw new Error(`ONNX Runtime Web does not start (${this.failed.message}); is the folder ort/ beside this page?`);
   }
 
+  // The next frame, and where the camera stands then where the network has an odometer.
   async run(memory, scaled, noise) {
     const { height, width } = this.facts;
     const tensor = (data, shape) => new this.ort.Tensor("float32", data, shape);
     const feed = { action: tensor(scaled, [1, scaled.length]), level: tensor(new Float32Array(1), [1]) };
     feed.noise = tensor(noise, [1, 1, height, width]);
     for (const scale of memory.scales) feed[scale.name] = tensor(scale.floats, [1, 3 * scale.num, scale.h, scale.w]);
-    return (await this.session.run(feed)).frame.data;
+    if (memory.pose) feed.pose = tensor(memory.pose, [1, memory.pose.length]);
+    const given = await this.session.run(feed);
+    return [given.frame.data, given.pose_after && Float32Array.from(given.pose_after.data)];
   }
 
   // Golden inputs through our own packing, scaling and rounding, and through the network.
   async selfTest() {
     const { facts, arrays } = this;
     const memory = this.memoryOf(0);
-    const worst = { packing: 0, scales: 0, output: 0, bytes: 0 };
+    const worst = { packing: 0, scales: 0, output: 0, bytes: 0, pose: 0 };
     for (const scale of memory.scales) worst.packing = Math.max(worst.packing, apart(scale.floats, arrays[`packed_${scale.name}`]));
     const [num, numAxes] = facts.arrays.raw.shape;
     const size = 3 * facts.height * facts.width;
@@ -67,7 +70,7 @@ export class Web {
     for (let k = 0; k < num; k++) {
       const scaled = scaleActions(arrays.raw.subarray(k * numAxes, (k + 1) * numAxes), facts.axes);
       worst.scales = Math.max(worst.scales, apart(scaled, arrays.scaled.subarray(k * numAxes, (k + 1) * numAxes)));
-      const frame = await this.run(memory, scaled, arrays.noise);
+      const [frame, pose] = await this.run(memory, scaled, arrays.noise);
       const kept = facts.floats_at.indexOf(k);
       // Beyond black and white there is nothing to see: outputs are compared as pixels in [-1, 1], before rounding.
       if (kept >= 0) worst.output = Math.max(worst.output, apart(frame, arrays.floats.subarray(kept * size, (kept + 1) * size), 1));
@@ -77,12 +80,14 @@ export class Web {
         worst.bytes = Math.max(worst.bytes, off);
         differing += off > 0;
       }
-      memory.push(golden);
+      memory.push(golden, pose);
     }
+    if (memory.pose) worst.pose = apart(memory.pose, arrays.last_pose);
     for (const scale of memory.scales.slice(1)) worst.packing = Math.max(worst.packing, apart(scale.floats, arrays[`last_${scale.name}`]));
     const share = differing / (num * size);
     // A number that lies on the border of two levels may fall either way.
-    const ok = worst.packing < 1e-6 && worst.scales < 1e-6 && worst.output < facts.tolerance && worst.bytes <= 1 && share < 1e-3;
+    const ok = worst.packing < 1e-6 && worst.scales < 1e-6 && worst.output < facts.tolerance && worst.bytes <= 1 && share < 1e-3 &&
+      worst.pose < 1e-4;
     const text = `${num} steps, output within ${worst.output.toExponential(1)}, packing ${worst.packing.toExponential(1)}, ` +
       `scales ${worst.scales.toExponential(1)}, ${(100 * share).toFixed(4)} % of bytes differ`;
     return { ok, text, runtime: this.runtime, ...worst, share };
@@ -95,6 +100,7 @@ export class Web {
       const size = scale.bytes.length;
       return arrays[`seed_${scale.name}`].subarray(seed * size, (seed + 1) * size);
     }));
+    if (arrays.seed_pose) memory.pose = arrays.seed_pose.slice(seed * 12, (seed + 1) * 12);
     return memory;
   }
 
@@ -110,8 +116,8 @@ export class Web {
     } else if (message.do === "step") {
       const turn = this.locked ? 0 : this.steps;
       const noise = normals(1e6 * this.seed + turn, this.facts.height * this.facts.width);
-      const frame = await this.run(this.memory, scaleActions(message.controls, this.facts.axes), noise);
-      this.memory.push(Uint8Array.from(frame, toByte));
+      const [frame, pose] = await this.run(this.memory, scaleActions(message.controls, this.facts.axes), noise);
+      this.memory.push(Uint8Array.from(frame, toByte), pose);
       this.action = message.controls;
       this.steps += 1;
     } else if (message.do === "set" && message.locked !== undefined) this.locked = message.locked;

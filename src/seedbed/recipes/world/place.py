@@ -1,0 +1,151 @@
+"""The place as it was learned: a map of features that has coordinates, and what a camera sees of it from where it stands.
+
+Where it stands is an odometer's sum: the pose of the frame it began with and every control since. So what the network knows of
+the place is there again whenever the camera is, however long a dream goes on: it need not be kept in frames.
+
+Shape suffixes: B windows, A control axes, P the 12 numbers of a pose (three rows of a rotation and a place), H W rays, D depths,
+N points, C features of the map, F features of a ray.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from seedbed.data.recording import Recording
+from seedbed.errors import UserError
+from seedbed.nn.cells import conv_flops, init_conv, leaky, linear_flops
+from seedbed.nn.groups import declare
+from seedbed.nn.init import normal_
+
+NUMBERS = 12  # of a pose
+MOTION = ("x", "y", "z", "roll", "pitch", "yaw")
+# Rays per side, as a share of the picture's pixels; convolutions make the rest of it.
+COARSE = 4
+# Points along a ray, nearer ones closer together, in units of half the ground that was walked.
+NUM_DEPTHS, NEAREST, FARTHEST = 24, 0.03, 2.2
+# Half the longer side of the picture at distance one. What the lens really is, the network makes up for.
+OPENING = 0.767
+# The map: three planes of cells, their features, and what a point of it says.
+CELLS, FEATURES, HIDDEN, SAID = 128, 24, 32, 24
+INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
+FLAT = 0.1  # an axis that was walked less is taken as long as this share of the longest
+THICK = 10.0  # densities count per tenth of the unit
+FASTER = 5.0  # cells are seen seldom, so they learn at this many times the rate
+
+
+def poses_of(recording: Recording) -> np.ndarray:
+    """(T, P) in float32; refused where controls are not the camera's own motion."""
+    units = {axis.name: axis.unit for axis in recording.axes}
+    if recording.pose_T44 is None or any(units.get(name) != ("m" if name in "xyz" else "rad") for name in MOTION):
+        missing = "no poses" if recording.pose_T44 is None else f"other controls than {', '.join(MOTION)} in m and rad"
+        raise UserError(
+            f"model.odometer adds up the motion of a camera, but {recording.path} has {missing}\nset model.odometer=false"
+        )
+    return recording.pose_T44[:, :3].reshape(-1, NUMBERS).astype(np.float32)
+
+
+def turn(vector_B3: Tensor) -> Tensor:
+    """Rotation matrices (B, 3, 3) of rotation vectors, sound at zero."""
+    angle_B11 = vector_B3.square().sum(1).clamp_min(1e-12).sqrt()[:, None, None]
+    x, y, z = vector_B3.unbind(1)
+    zero = torch.zeros_like(x)
+    skew_B33 = torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=1).unflatten(1, (3, 3))
+    first, second = angle_B11.sin() / angle_B11, 2.0 * ((0.5 * angle_B11).sin() / angle_B11).square()
+    return torch.eye(3, device=x.device) + first * skew_B33 + second * (skew_B33 @ skew_B33)
+
+
+class Place(nn.Module):
+    """Three planes of features, seen along rays: nearer points hide farther ones, as a learned density says."""
+
+    motion_A6: Tensor
+    middle_3: Tensor
+    reach_3: Tensor
+    depth_D: Tensor
+
+    def __init__(self, recording: Recording, widths: tuple[int, ...]) -> None:
+        super().__init__()
+        self.height, self.width = (side // COARSE for side in recording.frames_THWC.shape[1:3])
+        names = [axis.name for axis in recording.axes]
+        motion_A6 = torch.zeros(len(names), 6)
+        for n, name in enumerate(MOTION):
+            motion_A6[names.index(name), n] = recording.axes[names.index(name)].scale
+        first, last = recording.spans("train")[0]
+        place_T3 = poses_of(recording)[first:last].reshape(-1, 3, 4)[:, :, 3].astype(np.float64)
+        low_3, high_3 = place_T3.min(0), place_T3.max(0)
+        unit = max(float((high_3 - low_3).max()) / 2, 1e-3)
+        self.register_buffer("motion_A6", motion_A6)
+        self.register_buffer("middle_3", torch.from_numpy((low_3 + high_3) / 2).float())
+        self.register_buffer("reach_3", torch.from_numpy(np.maximum((high_3 - low_3) / 2, FLAT * unit)).float())
+        self.register_buffer("depth_D", torch.from_numpy(unit * np.geomspace(NEAREST, FARTHEST, NUM_DEPTHS)).float())
+        self.planes = declare(nn.Parameter(torch.zeros(3, FEATURES, CELLS, CELLS)), "scalar", lr_scale=FASTER)
+        self.say, self.said = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
+        self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        normal_(self.planes, 0.1, generator)
+        for layer in (self.say, self.said, *self.enter):
+            init_conv(layer, generator)  # type: ignore[arg-type]
+
+    def after(self, pose_BP: Tensor, action_BA: Tensor) -> Tensor:
+        """The pose to which a scaled control leads, in float32."""
+        with torch.autocast(pose_BP.device.type, enabled=False):
+            motion_B6 = action_BA.float() @ self.motion_A6
+            before_B34 = pose_BP.unflatten(1, (3, 4))
+            turned_B33 = before_B34[:, :, :3] @ turn(motion_B6[:, 3:])
+            place_B31 = before_B34[:, :, 3:] + before_B34[:, :, :3] @ motion_B6[:, :3, None]
+            return torch.cat((turned_B33, place_B31), dim=2).flatten(1)
+
+    def look(self, pose_BP: Tensor) -> Tensor:
+        """What is seen from these poses (B, F, H, W): features, how far, how much of nothing, whereto and wherefrom."""
+        with torch.autocast(pose_BP.device.type, enabled=False):
+            ahead_B3HW, eye_B3 = self._rays(pose_BP.unflatten(1, (3, 4)))
+            unit = self.depth_D[-1] / FARTHEST
+            point_B3DHW = eye_B3[:, :, None, None, None] + self.depth_D[:, None, None] * ahead_B3HW[:, :, None]
+            features_NC = self._features(point_B3DHW)
+        said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), NUM_DEPTHS, self.height, self.width))
+        step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
+        open_BDHW = (-THICK * step_D11 * F.softplus(said[..., 0] - 1.0)).cumsum(1).exp()
+        before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
+        weight_BDHW = before_BDHW - open_BDHW
+        seen_BFHW = (weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1)
+        far_B1HW = (weight_BDHW * (self.depth_D / unit)[:, None, None]).sum(1, keepdim=True)
+        where_B3HW = (eye_B3 / unit)[:, :, None, None].expand_as(ahead_B3HW)
+        return torch.cat((seen_BFHW, far_B1HW, open_BDHW[:, -1:], ahead_B3HW, where_B3HW), dim=1)
+
+    def forward(self, seen_BFHW: Tensor, scale: int) -> Tensor:
+        """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""
+        factor = COARSE / 2 ** (scale + 1)
+        if factor > 1.0:
+            seen_BFHW = F.interpolate(seen_BFHW, scale_factor=factor, mode="bilinear", align_corners=False)
+        elif factor < 1.0:
+            seen_BFHW = F.avg_pool2d(seen_BFHW, round(1.0 / factor))
+        return self.enter[scale](seen_BFHW)
+
+    def _rays(self, pose_B34: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions in the world, of length one, and eyes from the middle of the place."""
+        pixel, on = 2.0 * OPENING / max(self.height, self.width), pose_B34.device
+        left_W = pixel * (0.5 * (self.width - 1) - torch.arange(self.width, device=on, dtype=torch.float32))
+        up_H1 = pixel * (0.5 * (self.height - 1) - torch.arange(self.height, device=on, dtype=torch.float32))[:, None]
+        forward, left, up = (pose_B34[:, :, n, None, None] for n in range(3))
+        ahead_B3HW = (forward + left * left_W + up * up_H1) / (1.0 + left_W.square() + up_H1.square()).sqrt()
+        return ahead_B3HW, pose_B34[:, :, 3] - self.middle_3
+
+    def _features(self, point_B3DHW: Tensor) -> Tensor:
+        """The sum of the three planes' features at every point (N, C)."""
+        share = point_B3DHW / self.reach_3[:, None, None, None]
+        size = share.abs().clamp_min(1.0)
+        pressed = torch.where(size > 1.0, share.sign() * (1.0 - (1.0 - INSIDE) / size), INSIDE * share)
+        x, y, z = (side.reshape(1, -1, 1) for side in pressed.unbind(1))
+        total = torch.zeros((), device=point_B3DHW.device)
+        for plane_1CKK, pair in zip(self.planes.split(1), ((x, y), (x, z), (y, z)), strict=True):
+            total = total + F.grid_sample(plane_1CKK, torch.stack(pair, dim=-1), padding_mode="border", align_corners=False)
+        return total[0, :, :, 0].T
+
+    def flops(self, positions: list[int]) -> float:
+        """Of a picture: products only; `positions` by scale."""
+        points = NUM_DEPTHS * self.height * self.width
+        entered = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
+        return entered + points * (linear_flops(self.say) + linear_flops(self.said))

@@ -1,0 +1,183 @@
+"""The odometer and the learned place: poses add up as the world moves, nothing of the future is seen, and a circle closes."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from world_samples import config_of, made, valid
+
+from seedbed.data import poses
+from seedbed.data.recording import write_recording
+from seedbed.errors import UserError
+from seedbed.recipes import find
+from seedbed.recipes.world import objective
+from seedbed.recipes.world.controls import held, raw_action
+from seedbed.recipes.world.evaluate import free_run
+from seedbed.recipes.world.examine import action_swap, examine, one_walk
+from seedbed.recipes.world.objective import open_window, rows_of
+from seedbed.recipes.world.place import NUMBERS, Place, poses_of, turn
+from seedbed.recipes.world.stages import Stage
+
+PLACED = ("model.odometer=true", "model.rollout=6")
+
+
+def spread(system, size: float = 0.05) -> None:
+    """No weight is zero, as some are at birth: every input counts."""
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for param in system.parameters():
+            param += size * torch.randn(param.shape, generator=generator)
+
+
+def place_of(system) -> Place:
+    assert system.trunk.place is not None
+    return system.trunk.place
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-7, 1e-3, 0.3, 3.0])
+def test_turning_is_that_of_the_poses(size: float) -> None:
+    vector_B3 = size * np.random.default_rng(1).standard_normal((64, 3))
+    found = turn(torch.from_numpy(vector_B3).float())
+    np.testing.assert_allclose(found.numpy(), poses.exp(vector_B3), atol=1e-6)
+
+
+def test_controls_add_up_to_where_the_camera_was() -> None:
+    """A whole episode of the recording, from its first pose by its scaled controls alone."""
+    system, _, _ = made(*PLACED)
+    recording = system.data.recording
+    assert recording.pose_T44 is not None
+    last = int(np.flatnonzero(recording.last_T)[0])
+    pose_BP, scaled_TA = system.pose_of(np.array([0])), torch.from_numpy(recording.scaled())
+    for t in range(last):
+        pose_BP = place_of(system).after(pose_BP, scaled_TA[t : t + 1])
+    np.testing.assert_allclose(pose_BP[0].view(3, 4).numpy(), recording.pose_T44[last, :3], atol=2e-4)
+
+
+def test_a_window_knows_the_pose_of_its_newest_frame_at_every_age() -> None:
+    system, engine, feed = made(*PLACED)
+    recording, batch = system.data.recording, feed.part(0)
+    engine.variant = Stage("closed", 6)
+    for age in range(4):
+        window, _ = system.opened(batch, Stage("closed", 6))
+        np.testing.assert_array_equal(window.memory.pose_BP.numpy(), poses_of(recording)[_rows(system, window)])
+        assert window.age_B.max() == age
+        engine.begin(age, 0.5)
+        engine.step(feed.part)
+
+
+def _rows(system, window) -> np.ndarray:
+    """Rows of the recording, found again by the controls, which no two rows share."""
+    scaled_TA = system.data.recording.scaled()
+    return np.array([int(np.abs(scaled_TA - row).sum(1).argmin()) for row in window.action_BA.numpy()])
+
+
+def test_nothing_of_the_future_is_seen() -> None:
+    system, _, feed = made(*PLACED)
+    spread(system)
+    batch, before = feed.part(0), system.layout.num_frames
+    changed = {name: tensor.clone() for name, tensor in batch.items()}
+    changed["frames"][:, before:] = 0
+    changed["pose"][:, before:] = 9.0
+    changed["action"][:, before:] = 3.0
+    frames = []
+    for one in (batch, changed):
+        window = open_window(rows_of(one), system.layout)
+        level_B, real_B = system.noises.levels(window)
+        frames.append(system.net(system.noises.context(window, real_B), window.action_BA, level_B, system.noises.own(window)))
+    assert torch.equal(*frames)
+
+
+def test_some_true_memories_are_hidden_and_no_rollouts() -> None:
+    system, _, feed = made(*PLACED, "batch=64")
+    spread(system)
+    window, _ = system.opened(feed.part(0), Stage("closed", 6))
+    level_B, real_B = system.noises.levels(window)
+    hidden_B = (system.noises.context(window, real_B)["m1"] == 0).flatten(1).all(1)
+    true, own = hidden_B[: len(hidden_B) - window.num_own], hidden_B[len(hidden_B) - window.num_own :]
+    assert 0 < true.sum() < len(true) and not own.any()
+    share = objective.BLACKOUT
+    assert abs(true.float().mean() - share) < 4 * math.sqrt(share * (1 - share) / len(true))
+    # A hidden memory says nothing: other frames give the same prediction.
+    other, _ = system.opened({**feed.part(0), "frames": 255 - feed.part(0)["frames"]}, Stage("closed", 6))
+    args = window.action_BA, level_B, system.noises.own(window)
+    one, two = (system.net(system.noises.context(w, real_B), *args) for w in (window, other))
+    same_B = (one == two).flatten(1).all(1)
+    assert torch.equal(same_B[: len(true)], true) and not same_B[len(true) :].any()
+
+
+def test_the_pose_changes_what_is_dreamed_and_a_circle_closes() -> None:
+    system, _, _ = made(*PLACED)
+    spread(system)
+    walk = one_walk(system, valid(system), 4, 4)
+    memory, action_BA = walk.memory(system), walk.action(1)
+    assert memory.pose_BP is not None and memory.pose_BP.shape == (4, NUMBERS)
+    aside = memory.pose_BP + torch.tensor([0.0, 0.0, 0.0, 2.0] * 3)
+    own = system.dream(memory, action_BA, walk.index_B, 1)
+    moved = system.dream(type(memory)(memory.layout, memory.kept, aside), action_BA, walk.index_B, 1)
+    assert (own - moved).abs().flatten(1).amax(1).min() > 1e-4
+    yaw = next(axis for axis in system.data.recording.axes if axis.name == "yaw")
+    num = round(2 * math.pi / yaw.full[1])
+    around = held(system, raw_action(system.data.recording, yaw, 2 * math.pi / num), num, action_BA)
+    for _, frame in free_run(system, walk, num, around):
+        memory = system.onward(memory, around[0], frame)
+    torch.testing.assert_close(memory.pose_BP, walk.memory(system).pose_BP, atol=1e-4, rtol=0)
+    assert action_swap(system, walk) > 0
+
+
+def test_nearer_points_hide_farther_ones() -> None:
+    """With a wall of full density at the first depth nothing behind it is seen, and what is seen adds up to one."""
+    system, _, _ = made(*PLACED)
+    place = place_of(system)
+    pose_BP = system.pose_of(np.array([3, 9]))
+    with torch.no_grad():
+        place.said.bias[0], place.said.weight[0] = 1e4, 0.0
+        seen = place.look(pose_BP)
+        assert seen[:, -8].sub(place.depth_D[0] * 2.2 / place.depth_D[-1]).abs().max() < 1e-6 and seen[:, -7].max() == 0
+        place.said.bias[0] = -1e4
+        empty = place.look(pose_BP)
+        assert (empty[:, :-8] == 0).all() and (empty[:, -7] == 1).all()
+    torch.testing.assert_close(seen[:, -6:-3].norm(dim=1), torch.ones_like(seen[:, 0]), atol=1e-5, rtol=0)
+
+
+def test_a_place_can_be_learned_from_poses_alone() -> None:
+    """Twelve views, memories hidden: the error falls to a fraction of what the mean picture has."""
+    system, _, _ = made(*PLACED)
+    recording, rows = system.data.recording, np.arange(0, 240, 20)
+    pose_BP, place = system.pose_of(rows), place_of(system)
+    target = torch.from_numpy(recording.frames_THWC[rows]).movedim(-1, 1) / 127.5 - 1.0
+    optimizer = torch.optim.Adam(system.net.parameters(), lr=1e-2)
+    nothing = {"m1": torch.zeros(12, 12, 16, 16), "pose": pose_BP}
+    still = torch.full((12, len(recording.axes)), 0.0)
+    still[:, -1] = 1.0  # of the time alone, so that a static place may change
+    place.motion_A6[-1] = 0.0
+    for _ in range(150):
+        loss = (system.net(nothing, still, torch.zeros(12), torch.zeros(12, 1, 16, 16)) - target).abs().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.35 * (target - target.mean(0)).abs().mean()
+
+
+def test_the_whole_examination_and_the_denoiser_know_the_way() -> None:
+    system, _, _ = made(*PLACED)
+    found = examine(system, valid(system), None, 3)
+    assert set(found["horizons"]) >= {"1", "4", "16"} and found["turning"]["steps_of_a_circle"] > 4
+    _, engine, feed = made(*PLACED, preset="edm")
+    engine.variant = Stage("closed", 2)
+    engine.begin(0, 0.5)
+    assert math.isfinite(engine.step(feed.part)["loss"].item())
+
+
+def test_without_poses_or_motion_it_is_refused(tmp_path: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (400, 16, 16, 3), dtype=np.uint8)
+    tables = (np.full((400, 2), 1 / 30), np.arange(400) / 30, np.zeros(400, np.int32), [("gas", ""), ("dt", "s")])
+    write_recording(tmp_path / "plain", frames, *tables, source={"name": "x"}, accepted=True)
+    pose = np.tile(np.eye(4), (400, 1, 1))
+    write_recording(tmp_path / "posed", frames, *tables, pose=pose, source={"name": "x"}, accepted=True)
+    for name, says in (("plain", "has no poses"), ("posed", "has other controls than x, y, z, roll, pitch, yaw")):
+        with pytest.raises(UserError, match=rf"{says}[^\n]*\nset model.odometer=false"):
+            find("world")[0].open_data(config_of(*PLACED, f"data.recording={tmp_path / name}"))
+    with pytest.raises(UserError, match=r"data\.actions=pose"):
+        find("world")[0].open_data(config_of(*PLACED, "data.actions=command"))
