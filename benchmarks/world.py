@@ -4,6 +4,7 @@
     python benchmarks/world.py --waterfall --minutes 8                      # box world at 64x64, drawn on the device
     python benchmarks/world.py --waterfall --minutes 8 --preset doom --recording FOLDER
     python benchmarks/world.py --waterfall --rows adversarial --seeds 1 2 3 # one row, three seeds
+    python benchmarks/world.py --waterfall --minutes 0 --set steps=4000     # equal steps in place of equal time
     python benchmarks/world.py --waterfall --preset edm --rows closed       # the diffusion denoiser on the same recording
 
 Targets (one H200, at most 8 minutes of training): 64 frames free-running at least 4 dB above copy-last (3 for Doom) and above
@@ -96,7 +97,7 @@ def _held(value: float, rule: Any) -> dict[str, Any]:
 
 
 def waterfall(args: argparse.Namespace, root: Path) -> dict[str, Any]:
-    base = [f"budget={args.minutes}m", *args.set]
+    base = [*([f"budget={args.minutes}m"] if args.minutes else []), *args.set]
     if args.recording:
         base.append(f"data.recording={Path(args.recording).absolute()}")
     rows: dict[str, Any] = {}
@@ -173,7 +174,7 @@ def main() -> None:
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--preset", default="box64", help="box64, doom, atari, edm, mine or log5m")
     parser.add_argument("--recording", default="", help="the folder of a recording, instead of the preset's own")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of training, for each row")
+    parser.add_argument("--minutes", type=float, default=8.0, help="of training, for each row; 0 for equal steps instead: --set steps=4000")
     parser.add_argument("--rows", default="", help="only rows whose name holds this")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of every run")
