@@ -15,12 +15,11 @@ from torch import Tensor
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.errors import UserError
 from seedbed.nn import dice
 from seedbed.recipes.thinker import curriculum
 from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.presets import CurriculumConfig, DataConfig
-from seedbed.recipes.thinker.task import Made, StringTask, Task
+from seedbed.recipes.thinker.task import Made, Task
 from seedbed.recipes.thinker.tasks import find_task
 
 # Streams of randomness, (samples, lengths) each. The model's own draws take numbers from FREE_STREAM on.
@@ -103,7 +102,6 @@ def _fingerprint(wanted: DataConfig) -> str:
     """Of everything that samples depend on; what they are judged by may change without making other data of it."""
     values = configs.to_json(wanted)
     used = {name: values[name] for name in ("task", "length", "vocab", "base", "max_value", "held", "curriculum")}
-    used |= {"sparse": wanted.sparse} if wanted.sparse else {}
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -112,10 +110,6 @@ def open_data(config: Config) -> Data:
     wanted = config.data
     task = find_task(wanted.task, wanted.vocab, wanted.length, wanted.base, wanted.max_value, wanted.held)
     shown, hidden = (task.picking("free"), task.picking("held")) if isinstance(task, Addition) else (task, task)
-    if wanted.sparse:
-        if not isinstance(task, StringTask):
-            raise UserError(f"data.sparse={wanted.sparse} puts zeros into strings of symbols; task {task.name!r} needs sparse=0")
-        shown = task.sparsely(wanted.sparse)
     train = TaskSource(shown, wanted.curriculum, config.seed, TRAIN_STREAMS)
     valid = TaskSource(hidden, wanted.curriculum, VALID_SEED, VALID_STREAMS)
     facts = {

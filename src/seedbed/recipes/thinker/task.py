@@ -95,24 +95,17 @@ def flip(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
 
 
 class StringTask(Task):
-    """A string of random symbols and an answer by rule, both from the left.
+    """A string of random symbols and an answer by rule, both from the left."""
 
-    In a share `sparse` of the samples many symbols are 0, with a chance that is drawn for each sample.
-    """
-
-    def __init__(self, name: str, rule: Rule, symbols: int, length: int, sparse: float = 0.0) -> None:
-        self.name, self.rule, self.length, self.sparse = name, rule, length, sparse
+    def __init__(self, name: str, rule: Rule, symbols: int, length: int) -> None:
+        self.name, self.rule, self.length = name, rule, length
         self.symbols = rule.symbols or symbols
-
-    def sparsely(self, share: float) -> "StringTask":
-        """The same task with this share of sparse samples."""
-        return StringTask(self.name, self.rule, self.symbols, self.length, share)
 
     def shape(self, length: int) -> Shape:
         return self._sizes(length, self.rule.copies * length)
 
     def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        x_BN, length_B1 = self._draw(key_B, shape.num_in), length_B.unsqueeze(-1)
+        x_BN, length_B1 = dice.integers(key_B, shape.num_in, self.symbols), length_B.unsqueeze(-1)
         place_N, place_M = (torch.arange(num, device=key_B.device) for num in (shape.num_in, shape.num_out))
         y_BM = self.rule.answer(x_BN, place_M, length_B1) % self.symbols
         keep_BM = place_M < self.rule.copies * length_B1
@@ -121,11 +114,3 @@ class StringTask(Task):
 
     def target(self, x: list[int]) -> list[int]:
         return [symbol % self.symbols for symbol in self.rule.target(x)]
-
-    def _draw(self, key_B: Tensor, num: int) -> Tensor:
-        x_BN = dice.integers(key_B, num, self.symbols)
-        if not self.sparse:
-            return x_BN
-        # Draws of the same key beyond those of the symbols.
-        coin_B1, chance_B1, u_BN = dice.uniform(key_B, 2 * num + 2)[..., num:].split((1, 1, num), -1)
-        return torch.where((coin_B1 < self.sparse) & (u_BN < chance_B1), 0, x_BN)

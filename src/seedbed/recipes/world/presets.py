@@ -117,7 +117,7 @@ def box64() -> Config:
     `seedbed train world/box64 budget=8m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.7),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.6),
         DataConfig(recording="box", frames=120_000),
     )
 
@@ -127,8 +127,8 @@ def edm() -> Config:
 
     `seedbed train world/edm budget=8m` on one GPU.
     """
-    model = ModelConfig(kind="edm", size="5m", static=True, rollout=2)
-    base = _on_gpu(model, DataConfig(recording="box", frames=60_000))
+    model = ModelConfig(kind="edm", size="5m", static=True, odometer=True, rollout=2)
+    base = _on_gpu(model, DataConfig(recording="box", frames=120_000))
     return replace(base, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
 
 
@@ -139,7 +139,7 @@ def doom() -> Config:
     data.recording=FOLDER.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.7),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.6),
         DataConfig(recording="doom", frames=24_000),
     )
 
@@ -180,7 +180,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         data=data,
         optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
-        every=Every(log=50, eval=1000, sample=10_000, save=10_000),
+        every=Every(log=50, eval=500, sample=10_000, save=10_000),
         steps=20_000,
         batch=256,
         ema=0.999,

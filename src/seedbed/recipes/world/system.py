@@ -59,7 +59,9 @@ class World(Emulator):
             self.critic.init_weights(torch.Generator().manual_seed(mix(config.seed, 2)))
         self.register_buffer("weight", torch.zeros(2))  # of the adversary's gradient, smoothed; and how often it was measured
         if model.channels_last:
-            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            for net in (self.net, self.critic):
+                if net is not None:
+                    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def trunk(self) -> Trunk:
