@@ -174,7 +174,9 @@ def main() -> None:
         parser.add_argument(f"--{part}", action="store_true")
     parser.add_argument("--preset", default="box64", help="box64, doom, atari, edm, mine or log5m")
     parser.add_argument("--recording", default="", help="the folder of a recording, instead of the preset's own")
-    parser.add_argument("--minutes", type=float, default=8.0, help="of training, for each row; 0 for equal steps instead: --set steps=4000")
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="of training, for each row; 0 for equal steps instead: --set steps=4000"
+    )
     parser.add_argument("--rows", default="", help="only rows whose name holds this")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1])
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further settings of every run")

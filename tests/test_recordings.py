@@ -254,6 +254,22 @@ def test_a_column_of_episodes_keeps_takes_apart(truth: Truth, tmp_path: Path):
     np.testing.assert_allclose(recording.actions_TA[:19, 0], truth.action_T6[:19, 5], atol=1e-6)
 
 
+def test_columns_of_a_pose_stand_for_controls(truth: Truth, tmp_path: Path):
+    folder = tmp_path / "take"
+    folder.mkdir()
+    write_video(folder / "a.mp4", truth.frames_THWC[:60])
+    pose_T44 = truth.pose_T44[:60]
+    rows = np.concatenate((pose_T44[:, :3, 3], poses.to_quaternion(pose_T44[:, :3, :3])), axis=1)
+    lines = [f"{n},{n // 30}," + ",".join(f"{value:.9g}" for value in row) for n, row in enumerate(rows)]
+    (folder / "actions.csv").write_text("frame,episode,at_x,at_y,at_z,at_qx,at_qy,at_qz,at_qw\n" + "\n".join(lines))
+    recording = prepare(folder, tmp_path / "out", accept=True)
+    assert [axis.name for axis in recording.axes] == ["x", "y", "z", "roll", "pitch", "yaw", "dt"]
+    np.testing.assert_allclose(recording.pose_T44, pose_T44, atol=1e-7)
+    inside_T = ~recording.last_T[:-1]
+    np.testing.assert_allclose(recording.actions_TA[:-1, :6][inside_T], poses.relative(pose_T44)[inside_T], atol=1e-6)
+    assert not recording.actions_TA[[29, 59]].any(), "no control leads from one take into the next"
+
+
 @pytest.mark.parametrize(("name", "says"), [("walk.mp4", "has no controls; put it into a folder"), ("scan.r3d", "unpack it")])
 def test_a_file_that_is_not_enough(name: str, says: str, tmp_path: Path, capsys):
     (tmp_path / name).write_bytes(b"something")

@@ -25,11 +25,14 @@ MOTION = ("x", "y", "z", "roll", "pitch", "yaw")
 # Rays per side, as a share of the picture's pixels; convolutions make the rest of it.
 COARSE = 4
 # Points along a ray, nearer ones closer together, in units of half the ground that was walked.
-NUM_DEPTHS, NEAREST, FARTHEST = 24, 0.03, 2.2
+NEAREST, FARTHEST = 0.03, 2.2
 # Half the longer side of the picture at distance one. What the lens really is, the network makes up for.
 OPENING = 0.767
-# The map: three planes of cells, their features, and what a point of it says.
-CELLS, FEATURES, HIDDEN, SAID = 128, 24, 32, 24
+# The map: cells along a side of its planes, and what a point of it says.
+CELLS, HIDDEN, SAID = 128, 32, 24
+# Features of a cell, and points along a ray: for networks with less than this many channels at their coarsest, and for others.
+SMALL, FINE = 16, 24
+NARROW = 100
 INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
 FLAT = 0.1  # an axis that was walked less is taken as long as this share of the longest
 THICK = 10.0  # densities count per tenth of the unit
@@ -67,6 +70,7 @@ class Place(nn.Module):
 
     def __init__(self, recording: Recording, widths: tuple[int, ...]) -> None:
         super().__init__()
+        self.fine = SMALL if widths[-1] < NARROW else FINE
         self.height, self.width = (side // COARSE for side in recording.frames_THWC.shape[1:3])
         names = [axis.name for axis in recording.axes]
         motion_A6 = torch.zeros(len(names), 6)
@@ -79,9 +83,9 @@ class Place(nn.Module):
         self.register_buffer("motion_A6", motion_A6)
         self.register_buffer("middle_3", torch.from_numpy((low_3 + high_3) / 2).float())
         self.register_buffer("reach_3", torch.from_numpy(np.maximum((high_3 - low_3) / 2, FLAT * unit)).float())
-        self.register_buffer("depth_D", torch.from_numpy(unit * np.geomspace(NEAREST, FARTHEST, NUM_DEPTHS)).float())
-        self.planes = declare(nn.Parameter(torch.zeros(3, FEATURES, CELLS, CELLS)), "scalar", lr_scale=FASTER)
-        self.say, self.said = nn.Linear(FEATURES, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
+        self.register_buffer("depth_D", torch.from_numpy(unit * np.geomspace(NEAREST, FARTHEST, self.fine)).float())
+        self.planes = declare(nn.Parameter(torch.zeros(3, self.fine, CELLS, CELLS)), "scalar", lr_scale=FASTER)
+        self.say, self.said = nn.Linear(self.fine, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
         self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
 
     def init_weights(self, generator: torch.Generator) -> None:
@@ -105,7 +109,7 @@ class Place(nn.Module):
             unit = self.depth_D[-1] / FARTHEST
             point_B3DHW = eye_B3[:, :, None, None, None] + self.depth_D[:, None, None] * ahead_B3HW[:, :, None]
             features_NC = self._features(point_B3DHW)
-        said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), NUM_DEPTHS, self.height, self.width))
+        said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), self.fine, self.height, self.width))
         step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
         open_BDHW = (-THICK * step_D11 * F.softplus(said[..., 0] - 1.0)).cumsum(1).exp()
         before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
@@ -146,6 +150,6 @@ class Place(nn.Module):
 
     def flops(self, positions: list[int]) -> float:
         """Of a picture: products only; `positions` by scale."""
-        points = NUM_DEPTHS * self.height * self.width
+        points = self.fine * self.height * self.width
         entered = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
         return entered + points * (linear_flops(self.say) + linear_flops(self.said))
