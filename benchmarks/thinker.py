@@ -29,6 +29,8 @@ PUBLISHED = {
     "chance": (50.0, 50.0, 50.0, 50.0, 50.0, 20.0),
 }
 NUM_SEEDS = 5
+# What needs an origin: half of a string, or the size of a group.
+FROM_AN_ORIGIN = ("bucket_sort", "odds_first")
 
 
 def seedbed(folder: Path, *words: str) -> None:
@@ -75,12 +77,13 @@ def box(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def chomsky(tasks: list[str], settings: list[str]) -> None:
-    """Every task with five seeds as one pack, and a file of its own."""
+    """Every task with five seeds, and a file of its own."""
     for task in tasks:
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             words = ["sweep", "thinker/chomsky", f"data.task={task}", "--seeds", str(NUM_SEEDS), "--name", "s", "--dirty"]
+            words += ["model.positions.kind=ends"] if task in FROM_AN_ORIGIN else []
             asked = [] if any(s.startswith("data.test=") for s in settings) else ["data.test=256"]
             seedbed(folder, *words, "--no-check", *asked, *settings)
             runs = sorted((folder / "runs").glob("s-*"))

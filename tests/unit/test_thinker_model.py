@@ -158,7 +158,12 @@ def test_a_row_without_any_source_is_finite():
 # ---- what depends on what -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("more", [[], ["model.positions.kind=random_sorted", "model.positions.max=64"], ["model.plan=random"]])
+ENDS = ["model.positions.kind=ends_shifted", "model.positions.max=64"]
+
+
+@pytest.mark.parametrize(
+    "more", [[], ["model.positions.kind=random_sorted", "model.positions.max=64"], ENDS, ["model.plan=random"]]
+)
 def test_rows_do_not_see_each_other(more: list[str]):
     system = make("model.n_step=1:3", "model.n_memory=2", *more)
     batch = batch_of(system, 6)
@@ -251,6 +256,37 @@ def test_random_scale_and_offset_keep_distances_in_order():
     assert torch.allclose(steps, steps[:, :1].expand_as(steps), rtol=1e-3)
     assert 0.5 <= steps.min() < 0.6 and 1.8 < steps.max() <= 2.0
     assert drawn[:, 0].min() < 5 and drawn[:, 0].max() > 95
+
+
+@pytest.mark.parametrize("kind", ["ends", "ends_shifted"])
+def test_places_from_both_ends_mirror_each_other_and_reach_as_far_as_longer_samples(kind: str):
+    system = make(f"model.positions.kind={kind}", "model.positions.max=100")
+    places, index_B = system.model.places, torch.arange(400)
+    setting, length_B1 = system.setting(index_B, 8, 4), torch.arange(400)[:, None] % 20 + 1
+    is_in, is_out = (torch.arange(num) < length_B1 for num in (20, 24))
+    both_in, both_out = places.counted(is_in, is_out, index_B, setting)
+    assert torch.equal(both_in, both_out[:, :20]), "of equal length, both tapes stand at the same places"
+    farthest = []
+    for b, length in enumerate(length_B1[:, 0].tolist()):
+        ahead, back = both_in[b, :length].unbind(-1)
+        assert torch.allclose(ahead, back.flip(0)) and (length == 1 or (ahead.diff() >= 1.0 - 1e-4).all())
+        farthest.append(ahead.max().item())
+    assert max(farthest) <= 100 + 1e-3 and max(farthest) > 80, "short samples show the places of long ones"
+    starts = both_in[:, 0, 0] - both_in[:, 1, 0] + both_in[:, 0, 0]  # one stride before the first
+    assert (starts.abs().max() < 1e-3) == (kind == "ends")
+    # Neither padding nor what else is in the batch moves a place.
+    again, _ = places.counted(is_in[7:9, :12], is_out[7:9, :12], index_B[7:9], system.setting(index_B[7:9], 8, 4))
+    assert torch.allclose(again[0, :8], both_in[7, :8]) and torch.allclose(again[1, :9], both_in[8, :9])
+
+
+def test_a_copy_from_the_far_end_is_a_match_of_halves():
+    """The half that counts from the last is, at one tape, what the half that counts from the first is at the other."""
+    system = make(*ENDS)
+    used = torch.arange(9) < torch.tensor([[9], [5]])
+    given, asked = system.model.places.from_ends(used, used, torch.arange(2), system.setting(torch.arange(2), 8, 4))
+    half = given.shape[-1] // 2
+    for b, length in enumerate((9, 5)):
+        assert torch.allclose(given[b, :length, :half], asked[b, :length, half:].flip(0), atol=1e-5)
 
 
 # ---- draws --------------------------------------------------------------------------------------------------------------

@@ -136,6 +136,8 @@ def test_bad_ranges_name_the_key(text: str):
         (["model.n_step=0"], "model.n_step=0"),
         (["model.n_latent=9:4"], "model.n_latent=9:4"),
         (["model.positions.kind=random_sorted"], "model.positions.max"),
+        (["model.positions.kind=ends"], "model.positions.max"),
+        (["model.positions.kind=ends", "model.positions.max=64", "model.width=18", "model.heads=2"], "multiple of 4"),
         (["model.width=33", "model.heads=3", "model.positions.kind=sin"], "odd"),
         (["model.plan=lo,ro", "model.n_step=2"], "row 1"),
         (["model.plan=rw,lo", "model.n_step=1:2", "model.loss.steps=random"], "row 1 of model.plan does not output"),

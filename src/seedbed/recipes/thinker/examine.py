@@ -198,10 +198,14 @@ def _around(low: int, high: int, stride: int, more: float) -> tuple[int, ...]:
 
 
 def longer(system: ThinkerSystem, source: TaskSource, num: int) -> list[dict[str, Any]]:
-    """Lengths beyond training, with latents and steps that grow with them, and the trained steps times 1, 2, 4 and 16."""
+    """Lengths beyond training, with latents and steps that grow with them, and the trained steps times 1, 2, 4 and 16.
+
+    A thinker trained for one number of steps keeps it: it has not learned to let an answer stand.
+    """
     rows, top, length = [], system.steps.high, source.task.length
     for size in system.config.data.test_lengths:
         number, grown = (math.ceil(n * max(1.0, size / length)) for n in (system.latents.high, top))
+        grown = grown if system.steps.low < top else top
         steps = tuple(sorted({top, 2 * top, 4 * top, FAR * top, grown}))
         found = score(system, source.at(size), Look(number, steps), min(num, 512))
         token, exact = (dict(zip(steps, values.tolist(), strict=True)) for values in (found.token_S, found.exact_S))

@@ -19,7 +19,7 @@ from seedbed.nn.norms import LayerNorm, rms_norm
 from seedbed.recipes.thinker.draws import NOISE, PERTURB, Setting
 from seedbed.recipes.thinker.places import Places
 from seedbed.recipes.thinker.plan import LOOKUP, READ, STATIC, WRITE
-from seedbed.recipes.thinker.presets import ModelConfig
+from seedbed.recipes.thinker.presets import BY_ENDS, ModelConfig
 
 # Added to the score of what must not be seen; its exponential is 0 in every precision.
 HIDDEN = -1e9
@@ -228,11 +228,17 @@ class Thinker(nn.Module):
         """Take `num_steps` steps and keep the states after those in `keep`, counted from 0."""
         z_BKD = self.start(batch["index"], setting, num_latents)
         sizes = batch["x"].shape[-1], batch["y"].shape[-1]
-        place_ND, place_MD = (p.to(self.null.dtype) for p in self.places(*sizes, batch["index"], setting))
+        by_ends = self.config.positions.kind in BY_ENDS
+        if by_ends:
+            places = self.places.from_ends(batch["x"] != self.sizes.pad, batch["learn"], batch["index"], setting)
+        else:
+            places = self.places(*sizes, batch["index"], setting)
+        place_ND, place_MD = (p.to(self.null.dtype) for p in places)
         if self.config.latent_init == "placed":
             # More latents than places begin again with the first; how many there are changes no place.
-            at_K = torch.arange(num_latents, device=z_BKD.device) % max(sizes)
-            z_BKD = z_BKD + (place_ND if sizes[0] >= sizes[1] else place_MD)[..., at_K, :]
+            # Counted from both ends the tapes differ, and latents stand where there is something to read.
+            tape = place_ND if by_ends or sizes[0] >= sizes[1] else place_MD
+            z_BKD = z_BKD + tape[..., torch.arange(num_latents, device=z_BKD.device) % tape.shape[-2], :]
         fixed, pad_B11C = self._read(batch["x"], place_ND, num_latents)
         source_TC = self._sources(setting, num_latents, pad_B11C.shape[-1])
         self_bias = self._live_bias(setting, num_latents)

@@ -1,10 +1,6 @@
 """The place as it was learned: a map of features that has coordinates, and what a camera sees of it from where it stands.
 
-Where it stands is an odometer's sum: the pose of the frame it began with and every control since. So what the network knows of
-the place is there again whenever the camera is, however long a dream goes on: it need not be kept in frames.
-
-Shape suffixes: B windows, A control axes, P the 12 numbers of a pose (three rows of a rotation and a place), H W rays, D depths,
-N points, C features of the map, F features of a ray.
+Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D depths, N points, C features of the map, F of a ray.
 """
 
 from __future__ import annotations
@@ -20,7 +16,7 @@ from seedbed.nn.cells import conv_flops, init_conv, leaky, linear_flops
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
 
-NUMBERS = 12  # of a pose
+NUMBERS = 12  # of a pose: three rows of a rotation and a place
 MOTION = ("x", "y", "z", "roll", "pitch", "yaw")
 # Rays per side, as a share of the picture's pixels; convolutions make the rest of it.
 COARSE = 4
@@ -61,7 +57,11 @@ def turn(vector_B3: Tensor) -> Tensor:
 
 
 class Place(nn.Module):
-    """Three planes of features, seen along rays: nearer points hide farther ones, as a learned density says."""
+    """Three planes of features, seen along rays: nearer points hide farther ones, as a learned density says.
+
+    Where the camera stands is an odometer's sum: the pose of the frame it began with and every control since. So what the
+    network knows of the place is there again whenever the camera is, however long a dream goes on.
+    """
 
     motion_A6: Tensor
     middle_3: Tensor

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from seedbed.train.probe import Probe
 
 CRITIC = "critic"
+SMALL = 32 * 32  # pixels
 FACTS = ("loss_critic", "critic_won", "critic_margin", "r1", "r2", "adversarial", "gradient_ratio")
 # Weights of adversarial gradients are smoothed over about so many steps.
 SMOOTH = 0.98
@@ -158,7 +159,10 @@ class World(Emulator):
 
 
 def build(config: Config, data: WorldData) -> Emulator:
-    """The recipe's entry point."""
+    """The recipe's entry point. Pictures this small are handled faster by one CPU thread."""
+    height, width = data.recording.frames_THWC.shape[1:3]
+    if height * width <= SMALL:
+        torch.set_num_threads(1)
     if config.model.kind == "edm":
         from seedbed.recipes.world.edm import Denoiser
 
