@@ -21,7 +21,7 @@ from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, layout_of, widths_of
 from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, open_window, rows_of
-from seedbed.recipes.world.place import NUMBERS, Place
+from seedbed.recipes.world.place import NUMBERS, Place, as_numbers
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.show import show
@@ -82,8 +82,7 @@ class Emulator(System):
         """As the network is told of it, where it is."""
         if not self.config.model.odometer:
             return None
-        pose_BP = np.asarray(pose_B44, np.float32)[:, :3].reshape(-1, NUMBERS)
-        return torch.from_numpy(pose_BP).to(next(self.parameters()).device)
+        return torch.from_numpy(as_numbers(pose_B44)).to(next(self.parameters()).device)
 
     def onward(self, memory: Memory, action_BA: Tensor, frame_B3HW: Tensor) -> Memory:
         """The memory after this control has led to this frame."""

@@ -43,7 +43,12 @@ def poses_of(recording: Recording) -> np.ndarray:
         raise UserError(
             f"model.odometer adds up the motion of a camera, but {recording.path} has {missing}\nset model.odometer=false"
         )
-    return recording.pose_T44[:, :3].reshape(-1, NUMBERS).astype(np.float32)
+    return as_numbers(recording.pose_T44)
+
+
+def as_numbers(pose_B44: np.ndarray) -> np.ndarray:
+    """Poses as the network is told of them, (B, P)."""
+    return pose_B44[:, :3].reshape(-1, NUMBERS).astype(np.float32)
 
 
 def turn(vector_B3: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ def demo() -> Config:
 def box64() -> Config:
     """The box world at 64x64 on one GPU, all stages: open loop, closed loop, adversary.
 
-    `seedbed train world/box64 budget=8m`, then `seedbed play RUN`: the recording is drawn on the device first.
+    `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
     return _on_gpu(
         ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.6),
