@@ -229,6 +229,9 @@ def test_evaluation_repeats_to_the_bit_and_changes_nothing() -> None:
     system, engine, _ = made()
     one, two = (system.evaluate(valid(system), engine) for _ in range(2))
     assert one == two and next(iter(one)) == "free_l1"
+    walk = one_walk(system, valid(system), 4, 16)
+    far = [(frame - walk.target(step)).abs().mean().item() for step, frame in free_run(system, walk, 16) if step > 8]
+    assert one["free_l1"] == pytest.approx(sum(far) / 8, rel=1e-4), "what is best is decided by frames 9 to 16"
     assert system.evaluate(system.data.test, engine) != one
     assert system.ladder.latest is not None and system.ladder.latest["error"] == one["free_l1"], "tests decide nothing"
 
