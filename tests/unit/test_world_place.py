@@ -55,6 +55,25 @@ def test_controls_add_up_to_where_the_camera_was() -> None:
     np.testing.assert_allclose(pose_BP[0].view(3, 4).numpy(), recording.pose_T44[last, :3], atol=2e-4)
 
 
+@pytest.mark.parametrize("way", [1.0, -1.0])
+def test_nobody_walks_beyond_the_ground_of_the_recording(way: float) -> None:
+    """Pushed along every axis for a thousand steps while turning: the camera stops at the edge. From the middle it moves."""
+    system, _, _ = made(*PLACED)
+    place, recording = place_of(system), system.data.recording
+    walked_T3 = poses_of(recording).reshape(-1, 3, 4)[:, :, 3]
+    held_BA = torch.full((1, len(recording.axes)), 2.0 * way)
+    pose_BP = system.pose_of(np.array([0]))
+    for _ in range(1000):
+        pose_BP = place.after(pose_BP, held_BA)
+        at_3 = pose_BP.view(3, 4)[:, 3].numpy()
+        assert (at_3 >= walked_T3.min(0)).all() and (at_3 <= walked_T3.max(0)).all()
+    turned_33 = pose_BP.view(3, 4)[:, :3]
+    torch.testing.assert_close(turned_33 @ turned_33.T, torch.eye(3), atol=1e-3, rtol=0.0)
+    middle_BP = pose_BP.clone()
+    middle_BP.view(3, 4)[:, 3] = torch.from_numpy((walked_T3.min(0) + walked_T3.max(0)) / 2)
+    assert not torch.equal(place.after(middle_BP, held_BA).view(3, 4)[:, 3], middle_BP.view(3, 4)[:, 3])
+
+
 def test_a_window_knows_the_pose_of_its_newest_frame_at_every_age() -> None:
     system, engine, feed = made(*PLACED)
     recording, batch = system.data.recording, feed.part(0)

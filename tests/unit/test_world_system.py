@@ -13,6 +13,7 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.recipes.world import controls, edm
+from seedbed.recipes.world.adversary import held_weight
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.evaluate import forced, free_run
@@ -94,6 +95,19 @@ def test_the_adversarys_pull_is_held_at_its_ratio() -> None:
     measured = engine.step(feed.part)
     assert isinstance(system, World)
     assert (system.weight[0] * measured["gradient_ratio"]).item() == pytest.approx(0.1, rel=1e-3)
+    for length, num in ((1, 8), (2, 4)):  # rows that may be judged; the error is the mean over all
+        _, frames, _, _ = system._errors(feed.part(0), Stage("adversarial", length))
+        assert len(frames.frame_B3HW) == num and frames.num_predicted == 8
+
+
+@pytest.mark.parametrize("num", [2, 8, 16])
+def test_however_few_are_judged_the_adversary_pulls_as_hard(num: int) -> None:
+    """Both pull at every pixel alike here: at a ratio of 0.3 the mean over those that are judged counts for 0.3 of the error."""
+    frame = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    judged = slice(0, num)
+    weight, against = held_weight(frame.mean(), frame[judged].mean(), frame, judged, num / 16, 0.3, lambda total: total)
+    assert against.item() == pytest.approx(1.0, rel=1e-5)
+    assert weight.item() == pytest.approx(0.3, rel=1e-5)
 
 
 def test_rollouts_are_work_under_way_and_no_part_of_the_model() -> None:

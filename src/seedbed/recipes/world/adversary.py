@@ -85,15 +85,21 @@ def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, a
 
 
 def held_weight(
-    error: Tensor, adversarial: Tensor, frame: Tensor, judged: slice, ratio: float, together: Callable[[Tensor], Tensor]
+    error: Tensor,
+    adversarial: Tensor,
+    frame: Tensor,
+    judged: slice,
+    share: float,
+    ratio: float,
+    together: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """The weight at which the adversary pulls at a frame `ratio` times as hard as the error does, and the pull unweighted.
+    """The weight at which the adversary pulls `ratio` times as hard as the error does, and the pull unweighted.
 
-    Measured where both meet, at the `judged` frames themselves: nothing of the generator has to be gone through twice.
-    `together` sums over ranks.
+    Measured where both meet, at the `judged` frames themselves: nothing of the generator has to be gone through twice. They are
+    a `share` of the frames of which the error is the mean, and pull for all of them. `together` sums over ranks.
     """
     (slope_error,) = torch.autograd.grad(error, frame, retain_graph=True)
     (slope_adversarial,) = torch.autograd.grad(adversarial, frame, retain_graph=True)
     pull, push = (together(slope[judged].square().sum()).sqrt() for slope in (slope_adversarial, slope_error))
-    against = pull / push.clamp_min(1e-12)
+    against = share * pull / push.clamp_min(1e-12)
     return (ratio / against.clamp_min(1e-6)).detach(), against.detach()

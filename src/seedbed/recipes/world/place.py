@@ -72,6 +72,7 @@ class Place(nn.Module):
     middle_3: Tensor
     reach_3: Tensor
     depth_D: Tensor
+    ground_23: Tensor
 
     def __init__(self, recording: Recording, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -82,13 +83,16 @@ class Place(nn.Module):
         for n, name in enumerate(MOTION):
             motion_A6[names.index(name), n] = recording.axes[names.index(name)].scale
         first, last = recording.spans("train")[0]
-        place_T3 = poses_of(recording)[first:last].reshape(-1, 3, 4)[:, :, 3].astype(np.float64)
+        walked_T3 = poses_of(recording).reshape(-1, 3, 4)[:, :, 3]
+        place_T3 = walked_T3[first:last].astype(np.float64)
         low_3, high_3 = place_T3.min(0), place_T3.max(0)
         unit = max(float((high_3 - low_3).max()) / 2, 1e-3)
         self.register_buffer("motion_A6", motion_A6)
         self.register_buffer("middle_3", torch.from_numpy((low_3 + high_3) / 2).float())
         self.register_buffer("reach_3", torch.from_numpy(np.maximum((high_3 - low_3) / 2, FLAT * unit)).float())
         self.register_buffer("depth_D", torch.from_numpy(unit * np.geomspace(NEAREST, FARTHEST, self.fine)).float())
+        ground_23 = np.stack((walked_T3.min(0), walked_T3.max(0)))
+        self.register_buffer("ground_23", torch.from_numpy(ground_23), persistent=False)
         self.planes = declare(nn.Parameter(torch.zeros(3, self.fine, CELLS, CELLS)), "scalar", lr_scale=FASTER)
         self.say, self.said = nn.Linear(self.fine, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
         self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
@@ -99,13 +103,14 @@ class Place(nn.Module):
             init_conv(layer, generator)  # type: ignore[arg-type]
 
     def after(self, pose_BP: Tensor, action_BA: Tensor) -> Tensor:
-        """The pose to which a scaled control leads, in float32."""
+        """The pose to which a scaled control leads, in float32; nobody walks beyond the ground of the recording."""
         with torch.autocast(pose_BP.device.type, enabled=False):
             motion_B6 = action_BA.float() @ self.motion_A6
             before_B34 = pose_BP.unflatten(1, (3, 4))
             turned_B33 = before_B34[:, :, :3] @ turn(motion_B6[:, 3:])
             place_B31 = before_B34[:, :, 3:] + before_B34[:, :, :3] @ motion_B6[:, :3, None]
-            return torch.cat((turned_B33, place_B31), dim=2).flatten(1)
+            low_31, high_31 = self.ground_23[:, :, None]
+            return torch.cat((turned_B33, place_B31.maximum(low_31).minimum(high_31)), dim=2).flatten(1)
 
     def look(self, pose_BP: Tensor) -> Tensor:
         """What is seen from these poses (B, F, H, W): features, how far, how much of nothing, whereto and wherefrom."""

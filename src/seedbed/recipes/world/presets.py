@@ -48,7 +48,7 @@ class ModelConfig:
     closed: float = number(0.25, low=0.0, high=1.0)
     rollout: int = number(32, low=1, high=64)
     adversarial: float = number(NEVER, low=0.0, high=1.0)
-    ratio: float = number(0.1, low=0.0, high=10.0)
+    ratio: float = number(0.3, low=0.0, high=10.0)
     gamma: float = number(0.5, low=0.0, high=1000.0)
     critic_lr: float = number(0.3, low=0.001, high=100.0)
     warm_critic: int = number(500, low=0)
@@ -117,7 +117,7 @@ def box64() -> Config:
     `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.6),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.5),
         DataConfig(recording="box", frames=120_000),
     )
 
@@ -139,7 +139,7 @@ def doom() -> Config:
     data.recording=FOLDER.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.6),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.5),
         DataConfig(recording="doom", frames=24_000),
     )
 
@@ -171,7 +171,7 @@ def mine() -> Config:
 
     `seedbed data prepare PATH --out DIR`, then `seedbed train world/mine data.recording=DIR` on one GPU.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.7), DataConfig(recording="recording"))
+    return _on_gpu(ModelConfig(size="5m", adversarial=0.5), DataConfig(recording="recording"))
 
 
 def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:

@@ -43,6 +43,7 @@ class Made(NamedTuple):
     target_B3HW: Tensor
     memory_BMHW: Tensor
     action_BA: Tensor
+    num_predicted: int  # frames of the step in all
 
 
 class World(Emulator):
@@ -106,7 +107,8 @@ class World(Emulator):
         frame_B3HW = self.net(seen, window.action_BA, level_B, self.noises.own(window))
         rows = slice(0 if going is None else len(level_B) - len(going.index_B), None)
         # One tensor for the error and the adversary: the weight of both is measured at it.
-        made = Made(frame_B3HW[rows], window.target_B3HW[rows], window.memory.tensors()["m1"][rows], window.action_BA[rows])
+        known = (window.memory.tensors()["m1"][rows], window.action_BA[rows])
+        made = Made(frame_B3HW[rows], window.target_B3HW[rows], *known, len(level_B))
         first = slice(0, rows.start or None)
         closed = l1(made.frame_B3HW, made.target_B3HW)
         opened = closed if going is None else l1(frame_B3HW[first], window.target_B3HW[first])
@@ -118,13 +120,14 @@ class World(Emulator):
     def _contest(self, critic: adversary.Critic, error: Tensor, made: Made, stage: Stage, engine: Engine) -> dict[str, Tensor]:
         """Both players' turns on some of the frames made, at all ages; the generator keeps its error as the main thing."""
         model, judged = self.config.model, slice(0, max(1, 2 * len(made.frame_B3HW) // adversary.ONE_IN))
-        fake, real, memory, action = (column[judged] for column in made)
+        fake, real, memory, action = (column[judged] for column in made[:4])
         with full_precision(real.device):
             facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        weight, against = adversary.held_weight(error, wish, made.frame_B3HW, judged, model.ratio, engine.together)
+        share = len(fake) / made.num_predicted
+        weight, against = adversary.held_weight(error, wish, made.frame_B3HW, judged, share, model.ratio, engine.together)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
