@@ -15,7 +15,7 @@ from seedbed.recipes import find
 from seedbed.recipes.world import objective
 from seedbed.recipes.world.controls import held, raw_action
 from seedbed.recipes.world.evaluate import free_run
-from seedbed.recipes.world.examine import action_swap, examine, one_walk
+from seedbed.recipes.world.examine import action_swap, examine, one_walk, table
 from seedbed.recipes.world.objective import open_window, rows_of
 from seedbed.recipes.world.place import NUMBERS, Place, poses_of, turn
 from seedbed.recipes.world.stages import Stage
@@ -160,6 +160,51 @@ def test_nearer_points_hide_farther_ones() -> None:
     torch.testing.assert_close(seen[:, -6:-3].norm(dim=1), torch.ones_like(seen[:, 0]), atol=1e-5, rtol=0)
 
 
+def tilted(pitch: float, yaw: float) -> torch.Tensor:
+    """A pose that looks down by `pitch`."""
+    turned_33 = poses.exp(np.array([[0.0, 0.0, yaw]]))[0] @ poses.exp(np.array([[0.0, pitch, 0.0]]))[0]
+    return torch.cat((torch.from_numpy(turned_33).float(), torch.ones(3, 1)), dim=1)[None]
+
+
+@pytest.mark.parametrize("pitch", [-0.6, 0.0, 0.4])
+def test_a_lens_turns_or_shifts_the_picture(pitch: float) -> None:
+    """At birth it is a pinhole. Where looking down only shifts the picture, columns stay upright and the middle is the same."""
+    place = place_of(made(*PLACED)[0])
+    pose_B34 = tilted(pitch, 0.7)
+    with torch.no_grad():
+        pinhole, eye = place._rays(pose_B34)
+        seen = torch.einsum("ij,ihw->jhw", pose_B34[0, :, :3], pinhole[0])  # as the camera has it
+        assert torch.equal(eye[0], pose_B34[0, :, 3] - place.middle_3)
+        torch.testing.assert_close((seen[1] / seen[0])[0], (seen[1] / seen[0])[-1])
+        assert (seen[1] / seen[0])[0, 0].item() == pytest.approx(0.767 * 3 / 4, rel=1e-5)  # the middle of the first of four
+        assert place.lens() == {"across": 75.0, "down": 75.0, "shifts": 0.0}
+        place.lens_3[2] = 1.0
+        shifted, _ = place._rays(pose_B34)
+    torch.testing.assert_close(shifted.norm(dim=1), torch.ones_like(shifted[:, 0]))
+    flat = shifted[0, :2] / shifted[0, :2].norm(dim=0)
+    torch.testing.assert_close(flat, flat[:, :1].expand_as(flat), msg="columns lean")
+    rise = shifted[0, 2] / (shifted[0, :2] * pose_B34[0, :2, 0, None, None] / math.cos(pitch)).sum(0)
+    assert rise.mean().item() == pytest.approx(-math.tan(pitch), abs=1e-5)
+
+
+def test_the_lens_is_learned() -> None:
+    """Views of a lens that is half as wide again and shifts, from a map that is known: the lens is found from the pictures."""
+    place = place_of(made(*PLACED)[0])
+    spread(place, 0.2)
+    pose_BP = torch.cat([tilted(pitch, yaw).flatten(1) for pitch in (-0.5, -0.2, 0.3, 0.6) for yaw in (0.0, 1.0, 2.0, 3.0)])
+    with torch.no_grad():
+        place.lens_3.copy_(torch.tensor([0.2, 0.3, 0.8]))
+        target = place.look(pose_BP)[:, :-8]
+        place.lens_3.zero_()
+    optimizer = torch.optim.Adam([place.lens_3], lr=0.03)
+    for _ in range(120):
+        loss = (place.look(pose_BP)[:, :-8] - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(place.lens_3.detach(), torch.tensor([0.2, 0.3, 0.8]), atol=0.03, rtol=0.0)
+
+
 def test_a_place_can_be_learned_from_poses_alone() -> None:
     """Twelve views, memories hidden: the error falls to a fraction of what the mean picture has."""
     system, _, _ = made(*PLACED)
@@ -182,6 +227,7 @@ def test_a_place_can_be_learned_from_poses_alone() -> None:
 def test_the_whole_examination_and_the_denoiser_know_the_way() -> None:
     system, _, _ = made(*PLACED)
     found = examine(system, valid(system), None, 3)
+    assert "75 degrees across, 75 down; 0% of looking up or down shifts" in table(found)
     assert set(found["horizons"]) >= {"1", "4", "16"} and found["turning"]["steps_of_a_circle"] > 4
     _, engine, feed = made(*PLACED, preset="edm")
     engine.variant = Stage("closed", 2)

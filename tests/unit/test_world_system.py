@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import NoHost, assert_same_end, kinds, newest, resume, rows, start, stop_at
 from world_samples import TINY, Oracle, config_of, made, valid
 
@@ -13,7 +14,7 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.recipes.world import controls, edm
-from seedbed.recipes.world.adversary import held_weight
+from seedbed.recipes.world.adversary import Critic, critic_loss, held_weight
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.evaluate import forced, free_run
@@ -100,12 +101,39 @@ def test_the_adversarys_pull_is_held_at_its_ratio() -> None:
         assert len(frames.frame_B3HW) == num and frames.num_predicted == 8
 
 
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 50.0])
+def test_the_critics_penalty_has_the_gradient_of_twice_backward(gamma: float) -> None:
+    """R1 and R2 by their definition, in float64; the recipe carries the slope forward instead."""
+    generator = torch.Generator().manual_seed(3)
+    critic = Critic(5, 3, 1.0).double()
+    critic.init_weights(generator)
+    with torch.no_grad():
+        for param in critic.parameters():  # no weight is zero, as some are at birth
+            param += 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64)
+    shapes = ((4, 3, 16, 16), (4, 3, 16, 16), (4, 12, 16, 16), (4, 5))
+    real, fake, memory, action = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    found = critic_loss(critic, real, fake, memory, action, gamma)
+    scores, squares = [], []
+    for frame in (real.requires_grad_(), fake.requires_grad_()):
+        scores.append(critic(frame, memory, action).x)
+        (slope,) = torch.autograd.grad(scores[-1].sum(), frame, create_graph=True)
+        squares.append(slope.square().sum((1, 2, 3)).mean())
+    asked = F.softplus(scores[1] - scores[0]).mean() + 0.5 * gamma * (squares[0] + squares[1])
+    torch.testing.assert_close(found["loss_critic"], asked)
+    torch.testing.assert_close((found["r1"], found["r2"]), tuple(squares))
+    params = list(critic.parameters())
+    mine, theirs = (torch.autograd.grad(loss, params) for loss in (found["loss_critic"], asked))
+    torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("num", [2, 8, 16])
 def test_however_few_are_judged_the_adversary_pulls_as_hard(num: int) -> None:
     """Both pull at every pixel alike here: at a ratio of 0.3 the mean over those that are judged counts for 0.3 of the error."""
     frame = torch.randn(16, 3, 4, 4, generator=torch.Generator().manual_seed(1)).requires_grad_()
     judged = slice(0, num)
-    weight, against = held_weight(frame.mean(), frame[judged].mean(), frame, judged, num / 16, 0.3, lambda total: total)
+    means = frame.mean(), frame[judged].mean()
+    weight, against, slope = held_weight(*means, frame, judged, num / 16, 0.3, lambda total: total)
+    torch.testing.assert_close(slope, torch.autograd.grad(frame[judged].mean(), frame)[0])
     assert against.item() == pytest.approx(1.0, rel=1e-5)
     assert weight.item() == pytest.approx(0.3, rel=1e-5)
 

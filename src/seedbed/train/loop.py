@@ -388,7 +388,8 @@ def _log(job: Job, step: int, measured: dict[str, float], rate: float) -> None:
     items = job.items - (job.step - step) * job.config.batch
     progress = items / job.total_items
     meant = multiplier(job.config.schedule, progress)
-    groups = {g.name: g.lr * meant for o in job.engine.optimizers.values() for g in o.groups}
+    players = job.engine.optimizers.items()
+    groups = {g.name if who == "main" else f"{who}.{g.name}": g.lr * meant for who, o in players for g in o.groups}
     row = {"step": step, **measured, "lr": next(iter(groups.values())), "lrs": groups, "items": items}
     if job.data.train.num_items:
         row["epoch"] = round(items / job.data.train.num_items, 4)

@@ -7,17 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.cells import init_conv, leaky
+from seedbed.nn.cells import SLOPE, init_conv, leaky
 from seedbed.nn.groups import declare
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256
 ONE_IN = 8  # rows of a batch that it judges: with its slopes it costs many times what the generator does
+
+
+class Both(NamedTuple):
+    """Numbers, and how they change along a direction in which the frame is moved, where somebody asks."""
+
+    x: Tensor
+    along: Tensor | None
+
+    def through(self, conv: nn.Module) -> Both:
+        assert isinstance(conv, nn.Conv2d)
+        along = None if self.along is None else F.conv2d(self.along, conv.weight, padding=conv.padding)  # type: ignore[arg-type]
+        return Both(conv(self.x), along)
+
+    def bent(self) -> Both:
+        return Both(leaky(self.x), None if self.along is None else torch.where(self.x > 0, self.along, SLOPE * self.along))
+
+    def halved(self) -> Both:
+        return Both(F.avg_pool2d(self.x, 2), None if self.along is None else F.avg_pool2d(self.along, 2))
+
+    def plus(self, other: Both) -> Both:
+        return Both(self.x + other.x, None if self.along is None or other.along is None else self.along + other.along)
 
 
 class Block(nn.Module):
@@ -33,9 +55,8 @@ class Block(nn.Module):
         init_conv(self.second, generator, 0.0)
         init_conv(self.short, generator)
 
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        x_BCHW = self.short(x_BCHW) + self.second(leaky(self.first(leaky(x_BCHW))))
-        return F.avg_pool2d(x_BCHW, 2)
+    def forward(self, x: Both) -> Both:
+        return x.through(self.short).plus(x.bent().through(self.first).bent().through(self.second)).halved()
 
 
 class Critic(nn.Module):
@@ -56,32 +77,41 @@ class Critic(nn.Module):
         init_conv(self.enter, generator)
         init_conv(self.score, generator)
 
-    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor) -> Tensor:
+    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor, along: Tensor | None = None) -> Both:
+        """(B,) scores, and how they change when the frames are moved along a direction."""
         recent = memory_BMHW[:, -3 * REMEMBERED :]
         planes = action_BA[:, :, None, None].expand(-1, -1, *frame_B3HW.shape[-2:])
         # Candidates differ by little from the last frame: the critic is given the difference.
-        x = self.enter(torch.cat((frame_B3HW - recent[:, -3:], recent, planes), dim=1))
+        x = torch.cat((frame_B3HW - recent[:, -3:], recent, planes), dim=1)
+        both = Both(x, None if along is None else F.pad(along, (0, 0, 0, 0, 0, x.shape[1] - 3))).through(self.enter)
         for block in self.blocks:
-            x = block(x)
-        return self.score(leaky(x)).mean((1, 2, 3))
+            both = block(both)
+        x, along = both.bent().through(self.score)
+        return Both(x.mean((1, 2, 3)), None if along is None else along.mean((1, 2, 3)))
 
 
 def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, action: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Relativistic logistic loss of pairs, and penalties on the slope at real and at dreamed frames (R1, R2)."""
-    real, fake = real.detach().requires_grad_(), fake.detach().requires_grad_()
-    real_B, fake_B = critic(real, memory, action), critic(fake, memory, action)
-    (slope_real,) = torch.autograd.grad(real_B.sum(), real, create_graph=True)
-    (slope_fake,) = torch.autograd.grad(fake_B.sum(), fake, create_graph=True)
-    r1, r2 = (slope.square().sum((1, 2, 3)).mean() for slope in (slope_real, slope_fake))
+    """Relativistic logistic loss of pairs, and penalties on the slope at real and at dreamed frames (R1, R2).
+
+    The penalty's gradient is that of the scores' change along the slope, the slope held fixed, which is carried beside the
+    scores. Twice backward would give the same by convolutions whose kernels are as large as the picture.
+    """
+    both, known = torch.cat((real, fake)).detach().requires_grad_(), (memory.repeat(2, 1, 1, 1), action.repeat(2, 1))
+    (slope,) = torch.autograd.grad(critic(both, *known).x.sum(), both)
+    score, change = critic(both.detach(), *known, slope)
+    r1, r2 = slope.square().sum((1, 2, 3)).view(2, -1).mean(1)
+    real_B, fake_B = score.chunk(2)
     margin_B = real_B - fake_B
-    loss = F.softplus(-margin_B).mean() + 0.5 * gamma * (r1 + r2)
+    along = 2.0 * change.mean()  # half of the mean over each kind; the change along the slope is the slope's square
+    loss = F.softplus(-margin_B).mean() + 0.5 * gamma * (r1 + r2) + gamma * (along - along.detach())
     won = (margin_B > 0).float().mean()
     return {"loss_critic": loss, "critic_won": won, "critic_margin": margin_B.mean(), "r1": r1, "r2": r2}
 
 
 def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, action: Tensor) -> Tensor:
     """What the generator wants: that its frame looks more real than the true one."""
-    return F.softplus(critic(real, memory, action) - critic(fake, memory, action)).mean()
+    real_B, fake_B = critic(torch.cat((real, fake)), memory.repeat(2, 1, 1, 1), action.repeat(2, 1)).x.chunk(2)
+    return F.softplus(real_B - fake_B).mean()
 
 
 def held_weight(
@@ -92,14 +122,14 @@ def held_weight(
     share: float,
     ratio: float,
     together: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """The weight at which the adversary pulls `ratio` times as hard as the error does, and the pull unweighted.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weight at which the adversary pulls `ratio` times as hard as the error does, the pull unweighted, and its slope.
 
     Measured where both meet, at the `judged` frames themselves: nothing of the generator has to be gone through twice. They are
     a `share` of the frames of which the error is the mean, and pull for all of them. `together` sums over ranks.
     """
     (slope_error,) = torch.autograd.grad(error, frame, retain_graph=True)
-    (slope_adversarial,) = torch.autograd.grad(adversarial, frame, retain_graph=True)
+    (slope_adversarial,) = torch.autograd.grad(adversarial, frame)
     pull, push = (together(slope[judged].square().sum()).sqrt() for slope in (slope_adversarial, slope_error))
     against = share * pull / push.clamp_min(1e-12)
-    return (ratio / against.clamp_min(1e-6)).detach(), against.detach()
+    return (ratio / against.clamp_min(1e-6)).detach(), against.detach(), slope_adversarial

@@ -48,6 +48,7 @@ def examine(system: Emulator, source: WindowsOfPlay, folder: Path | None = None,
             "levels": {str(level): _psnr_at(system, near, 16, level) for level in LEVELS},
             "frames_per_s": frames_per_second(system, near),
         }
+    found["lens"] = None if system.trunk.place is None else system.trunk.place.lens()
     found["worst_control"] = controls.worst_accuracy(found["controls"])
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -225,6 +226,12 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         after = ", ".join(f"{v:.2f}" for v in around["psnr_after"])
         lines.append(
             f"After 1, 2, 3 full turns {after} dB to the first frame; half a turn away {around['psnr_of_half_a_circle']:.2f}."
+        )
+    if found["lens"]:
+        lens = found["lens"]
+        lines.append(
+            f"The lens as it was learned: {lens['across']:.0f} degrees across, {lens['down']:.0f} down; "
+            f"{lens['shifts']:.0%} of looking up or down shifts the picture, the rest turns it."
         )
     if found["recovery"]:
         lines.append(f"Spoiled patches: {found['recovery']['share']:.0%} recovered within {RECOVERS} frames.")

@@ -5,6 +5,8 @@ Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D depths, N po
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -22,8 +24,9 @@ MOTION = ("x", "y", "z", "roll", "pitch", "yaw")
 COARSE = 4
 # Points along a ray, nearer ones closer together, in units of half the ground that was walked.
 NEAREST, FARTHEST = 0.03, 2.2
-# Half the longer side of the picture at distance one. What the lens really is, the network makes up for.
+# Half the longer side of the picture at distance one, as a first guess: what the lens really is, is learned.
 OPENING = 0.767
+LEVEL = 0.1  # a camera that looks almost straight down counts as one that looks this much ahead
 # The map: cells along a side of its planes, and what a point of it says.
 CELLS, HIDDEN, SAID = 128, 32, 24
 # Features of a cell, and points along a ray: for networks with less than this many channels at their coarsest, and for others.
@@ -94,6 +97,8 @@ class Place(nn.Module):
         ground_23 = np.stack((walked_T3.min(0), walked_T3.max(0)))
         self.register_buffer("ground_23", torch.from_numpy(ground_23), persistent=False)
         self.planes = declare(nn.Parameter(torch.zeros(3, self.fine, CELLS, CELLS)), "scalar", lr_scale=FASTER)
+        # How much wider the lens is across and down, as logarithms, and how much of looking up or down is a shift of the picture.
+        self.lens_3 = declare(nn.Parameter(torch.zeros(3)), "scalar", lr_scale=FASTER)
         self.say, self.said = nn.Linear(self.fine, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
         self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
 
@@ -119,7 +124,11 @@ class Place(nn.Module):
             unit = self.depth_D[-1] / FARTHEST
             point_B3DHW = eye_B3[:, :, None, None, None] + self.depth_D[:, None, None] * ahead_B3HW[:, :, None]
             features_NC = self._features(point_B3DHW)
-        said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), self.fine, self.height, self.width))
+        said = (
+            self.said(leaky(self.say(features_NC)))
+            .float()
+            .unflatten(0, (len(pose_BP), len(self.depth_D), self.height, self.width))
+        )
         step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
         open_BDHW = (-THICK * step_D11 * F.softplus(said[..., 0] - 1.0)).cumsum(1).exp()
         before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
@@ -139,13 +148,22 @@ class Place(nn.Module):
         return self.enter[scale](seen_BFHW)
 
     def _rays(self, pose_B34: Tensor) -> tuple[Tensor, Tensor]:
-        """Directions in the world, of length one, and eyes from the middle of the place."""
-        pixel, on = 2.0 * OPENING / max(self.height, self.width), pose_B34.device
+        """Directions in the world, of length one, and eyes from the middle of the place.
+
+        A camera turns its picture when it looks up or down. Games of the old kind shift it instead, and walls stay upright:
+        rays then rise with the tangent of the angle, and their columns stand on the ground.
+        """
+        on, pixel = pose_B34.device, 2.0 * OPENING / max(self.height, self.width)
         left_W = pixel * (0.5 * (self.width - 1) - torch.arange(self.width, device=on, dtype=torch.float32))
         up_H1 = pixel * (0.5 * (self.height - 1) - torch.arange(self.height, device=on, dtype=torch.float32))[:, None]
-        forward, left, up = (pose_B34[:, :, n, None, None] for n in range(3))
-        ahead_B3HW = (forward + left * left_W + up * up_H1) / (1.0 + left_W.square() + up_H1.square()).sqrt()
-        return ahead_B3HW, pose_B34[:, :, 3] - self.middle_3
+        across, down = self.lens_3[:2].exp()
+        forward_B3, left_B3, up_B3, place_B3 = pose_B34.unbind(2)
+        level_B1 = forward_B3[:, :2].square().sum(1, keepdim=True).sqrt().clamp_min(LEVEL)
+        forward_B3 = forward_B3 * (1.0 + self.lens_3[2] * (1.0 / level_B1 - 1.0))
+        up_B3 = up_B3 + self.lens_3[2] * (torch.eye(3, device=on)[2] - up_B3)
+        forward, left, up = (side[:, :, None, None] for side in (forward_B3, left_B3, up_B3))
+        ahead_B3HW = forward + left * (across * left_W) + up * (down * up_H1)
+        return ahead_B3HW / ahead_B3HW.square().sum(1, keepdim=True).sqrt(), place_B3 - self.middle_3
 
     def _features(self, point_B3DHW: Tensor) -> Tensor:
         """The sum of the three planes' features at every point (N, C)."""
@@ -157,6 +175,14 @@ class Place(nn.Module):
         for plane_1CKK, pair in zip(self.planes.split(1), ((x, y), (x, z), (y, z)), strict=True):
             total = total + F.grid_sample(plane_1CKK, torch.stack(pair, dim=-1), padding_mode="border", align_corners=False)
         return total[0, :, :, 0].T
+
+    def lens(self) -> dict[str, float]:
+        """What was learned of it: degrees across and down, and how much of looking up or down shifts the picture."""
+        across, down, shifts = self.lens_3.double().cpu().tolist()
+        sides = ((across, self.width), (down, self.height))
+        halves = (OPENING * math.exp(wider) * side / max(self.height, self.width) for wider, side in sides)
+        across, down = (math.degrees(2.0 * math.atan(half)) for half in halves)
+        return {"across": round(across, 1), "down": round(down, 1), "shifts": round(shifts, 3)}
 
     def flops(self, positions: list[int]) -> float:
         """Of a picture: products only; `positions` by scale."""

@@ -127,12 +127,14 @@ class World(Emulator):
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
         share = len(fake) / made.num_predicted
-        weight, against = adversary.held_weight(error, wish, made.frame_B3HW, judged, share, model.ratio, engine.together)
+        held = adversary.held_weight(error, wish, made.frame_B3HW, judged, share, model.ratio, engine.together)
+        weight, against, slope = held
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
             self.weight.copy_(torch.stack((self.weight[0] * keep + weight * (1.0 - keep), self.weight[1] + 1.0)))
-            error = error + stage.balance * self.weight[0].detach() * wish
+            # The critic has been gone through: what it wants of the frames is a slope.
+            error = error + stage.balance * self.weight[0].detach() * (slope * made.frame_B3HW).sum()
         engine.descend(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
