@@ -31,13 +31,14 @@ from seedbed.recipes.world.examine import examine, table
 from seedbed.recipes.world.stages import Stage
 from seedbed.track.run import Run
 
-# One thing more in every row. Noise and closed loop come from the preset where a row does not take them away.
+# One thing more in every row. Noise and closed loop come from the preset where a row does not take them away; not every preset has
+# an adversary.
 OFF = {"noise": "model.context_noise=0", "closed": "model.closed=1", "adversarial": "model.adversarial=1"}
 ROWS = {
     "open loop": [*OFF.values()],
     "+ noise": [OFF["closed"], OFF["adversarial"]],
     "+ closed loop": [OFF["adversarial"]],
-    "+ adversarial": [],
+    "+ adversarial": ["model.adversarial=0.5"],
 }
 OVER_COPY = {"doom": 3.0}
 SPEED_STAGES = [Stage("open", 1), Stage("closed", 32), Stage("adversarial", 32)]

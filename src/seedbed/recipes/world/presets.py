@@ -139,7 +139,7 @@ def doom() -> Config:
     data.recording=FOLDER.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.5),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64),
         DataConfig(recording="doom", frames=24_000),
     )
 
@@ -171,7 +171,7 @@ def mine() -> Config:
 
     `seedbed data prepare PATH --out DIR`, then `seedbed train world/mine data.recording=DIR` on one GPU.
     """
-    return _on_gpu(ModelConfig(size="5m", adversarial=0.5), DataConfig(recording="recording"))
+    return _on_gpu(ModelConfig(size="5m"), DataConfig(recording="recording"))
 
 
 def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
