@@ -55,23 +55,54 @@ def test_controls_add_up_to_where_the_camera_was() -> None:
     np.testing.assert_allclose(pose_BP[0].view(3, 4).numpy(), recording.pose_T44[last, :3], atol=2e-4)
 
 
+def test_every_recorded_step_may_be_walked() -> None:
+    """From true poses the ground changes nothing, bit for bit; nor does it where sums of controls differ a little."""
+    system, _, _ = made(*PLACED)
+    place, recording = place_of(system), system.data.recording
+    row_T = np.flatnonzero(~recording.last_T)
+    pose_TP, scaled_TA = system.pose_of(row_T), torch.from_numpy(recording.scaled()[row_T])
+    found_TP = place.after(pose_TP, scaled_TA)
+    assert 0 < place.walked_N.float().mean() < 1
+    place.walked_N = torch.ones_like(place.walked_N)
+    assert torch.equal(found_TP, place.after(pose_TP, scaled_TA))
+
+
 @pytest.mark.parametrize("way", [1.0, -1.0])
-def test_nobody_walks_beyond_the_ground_of_the_recording(way: float) -> None:
-    """Pushed along every axis for a thousand steps while turning: the camera stops at the edge. From the middle it moves."""
+def test_nobody_leaves_the_ground_of_the_recording(way: float) -> None:
+    """Pushed along every axis for a thousand steps while turning, from many places at once."""
     system, _, _ = made(*PLACED)
     place, recording = place_of(system), system.data.recording
     walked_T3 = poses_of(recording).reshape(-1, 3, 4)[:, :, 3]
-    held_BA = torch.full((1, len(recording.axes)), 2.0 * way)
-    pose_BP = system.pose_of(np.array([0]))
+    pose_BP = system.pose_of(np.arange(0, 300, 10))
+    held_BA = torch.full((len(pose_BP), len(recording.axes)), 2.0 * way)
+    moved = torch.zeros(len(pose_BP), dtype=torch.bool)
     for _ in range(1000):
-        pose_BP = place.after(pose_BP, held_BA)
-        at_3 = pose_BP.view(3, 4)[:, 3].numpy()
-        assert (at_3 >= walked_T3.min(0)).all() and (at_3 <= walked_T3.max(0)).all()
-    turned_33 = pose_BP.view(3, 4)[:, :3]
-    torch.testing.assert_close(turned_33 @ turned_33.T, torch.eye(3), atol=1e-3, rtol=0.0)
-    middle_BP = pose_BP.clone()
-    middle_BP.view(3, 4)[:, 3] = torch.from_numpy((walked_T3.min(0) + walked_T3.max(0)) / 2)
-    assert not torch.equal(place.after(middle_BP, held_BA).view(3, 4)[:, 3], middle_BP.view(3, 4)[:, 3])
+        before_BP, pose_BP = pose_BP, place.after(pose_BP, held_BA)
+        at_B3 = pose_BP.view(-1, 3, 4)[:, :, 3]
+        assert (at_B3.numpy() >= walked_T3.min(0)).all() and (at_B3.numpy() <= walked_T3.max(0)).all()
+        assert place.walked_N[place._tile(at_B3)].all()
+        moved |= (at_B3 != before_BP.view(-1, 3, 4)[:, :, 3]).any(1)
+    assert moved.all()
+    turned_B33 = pose_BP.view(-1, 3, 4)[:, :, :3]
+    torch.testing.assert_close(turned_B33 @ turned_B33.mT, torch.eye(3).expand_as(turned_B33), atol=1e-3, rtol=0.0)
+
+
+def test_one_slides_along_a_wall() -> None:
+    """A wall across the ground: what leads through it is left out, what leads along it is not."""
+    place = place_of(made(*PLACED)[0])
+    low_3, high_3 = place.ground_23
+    walked_KK = torch.ones(48, 48, dtype=torch.bool)
+    walked_KK[24:] = False
+    place.walked_N = walked_KK.flatten()
+    size_3, middle_3 = (high_3 - low_3) / 48, (low_3 + high_3) / 2
+    before = (middle_3 - size_3 * torch.tensor([0.1, 0.0, 0.0]))[None]
+    through, along = size_3 * torch.tensor([0.5, 0.0, 0.0]), size_3 * torch.tensor([0.0, 0.5, 0.0])
+    assert torch.equal(place._walk(before, before + through), before)
+    torch.testing.assert_close(place._walk(before, before + through + along), before + along)
+    torch.testing.assert_close(place._walk(before, before - through + along), before - through + along)
+    place.walked_N = walked_KK.T.flatten()
+    before = (middle_3 - size_3 * torch.tensor([0.0, 0.1, 0.0]))[None]
+    torch.testing.assert_close(place._walk(before, before + through + along), before + through)
 
 
 def test_a_window_knows_the_pose_of_its_newest_frame_at_every_age() -> None:

@@ -35,6 +35,8 @@ NARROW = 100
 INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
 FLAT = 0.1  # an axis that was walked less is taken as long as this share of the longest
 THICK = 10.0  # densities count per tenth of the unit
+TILES = 48  # of the ground, along a side: where somebody walked, one may walk
+EDGE = 0.02  # of a tile: so much may sums of controls differ from recorded places
 FASTER = 5.0  # cells are seen seldom, so they learn at this many times the rate
 
 
@@ -76,6 +78,7 @@ class Place(nn.Module):
     reach_3: Tensor
     depth_D: Tensor
     ground_23: Tensor
+    walked_N: Tensor
 
     def __init__(self, recording: Recording, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -94,8 +97,8 @@ class Place(nn.Module):
         self.register_buffer("middle_3", torch.from_numpy((low_3 + high_3) / 2).float())
         self.register_buffer("reach_3", torch.from_numpy(np.maximum((high_3 - low_3) / 2, FLAT * unit)).float())
         self.register_buffer("depth_D", torch.from_numpy(unit * np.geomspace(NEAREST, FARTHEST, self.fine)).float())
-        ground_23 = np.stack((walked_T3.min(0), walked_T3.max(0)))
-        self.register_buffer("ground_23", torch.from_numpy(ground_23), persistent=False)
+        self.register_buffer("ground_23", torch.from_numpy(np.stack((walked_T3.min(0), walked_T3.max(0)))), persistent=False)
+        self.register_buffer("walked_N", self._tiles(torch.from_numpy(walked_T3)), persistent=False)
         self.planes = declare(nn.Parameter(torch.zeros(3, self.fine, CELLS, CELLS)), "scalar", lr_scale=FASTER)
         # How much wider the lens is across and down, as logarithms, and how much of looking up or down is a shift of the picture.
         self.lens_3 = declare(nn.Parameter(torch.zeros(3)), "scalar", lr_scale=FASTER)
@@ -108,14 +111,39 @@ class Place(nn.Module):
             init_conv(layer, generator)  # type: ignore[arg-type]
 
     def after(self, pose_BP: Tensor, action_BA: Tensor) -> Tensor:
-        """The pose to which a scaled control leads, in float32; nobody walks beyond the ground of the recording."""
+        """The pose to which a scaled control leads, in float32; one walks where somebody walked in the recording."""
         with torch.autocast(pose_BP.device.type, enabled=False):
             motion_B6 = action_BA.float() @ self.motion_A6
             before_B34 = pose_BP.unflatten(1, (3, 4))
             turned_B33 = before_B34[:, :, :3] @ turn(motion_B6[:, 3:])
             place_B31 = before_B34[:, :, 3:] + before_B34[:, :, :3] @ motion_B6[:, :3, None]
-            low_31, high_31 = self.ground_23[:, :, None]
-            return torch.cat((turned_B33, place_B31.maximum(low_31).minimum(high_31)), dim=2).flatten(1)
+            place_B3 = self._walk(before_B34[:, :, 3], place_B31[:, :, 0])
+            return torch.cat((turned_B33, place_B3[:, :, None]), dim=2).flatten(1)
+
+    def _walk(self, from_B3: Tensor, to_B3: Tensor) -> Tensor:
+        """As far as the ground goes: along one axis of it where both at once lead off, and nowhere where neither does."""
+        to_B3 = to_B3.maximum(self.ground_23[0]).minimum(self.ground_23[1])
+        x_B3 = torch.cat((to_B3[:, :1], from_B3[:, 1:2], to_B3[:, 2:]), dim=1)
+        y_B3 = torch.cat((from_B3[:, :1], to_B3[:, 1:]), dim=1)
+        free_B1, x_B1, y_B1 = (self.walked_N[self._tile(place)][:, None] for place in (to_B3, x_B3, y_B3))
+        return torch.where(free_B1, to_B3, torch.where(x_B1, x_B3, torch.where(y_B1, y_B3, from_B3)))
+
+    def _tile(self, place_B3: Tensor) -> Tensor:
+        """(B,) the tile on which a place is."""
+        low_3, high_3 = self.ground_23
+        share_B3 = (place_B3 - low_3) / (high_3 - low_3).clamp_min(1e-6)
+        x_B, y_B, _ = (TILES * share_B3).clamp(0.0, TILES - 1.0).long().unbind(1)
+        return TILES * x_B + y_B
+
+    def _tiles(self, walked_T3: Tensor) -> Tensor:
+        """Which tiles somebody was on, or stepped over: gaps that others surround are filled."""
+        tiles_11KK = torch.zeros(1, 1, TILES, TILES)
+        size_3 = (self.ground_23[1] - self.ground_23[0]) / TILES
+        for x in (-EDGE, 0.0, EDGE):
+            for y in (-EDGE, 0.0, EDGE):
+                tiles_11KK.view(-1)[self._tile(walked_T3 + size_3 * torch.tensor([x, y, 0.0]))] = 1.0
+        wider_11KK = F.max_pool2d(tiles_11KK, 3, stride=1, padding=1)
+        return (-F.max_pool2d(-wider_11KK, 3, stride=1, padding=1)).flatten() > 0.5
 
     def look(self, pose_BP: Tensor) -> Tensor:
         """What is seen from these poses (B, F, H, W): features, how far, how much of nothing, whereto and wherefrom."""
