@@ -31,8 +31,8 @@ from seedbed.recipes.world.examine import examine, table
 from seedbed.recipes.world.stages import Stage
 from seedbed.track.run import Run
 
-# One thing more in every row. Noise and closed loop come from the preset where a row does not take them away; not every preset has
-# an adversary.
+# One thing more in every row. Noise and closed loop come from the preset where a row does not take them away; the adversary is
+# asked for, since not every preset has one.
 OFF = {"noise": "model.context_noise=0", "closed": "model.closed=1", "adversarial": "model.adversarial=1"}
 ROWS = {
     "open loop": [*OFF.values()],
