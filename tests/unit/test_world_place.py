@@ -255,6 +255,24 @@ def test_a_place_can_be_learned_from_poses_alone() -> None:
     assert loss < 0.35 * (target - target.mean(0)).abs().mean()
 
 
+@pytest.mark.parametrize("preset", ["demo", "edm"])
+def test_the_map_is_held_against_the_pictures_by_itself(preset: str) -> None:
+    """Its error moves the map and the lens and nothing of the network; it is that of the pictures the windows lead to."""
+    system, _, feed = made(*PLACED, preset=preset)
+    spread(system)
+    place = place_of(system)
+    window, _ = system.opened(feed.part(0), Stage("closed", 2))
+    measured: dict[str, torch.Tensor] = {}
+    error = system.with_map(torch.zeros(()), window, measured)
+    assert torch.equal(error.detach(), measured["loss_map"])
+    error.backward()
+    moved = {name for name, param in system.named_parameters() if param.grad is not None and param.grad.abs().max() > 0}
+    assert moved == {name for name, _ in system.named_parameters() if ".place." in name and ".enter." not in name}
+    pose_BP = place.after(window.memory.pose_BP[:2], window.action_BA[:2])
+    torch.testing.assert_close(place.error(pose_BP, window.target_B3HW[:2]), error)
+    assert place.error(pose_BP, window.target_B3HW[2:4]) != error
+
+
 def test_the_whole_examination_and_the_denoiser_know_the_way() -> None:
     system, _, _ = made(*PLACED)
     found = examine(system, valid(system), None, 3)

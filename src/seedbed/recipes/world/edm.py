@@ -124,7 +124,8 @@ class Denoiser(Emulator):
         copied = l1(window.memory.last[:kept], window.target_B3HW[:kept])
         measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
         measured["own_frames"] = torch.full_like(copied, stage.length)
-        return 0.5 * (opened + closed), going, self._fed_back(clean, seen, window, level_B), measured
+        loss = self.with_map(0.5 * (opened + closed), window, measured)
+        return loss, going, self._fed_back(clean, seen, window, level_B), measured
 
     @torch.no_grad()
     def _fed_back(self, clean: Tensor, seen: dict[str, Tensor], window: Window, level_B: Tensor) -> Tensor:
@@ -149,7 +150,7 @@ class Denoiser(Emulator):
         yield self.net
 
     def flops_per_item(self) -> float:
-        return 3.0 * self.net.flops(self.height, self.width) - self.net.input_flops(self.height, self.width)
+        return 3.0 * self.net.flops(self.height, self.width) - self.net.input_flops(self.height, self.width) + self.map_flops()
 
     def describe(self) -> dict[str, Any]:
         widths = " ".join(map(str, self.net.widths))

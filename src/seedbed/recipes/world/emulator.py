@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from seedbed.train.engine import Engine
     from seedbed.train.watch import Alarm
 
+MAPPED = 4  # one in so many predictions of a step is also held against the map alone
+
 
 def stage_of(engine: Engine | None) -> Stage:
     """The stage of the step that is being taken; checks take steps without one."""
@@ -110,6 +112,20 @@ class Emulator(System):
         going = self.rollouts.go_on(Rows(*(column[kept:] for column in given)), stage.length)
         joined = Rows(*(torch.cat((column[:kept], own)) for column, own in zip(given, going, strict=True)))
         return open_window(joined, self.layout, num), going
+
+    def with_map(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
+        """The error with that of the map alone, for some of the windows: a map is learned from both."""
+        place = self.trunk.place
+        if place is None or window.memory.pose_BP is None:
+            return error
+        rows = slice(0, max(1, len(window.index_B) // MAPPED))
+        mapped = place.error(place.after(window.memory.pose_BP[rows], window.action_BA[rows]), window.target_B3HW[rows])
+        measured["loss_map"] = mapped.detach()
+        return error + mapped
+
+    def map_flops(self) -> float:
+        """What the map alone costs an item, with its way back."""
+        return 0.0 if self.trunk.place is None else 3.0 * self.trunk.place.look_flops() / MAPPED
 
     @torch.no_grad()
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:

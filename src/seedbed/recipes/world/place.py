@@ -166,6 +166,14 @@ class Place(nn.Module):
         where_B3HW = (eye_B3 / unit)[:, :, None, None].expand_as(ahead_B3HW)
         return torch.cat((seen_BFHW, far_B1HW, open_BDHW[:, -1:], ahead_B3HW, where_B3HW), dim=1)
 
+    def error(self, pose_BP: Tensor, frame_B3HW: Tensor) -> Tensor:
+        """How far the map's own colours, its first three features, are from what was seen from these poses, in the mean.
+
+        Convolutions make up for a map whose walls stand a little wrong, and then it stays so. Alone it has to be right.
+        """
+        colour_B3HW = self.look(pose_BP)[:, :3]
+        return (colour_B3HW - F.avg_pool2d(frame_B3HW, COARSE)).abs().mean()
+
     def forward(self, seen_BFHW: Tensor, scale: int) -> Tensor:
         """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""
         factor = COARSE / 2 ** (scale + 1)
@@ -214,6 +222,7 @@ class Place(nn.Module):
 
     def flops(self, positions: list[int]) -> float:
         """Of a picture: products only; `positions` by scale."""
-        points = self.fine * self.height * self.width
-        entered = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
-        return entered + points * (linear_flops(self.say) + linear_flops(self.said))
+        return self.look_flops() + sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
+
+    def look_flops(self) -> float:
+        return self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))

@@ -115,7 +115,7 @@ class World(Emulator):
         copied = l1(window.memory.last[first], window.target_B3HW[first])
         measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
         measured["own_frames"] = torch.full_like(copied, stage.length)
-        return 0.5 * (opened + closed), made, going, measured
+        return self.with_map(0.5 * (opened + closed), window, measured), made, going, measured
 
     def _contest(self, critic: adversary.Critic, error: Tensor, made: Made, stage: Stage, engine: Engine) -> dict[str, Tensor]:
         """Both players' turns on some of the frames made, at all ages; the generator keeps its error as the main thing."""
@@ -149,7 +149,7 @@ class World(Emulator):
 
     def flops_per_item(self) -> float:
         """An item is a window; in every stage a step makes about one prediction for each."""
-        return self.net.flops_per_frame()
+        return self.net.flops_per_frame() + self.map_flops()
 
     def describe(self) -> dict[str, Any]:
         widths = " ".join(map(str, self.net.trunk.widths))
