@@ -231,7 +231,7 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         lens = found["lens"]
         lines.append(
             f"The lens as it was learned: {lens['across']:.0f} degrees across, {lens['down']:.0f} down; "
-            f"{lens['shifts']:.0%} of looking up or down shifts the picture, the rest turns it."
+            f"{round(lens['shifts'], 2) + 0.0:.0%} of looking up or down shifts the picture, the rest turns it."
         )
     if found["recovery"]:
         lines.append(f"Spoiled patches: {found['recovery']['share']:.0%} recovered within {RECOVERS} frames.")
