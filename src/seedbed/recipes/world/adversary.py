@@ -21,25 +21,25 @@ CHANNELS, MOST = 32, 256
 ONE_IN = 8  # rows of a batch that it judges: with its slopes it costs many times what the generator does
 
 
-class Both(NamedTuple):
+class Dual(NamedTuple):
     """Numbers, and how they change along a direction in which the frame is moved, where somebody asks."""
 
     x: Tensor
     along: Tensor | None
 
-    def through(self, conv: nn.Module) -> Both:
+    def through(self, conv: nn.Module) -> Dual:
         assert isinstance(conv, nn.Conv2d)
         along = None if self.along is None else F.conv2d(self.along, conv.weight, padding=conv.padding)  # type: ignore[arg-type]
-        return Both(conv(self.x), along)
+        return Dual(conv(self.x), along)
 
-    def bent(self) -> Both:
-        return Both(leaky(self.x), None if self.along is None else torch.where(self.x > 0, self.along, SLOPE * self.along))
+    def bent(self) -> Dual:
+        return Dual(leaky(self.x), None if self.along is None else torch.where(self.x > 0, self.along, SLOPE * self.along))
 
-    def halved(self) -> Both:
-        return Both(F.avg_pool2d(self.x, 2), None if self.along is None else F.avg_pool2d(self.along, 2))
+    def halved(self) -> Dual:
+        return Dual(F.avg_pool2d(self.x, 2), None if self.along is None else F.avg_pool2d(self.along, 2))
 
-    def plus(self, other: Both) -> Both:
-        return Both(self.x + other.x, None if self.along is None or other.along is None else self.along + other.along)
+    def plus(self, other: Dual) -> Dual:
+        return Dual(self.x + other.x, None if self.along is None or other.along is None else self.along + other.along)
 
 
 class Block(nn.Module):
@@ -55,7 +55,7 @@ class Block(nn.Module):
         init_conv(self.second, generator, 0.0)
         init_conv(self.short, generator)
 
-    def forward(self, x: Both) -> Both:
+    def forward(self, x: Dual) -> Dual:
         return x.through(self.short).plus(x.bent().through(self.first).bent().through(self.second)).halved()
 
 
@@ -77,17 +77,17 @@ class Critic(nn.Module):
         init_conv(self.enter, generator)
         init_conv(self.score, generator)
 
-    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor, along: Tensor | None = None) -> Both:
+    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor, along: Tensor | None = None) -> Dual:
         """(B,) scores, and how they change when the frames are moved along a direction."""
         recent = memory_BMHW[:, -3 * REMEMBERED :]
         planes = action_BA[:, :, None, None].expand(-1, -1, *frame_B3HW.shape[-2:])
         # Candidates differ by little from the last frame: the critic is given the difference.
         x = torch.cat((frame_B3HW - recent[:, -3:], recent, planes), dim=1)
-        both = Both(x, None if along is None else F.pad(along, (0, 0, 0, 0, 0, x.shape[1] - 3))).through(self.enter)
+        dual = Dual(x, None if along is None else F.pad(along, (0, 0, 0, 0, 0, x.shape[1] - 3))).through(self.enter)
         for block in self.blocks:
-            both = block(both)
-        x, along = both.bent().through(self.score)
-        return Both(x.mean((1, 2, 3)), None if along is None else along.mean((1, 2, 3)))
+            dual = block(dual)
+        x, along = dual.bent().through(self.score)
+        return Dual(x.mean((1, 2, 3)), None if along is None else along.mean((1, 2, 3)))
 
 
 def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, action: Tensor, gamma: float) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, acti
     r1, r2 = slope.square().sum((1, 2, 3)).view(2, -1).mean(1)
     real_B, fake_B = score.chunk(2)
     margin_B = real_B - fake_B
-    along = 2.0 * change.mean()  # half of the mean over each kind; the change along the slope is the slope's square
+    along = 2.0 * change.mean()  # the means over real and dreamed frames; its value is r1 + r2
     loss = F.softplus(-margin_B).mean() + 0.5 * gamma * (r1 + r2) + gamma * (along - along.detach())
     won = (margin_B > 0).float().mean()
     return {"loss_critic": loss, "critic_won": won, "critic_margin": margin_B.mean(), "r1": r1, "r2": r2}

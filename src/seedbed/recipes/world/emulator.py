@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.config import Config
@@ -20,8 +21,8 @@ from seedbed.recipes.world.evaluate import Judge
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, layout_of, widths_of
-from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, open_window, rows_of
-from seedbed.recipes.world.place import NUMBERS, Place, as_numbers
+from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, l1, open_window, rows_of
+from seedbed.recipes.world.place import COARSE, NUMBERS, Place, as_numbers
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.show import show
@@ -114,12 +115,16 @@ class Emulator(System):
         return open_window(joined, self.layout, num), going
 
     def with_map(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
-        """The error with that of the map alone, for some of the windows: a map is learned from both."""
+        """The error with that of the map alone, for some of the windows, which is measured too.
+
+        Convolutions make up for a map whose walls stand a little wrong, and then it stays so. Alone it has to be right.
+        """
         place = self.trunk.place
         if place is None or window.memory.pose_BP is None:
             return error
         rows = slice(None, None, MAPPED)  # the same ones, however many micro-batches there are
-        mapped = place.error(place.after(window.memory.pose_BP[rows], window.action_BA[rows]), window.target_B3HW[rows])
+        colour_B3HW = place.colours(place.after(window.memory.pose_BP[rows], window.action_BA[rows]))
+        mapped = l1(colour_B3HW, F.avg_pool2d(window.target_B3HW[rows], COARSE))
         measured["loss_map"] = mapped.detach()
         return error + mapped
 

@@ -152,11 +152,7 @@ class Place(nn.Module):
             unit = self.depth_D[-1] / FARTHEST
             point_B3DHW = eye_B3[:, :, None, None, None] + self.depth_D[:, None, None] * ahead_B3HW[:, :, None]
             features_NC = self._features(point_B3DHW)
-        said = (
-            self.said(leaky(self.say(features_NC)))
-            .float()
-            .unflatten(0, (len(pose_BP), len(self.depth_D), self.height, self.width))
-        )
+        said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), self.fine, self.height, self.width))
         step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
         open_BDHW = (-THICK * step_D11 * F.softplus(said[..., 0] - 1.0)).cumsum(1).exp()
         before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
@@ -166,13 +162,9 @@ class Place(nn.Module):
         where_B3HW = (eye_B3 / unit)[:, :, None, None].expand_as(ahead_B3HW)
         return torch.cat((seen_BFHW, far_B1HW, open_BDHW[:, -1:], ahead_B3HW, where_B3HW), dim=1)
 
-    def error(self, pose_BP: Tensor, frame_B3HW: Tensor) -> Tensor:
-        """How far the map's own colours, its first three features, are from what was seen from these poses, in the mean.
-
-        Convolutions make up for a map whose walls stand a little wrong, and then it stays so. Alone it has to be right.
-        """
-        colour_B3HW = self.look(pose_BP)[:, :3]
-        return (colour_B3HW - F.avg_pool2d(frame_B3HW, COARSE)).abs().mean()
+    def colours(self, pose_BP: Tensor) -> Tensor:
+        """The picture that the map shows without the network, one pixel a ray (B, 3, H, W): the first of its features."""
+        return self.look(pose_BP)[:, :3]
 
     def forward(self, seen_BFHW: Tensor, scale: int) -> Tensor:
         """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""

@@ -126,15 +126,14 @@ class World(Emulator):
         engine.descend(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
             wish = adversary.generator_loss(critic, real, fake, memory, action)
-        share = len(fake) / made.num_predicted
-        held = adversary.held_weight(error, wish, made.frame_B3HW, judged, share, model.ratio, engine.together)
-        weight, against, slope = held
+        frame, share = made.frame_B3HW, len(fake) / made.num_predicted
+        weight, against, slope = adversary.held_weight(error, wish, frame, judged, share, model.ratio, engine.together)
         if stage.name == "adversarial":
             # The first measurement counts whole, later ones are smoothed.
             keep = SMOOTH * (self.weight[1] > 0).float()
             self.weight.copy_(torch.stack((self.weight[0] * keep + weight * (1.0 - keep), self.weight[1] + 1.0)))
             # The critic has been gone through: what it wants of the frames is a slope.
-            error = error + stage.balance * self.weight[0].detach() * (slope * made.frame_B3HW).sum()
+            error = error + stage.balance * self.weight[0].detach() * (slope * frame).sum()
         engine.descend(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
