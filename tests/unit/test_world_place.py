@@ -184,10 +184,10 @@ def test_nearer_points_hide_farther_ones() -> None:
     pose_BP = system.pose_of(np.array([3, 9]))
     with torch.no_grad():
         place.said.bias[0], place.said.weight[0] = 1e4, 0.0
-        seen = place.look(pose_BP)
+        seen = place.look(pose_BP).features_BFHW
         assert seen[:, -8].sub(place.depth_D[0] * 2.2 / place.depth_D[-1]).abs().max() < 1e-6 and seen[:, -7].max() == 0
         place.said.bias[0] = -1e4
-        empty = place.look(pose_BP)
+        empty = place.look(pose_BP).features_BFHW
         assert (empty[:, :-8] == 0).all() and (empty[:, -7] == 1).all()
     torch.testing.assert_close(seen[:, -6:-3].norm(dim=1), torch.ones_like(seen[:, 0]), atol=1e-5, rtol=0)
 
@@ -210,7 +210,7 @@ def test_a_lens_turns_or_shifts_the_picture(pitch: float) -> None:
         torch.testing.assert_close((seen[1] / seen[0])[0], (seen[1] / seen[0])[-1])
         assert (seen[1] / seen[0])[0, 0].item() == pytest.approx(0.767 * 3 / 4, rel=1e-5)  # the middle of the first of four
         assert place.lens() == {"across": 75.0, "down": 75.0, "shifts": 0.0}
-        place.lens_3[2] = 1.0
+        place.lens_4[2] = 1.0
         shifted, _ = place._rays(pose_B34)
     torch.testing.assert_close(shifted.norm(dim=1), torch.ones_like(shifted[:, 0]))
     flat = shifted[0, :2] / shifted[0, :2].norm(dim=0)
@@ -221,20 +221,20 @@ def test_a_lens_turns_or_shifts_the_picture(pitch: float) -> None:
 
 def test_the_lens_is_learned() -> None:
     """Views of a lens that is half as wide again and shifts, from a map that is known: the lens is found from the pictures."""
-    place = place_of(made(*PLACED)[0])
+    place, true = place_of(made(*PLACED)[0]), [0.2, 0.3, 0.8, 0.2]
     spread(place, 0.2)
     pose_BP = torch.cat([tilted(pitch, yaw).flatten(1) for pitch in (-0.5, -0.2, 0.3, 0.6) for yaw in (0.0, 1.0, 2.0, 3.0)])
     with torch.no_grad():
-        place.lens_3.copy_(torch.tensor([0.2, 0.3, 0.8]))
-        target = place.look(pose_BP)[:, :-8]
-        place.lens_3.zero_()
-    optimizer = torch.optim.Adam([place.lens_3], lr=0.03)
+        place.lens_4.copy_(torch.tensor(true))
+        target = place.look(pose_BP).features_BFHW[:, :-8]
+        place.lens_4.zero_()
+    optimizer = torch.optim.Adam([place.lens_4], lr=0.03)
     for _ in range(120):
-        loss = (place.look(pose_BP)[:, :-8] - target).square().mean()
+        loss = (place.look(pose_BP).features_BFHW[:, :-8] - target).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    torch.testing.assert_close(place.lens_3.detach(), torch.tensor([0.2, 0.3, 0.8]), atol=0.03, rtol=0.0)
+    torch.testing.assert_close(place.lens_4.detach(), torch.tensor(true), atol=0.03, rtol=0.0)
 
 
 def test_a_place_can_be_learned_from_poses_alone() -> None:
@@ -270,7 +270,7 @@ def test_the_map_is_held_against_the_pictures_by_itself(preset: str) -> None:
     moved = {name for name, param in system.named_parameters() if param.grad is not None and param.grad.abs().max() > 0}
     assert moved == {name for name, _ in system.named_parameters() if ".place." in name and ".enter." not in name}
     pose_BP = place.after(window.memory.pose_BP[::4], window.action_BA[::4])
-    shown, true = place.colours(pose_BP), F.avg_pool2d(window.target_B3HW, 4)
+    shown, true = place(pose_BP)[0], F.avg_pool2d(window.target_B3HW, 4)
     torch.testing.assert_close((shown - true[::4]).abs().mean(), error)
     assert (shown - true[1::4]).abs().mean() != error
 

@@ -5,13 +5,12 @@ Shape suffixes: B windows, A control axes, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.nn import dice
@@ -81,7 +80,7 @@ class Denoiser(Emulator):
         memory = {**seen, "m1": torch.cat((by.enter * noisy, seen["m1"] / DATA_VARIANCE**0.5), dim=1)}
         numbers_BN = torch.cat((action_BA, level_B[:, None], by.told[:, None]), dim=1)
         still = torch.zeros_like(noisy[:, :1])
-        said = F.pixel_shuffle(self.net(memory, numbers_BN, still).float(), 2)
+        said = F.pixel_shuffle(self.net(memory, numbers_BN, still)[0].float(), 2)
         return by.skip * noisy + by.out * said, said
 
     def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
@@ -145,9 +144,6 @@ class Denoiser(Emulator):
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset
 
     # ---- for the loop ----------------------------------------------------------------------------------------------
-
-    def compile_units(self) -> Iterator[nn.Module]:
-        yield self.net
 
     def flops_per_item(self) -> float:
         return 3.0 * self.net.flops(self.height, self.width) - self.net.input_flops(self.height, self.width) + self.map_flops()

@@ -5,13 +5,14 @@ Shape suffixes: B windows, A control axes, H W pixels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.feed import Source
@@ -123,14 +124,22 @@ class Emulator(System):
         if place is None or window.memory.pose_BP is None:
             return error
         rows = slice(None, None, MAPPED)  # the same ones, however many micro-batches there are
-        colour_B3HW = place.colours(place.after(window.memory.pose_BP[rows], window.action_BA[rows]))
-        mapped = l1(colour_B3HW, F.avg_pool2d(window.target_B3HW[rows], COARSE))
+        target_B3HW = window.target_B3HW[rows]
+        coarse_B3HW, picture_B3HW = place(place.after(window.memory.pose_BP[rows], window.action_BA[rows]))
+        mapped = l1(coarse_B3HW, F.avg_pool2d(target_B3HW, COARSE))
+        if picture_B3HW is not None:
+            mapped = mapped + l1(picture_B3HW, target_B3HW)
         measured["loss_map"] = mapped.detach()
         return error + mapped
 
     def map_flops(self) -> float:
         """What the map alone costs an item, with its way back."""
         return 0.0 if self.trunk.place is None else 3.0 * self.trunk.place.look_flops() / MAPPED
+
+    def compile_units(self) -> Iterator[nn.Module]:
+        yield self.get_submodule("net")
+        if self.trunk.place is not None:
+            yield self.trunk.place
 
     @torch.no_grad()
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:

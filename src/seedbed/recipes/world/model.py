@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seedbed.errors import UserError
 from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
 from seedbed.recipes.world.memory import POSE, Layout, name_of
-from seedbed.recipes.world.place import Place
+from seedbed.recipes.world.place import Place, Seen
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 
 # Channels at 1/2, 1/4 ... 1/64 of the picture, before the dial. Small pictures have fewer scales: the last ones of these.
@@ -24,6 +24,7 @@ MANY = 8e6  # what these channels come to without a factor
 MIN_SIDE = 3  # the smallest map: below it a 3x3 kernel sees little but padding
 FEATURES = (48, 256)
 TAPS = 7  # weights of a row, the pixel itself in the middle
+LEAK = 0.05  # of a share below 0 or above 1
 STILL = 0.05  # of an axis's usual size: where no control is larger, a static place changes in proportion, at zero not at all
 
 
@@ -83,6 +84,12 @@ def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Te
     return moved / total.clamp_min(1e-3)
 
 
+def share(x: Tensor) -> Tensor:
+    """Between 0 and 1, or little beyond: a share that was driven below by a map that knew nothing yet must find its way back."""
+    held = x.clamp(0.0, 1.0)
+    return held + LEAK * (x - held)
+
+
 def stay(frame_B3HW: Tensor, memory: dict[str, Tensor], action_BA: Tensor) -> Tensor:
     """The last frame where there is no control, the predicted one where there is, and in proportion between."""
     last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
@@ -131,15 +138,15 @@ class Trunk(nn.Module):
             init_conv(conv, generator)
         init_conv(self.out, generator, 0.0)
 
-    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> Tensor:
-        """`num_out` channels at half the picture's height and width. Controls come first among the numbers."""
+    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`num_out` channels at half the picture's size, and the map's own picture. Controls come first among the numbers."""
         condition_BF = self.condition(numbers_BN)
-        seen_BFHW = None if self.place is None else self._look(self.place, memory[POSE], numbers_BN)
+        seen = None if self.place is None else self._look(self.place, memory[POSE], numbers_BN)
         x, skips = memory["m1"], []
         for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
             x = down(x, condition_BF)
-            if self.place is not None:
-                x = x + self.place(seen_BFHW, k - 1)
+            if self.place is not None and seen is not None:
+                x = x + self.place.entered(seen, k - 1)
             if str(k) in self.joins:
                 x = x + self.join[str(k)](memory[self.joins[str(k)]])
             for cell in cells:  # type: ignore[union-attr]
@@ -152,12 +159,15 @@ class Trunk(nn.Module):
             x = x + self.noise[k] * noise_B1HW[:, :, ::stride, ::stride]
             for cell in self.decode[k]:  # type: ignore[union-attr]
                 x = cell(x, condition_BF)
-        return self.out(leaky(x))
+        return self.out(leaky(x)), None if seen is None else seen.picture_B3HW
 
     @staticmethod
-    def _look(place: Place, pose_BP: Tensor, numbers_BN: Tensor) -> Tensor:
-        """The learned place as the camera will see it, after the control."""
-        return place.look(place.after(pose_BP, numbers_BN[:, : len(place.motion_A6)]))
+    def _look(place: Place, pose_BP: Tensor, numbers_BN: Tensor) -> Seen:
+        """The learned place as the camera will see it, after the control. Its finer part learns from an error of its own."""
+        pose_BP = place.after(pose_BP, numbers_BN[:, : len(place.motion_A6)])
+        seen = place.look(pose_BP)
+        with torch.no_grad():
+            return place.look_again(pose_BP, seen)
 
     def flops(self, height: int, width: int) -> float:
         """Of a forward pass for one picture: products of convolutions and layers."""
@@ -180,7 +190,8 @@ class Trunk(nn.Module):
 
 
 class WorldNet(nn.Module):
-    """The next frame: the last frame as it was given, moved about, plus what has changed; the last frame itself at birth.
+    """The next frame: the last frame as it was given, moved about, mixed with the picture that the map shows, plus what has
+    changed; the last frame itself at birth.
 
     A place that is static does not change without a control, exactly: standing still cannot drift, whatever was learned. Where
     the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
@@ -193,18 +204,21 @@ class WorldNet(nn.Module):
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
-        num_out = 12 + 2 * TAPS * len(self.strides)
+        num_out = 12 + 2 * TAPS * len(self.strides) + (0 if place is None or place.again is None else 4)
         self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
         """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
-        said = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW).float()
-        frame_B3HW = memory["m1"][:, -3:]
+        said, picture_B3HW = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
+        said, frame_B3HW = said.float(), memory["m1"][:, -3:]
         if self.strides:
-            rows = F.interpolate(said[:, 12:], scale_factor=2.0, mode="nearest").split(TAPS, dim=1)
+            num = 2 * TAPS * len(self.strides)
+            rows = F.interpolate(said[:, 12 : 12 + num], scale_factor=2.0, mode="nearest").split(TAPS, dim=1)
             for n, stride in enumerate(self.strides):
                 frame_B3HW = transport(frame_B3HW, rows[2 * n], stride, 3)
                 frame_B3HW = transport(frame_B3HW, rows[2 * n + 1], stride, 2)
+        if picture_B3HW is not None:
+            frame_B3HW = frame_B3HW + share(F.pixel_shuffle(said[:, -4:], 2)) * (picture_B3HW - frame_B3HW)
         frame_B3HW = frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
         return stay(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
 

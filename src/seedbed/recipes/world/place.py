@@ -6,6 +6,8 @@ Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D depths, N po
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,12 +34,25 @@ CELLS, HIDDEN, SAID = 128, 32, 24
 # Features of a cell, and points along a ray: for networks with less than this many channels at their coarsest, and for others.
 SMALL, FINE = 16, 24
 NARROW = 100
+# Those others look again, once a pixel, where the first look met something: at so many points of planes with so many cells along
+# the longer side, and features of a cell.
+AGAIN, TEXELS, GRAIN = 12, 512, 12
+SHORTEST = 4  # a side of those planes has at least one in so many of these cells, however flat the place is
+DOUBT = 0.003  # the least weight that a stretch of a ray has when points are spread over it
 INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
 FLAT = 0.1  # an axis that was walked less is taken as long as this share of the longest
 THICK = 10.0  # densities count per tenth of the unit
 TILES = 48  # of the ground, along a side: where somebody walked, one may walk
 EDGE = 0.02  # of a tile: so much may sums of controls differ from recorded places
 FASTER = 5.0  # cells are seen seldom, so they learn at this many times the rate
+
+
+class Seen(NamedTuple):
+    """Of the learned place, by a camera: features, and how much of every ray ends at each of its depths."""
+
+    features_BFHW: Tensor
+    weight_BDHW: Tensor
+    picture_B3HW: Tensor | None = None  # one ray a pixel, for networks that look again
 
 
 def poses_of(recording: Recording) -> np.ndarray:
@@ -100,15 +115,19 @@ class Place(nn.Module):
         self.register_buffer("ground_23", torch.from_numpy(np.stack((walked_T3.min(0), walked_T3.max(0)))), persistent=False)
         self.register_buffer("walked_N", self._tiles(torch.from_numpy(walked_T3)), persistent=False)
         self.planes = declare(nn.Parameter(torch.zeros(3, self.fine, CELLS, CELLS)), "scalar", lr_scale=FASTER)
-        # How much wider the lens is across and down, as logarithms, and how much of looking up or down is a shift of the picture.
-        self.lens_3 = declare(nn.Parameter(torch.zeros(3)), "scalar", lr_scale=FASTER)
+        # How much wider the lens is across and down, as logarithms, how much of looking up or down is a shift of the picture, and
+        # how far it is shifted, as a logarithm: on level ground a map may be of any height, and a shift is measured by it.
+        self.lens_4 = declare(nn.Parameter(torch.zeros(4)), "scalar", lr_scale=FASTER)
         self.say, self.said = nn.Linear(self.fine, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
         self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
+        self.again = Again(self.reach_3, widths[0]) if self.fine == FINE else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         normal_(self.planes, 0.1, generator)
         for layer in (self.say, self.said, *self.enter):
             init_conv(layer, generator)  # type: ignore[arg-type]
+        if self.again is not None:
+            self.again.init_weights(generator)
 
     def after(self, pose_BP: Tensor, action_BA: Tensor) -> Tensor:
         """The pose to which a scaled control leads, in float32; one walks where somebody walked in the recording."""
@@ -145,69 +164,109 @@ class Place(nn.Module):
         wider_11KK = F.max_pool2d(tiles_11KK, 3, stride=1, padding=1)
         return (-F.max_pool2d(-wider_11KK, 3, stride=1, padding=1)).flatten() > 0.5
 
-    def look(self, pose_BP: Tensor) -> Tensor:
+    def look(self, pose_BP: Tensor) -> Seen:
         """What is seen from these poses (B, F, H, W): features, how far, how much of nothing, whereto and wherefrom."""
         with torch.autocast(pose_BP.device.type, enabled=False):
             ahead_B3HW, eye_B3 = self._rays(pose_BP.unflatten(1, (3, 4)))
-            unit = self.depth_D[-1] / FARTHEST
+            unit = self._unit
             point_B3DHW = eye_B3[:, :, None, None, None] + self.depth_D[:, None, None] * ahead_B3HW[:, :, None]
-            features_NC = self._features(point_B3DHW)
+            features_NC = features(self.planes.split(1), self._pressed(point_B3DHW))
         said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), self.fine, self.height, self.width))
         step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
-        open_BDHW = (-THICK * step_D11 * F.softplus(said[..., 0] - 1.0)).cumsum(1).exp()
-        before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
-        weight_BDHW = before_BDHW - open_BDHW
+        weight_BDHW, open_BHW = hidden(said[..., 0], step_D11)
         seen_BFHW = (weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1)
         far_B1HW = (weight_BDHW * (self.depth_D / unit)[:, None, None]).sum(1, keepdim=True)
         where_B3HW = (eye_B3 / unit)[:, :, None, None].expand_as(ahead_B3HW)
-        return torch.cat((seen_BFHW, far_B1HW, open_BDHW[:, -1:], ahead_B3HW, where_B3HW), dim=1)
+        parts = (seen_BFHW, far_B1HW, open_BHW[:, None], ahead_B3HW, where_B3HW)
+        return Seen(torch.cat(parts, dim=1), weight_BDHW)
 
-    def colours(self, pose_BP: Tensor) -> Tensor:
-        """The picture that the map shows without the network, one pixel a ray (B, 3, H, W): the first of its features."""
-        return self.look(pose_BP)[:, :3]
+    def look_again(self, pose_BP: Tensor, seen: Seen) -> Seen:
+        """With a ray for every pixel, by points where the first look met something; networks that are small do not."""
+        if self.again is None:
+            return seen
+        with torch.autocast(pose_BP.device.type, enabled=False):
+            edge_BEHW = self._edges(seen.weight_BDHW.detach())
+            ahead_B3HW, eye_B3 = self._rays(pose_BP.unflatten(1, (3, 4)), COARSE)
+            depth_BDHW = 0.5 * (edge_BEHW[:, 1:] + edge_BEHW[:, :-1])
+            point_B3DHW = eye_B3[:, :, None, None, None] + depth_BDHW[:, None] * ahead_B3HW[:, :, None]
+            pressed_3N, far_BDHW, step_BDHW = self._pressed(point_B3DHW), depth_BDHW / self._unit, torch.diff(edge_BEHW, dim=1)
+            features_NC = features(list(self.again.planes), pressed_3N)
+        said = self.again(torch.cat((features_NC, far_BDHW.reshape(-1, 1)), dim=1)).float().unflatten(0, far_BDHW.shape)
+        weight_BDHW, _ = hidden(said[..., 0], step_BDHW / self._unit)
+        return seen._replace(picture_B3HW=(weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1))
 
-    def forward(self, seen_BFHW: Tensor, scale: int) -> Tensor:
+    def forward(self, pose_BP: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The pictures that the map shows without the network, one pixel a ray: a coarse one, and one of the picture's size."""
+        seen = self.look_again(pose_BP, self.look(pose_BP))
+        return seen.features_BFHW[:, :3], seen.picture_B3HW
+
+    def entered(self, seen: Seen, scale: int) -> Tensor:
         """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""
-        factor = COARSE / 2 ** (scale + 1)
+        factor, seen_BFHW = COARSE / 2 ** (scale + 1), seen.features_BFHW
         if factor > 1.0:
             seen_BFHW = F.interpolate(seen_BFHW, scale_factor=factor, mode="bilinear", align_corners=False)
         elif factor < 1.0:
             seen_BFHW = F.avg_pool2d(seen_BFHW, round(1.0 / factor))
-        return self.enter[scale](seen_BFHW)
+        entered_BCHW = self.enter[scale](seen_BFHW)
+        if scale or self.again is None or seen.picture_B3HW is None:
+            return entered_BCHW
+        return entered_BCHW + self.again.enter(F.pixel_unshuffle(seen.picture_B3HW, 2))
 
-    def _rays(self, pose_B34: Tensor) -> tuple[Tensor, Tensor]:
-        """Directions in the world, of length one, and eyes from the middle of the place.
+    @property
+    def _unit(self) -> Tensor:
+        return self.depth_D[-1] / FARTHEST
+
+    def _edges(self, weight_BDHW: Tensor) -> Tensor:
+        """Where the stretches of every pixel's ray begin and end: each as likely to end it, by what coarse rays around say."""
+        rest_B1HW = 1.0 - weight_BDHW.sum(1, keepdim=True)
+        weight_BDHW = torch.cat((weight_BDHW[:, :-1], weight_BDHW[:, -1:] + rest_B1HW), dim=1)
+        # What a coarse ray met in one stretch another one beside it may meet in the next.
+        around_BDHW = F.max_pool3d(weight_BDHW[:, None], (3, 1, 1), stride=1, padding=(1, 0, 0))[:, 0]
+        weight_BDHW = DOUBT + 0.5 * (weight_BDHW + around_BDHW)
+        weight_BDHW = F.interpolate(weight_BDHW, scale_factor=COARSE, mode="bilinear", align_corners=False)
+        share_BDHW = weight_BDHW / weight_BDHW.sum(1, keepdim=True)
+        before_BDHW = share_BDHW.cumsum(1) - share_BDHW
+        ratio = self.depth_D[1] / self.depth_D[0]
+        bound_E = torch.cat((self.depth_D, self.depth_D[-1:] * ratio)) * ratio.rsqrt()
+        wish_E11 = torch.linspace(0.0, 1.0, AGAIN + 1, device=weight_BDHW.device)[:, None, None]
+        edge_BEHW = bound_E[0].expand(len(weight_BDHW), AGAIN + 1, *weight_BDHW.shape[2:])
+        for k in range(self.fine):
+            within_BEHW = (wish_E11 - before_BDHW[:, k : k + 1]) / share_BDHW[:, k : k + 1]
+            edge_BEHW = edge_BEHW + (bound_E[k + 1] - bound_E[k]) * within_BEHW.clamp(0.0, 1.0)
+        return edge_BEHW
+
+    def _rays(self, pose_B34: Tensor, finer: int = 1) -> tuple[Tensor, Tensor]:
+        """Directions in the world, of length one, and eyes from the middle of the place; `finer` times as many along a side.
 
         A camera turns its picture when it looks up or down. Games of the old kind shift it instead, and walls stay upright:
         rays then rise with the tangent of the angle, and their columns stand on the ground.
         """
-        on, pixel = pose_B34.device, 2.0 * OPENING / max(self.height, self.width)
-        left_W = pixel * (0.5 * (self.width - 1) - torch.arange(self.width, device=on, dtype=torch.float32))
-        up_H1 = pixel * (0.5 * (self.height - 1) - torch.arange(self.height, device=on, dtype=torch.float32))[:, None]
-        across, down = self.lens_3[:2].exp()
+        on, height, width = pose_B34.device, finer * self.height, finer * self.width
+        pixel = 2.0 * OPENING / max(height, width)
+        left_W = pixel * (0.5 * (width - 1) - torch.arange(width, device=on, dtype=torch.float32))
+        up_H1 = pixel * (0.5 * (height - 1) - torch.arange(height, device=on, dtype=torch.float32))[:, None]
+        (across, down, _, steep), shifts = self.lens_4.exp(), self.lens_4[2]
+        upright_3 = torch.eye(3, device=on)[2]
         forward_B3, left_B3, up_B3, place_B3 = pose_B34.unbind(2)
         level_B1 = forward_B3[:, :2].square().sum(1, keepdim=True).sqrt().clamp_min(LEVEL)
-        forward_B3 = forward_B3 * (1.0 + self.lens_3[2] * (1.0 / level_B1 - 1.0))
-        up_B3 = up_B3 + self.lens_3[2] * (torch.eye(3, device=on)[2] - up_B3)
+        forward_B3 = forward_B3 * (1.0 + shifts * (1.0 / level_B1 - 1.0))
+        forward_B3 = forward_B3 + upright_3 * forward_B3 * shifts * (steep - 1.0)
+        up_B3 = up_B3 + shifts * (upright_3 - up_B3)
         forward, left, up = (side[:, :, None, None] for side in (forward_B3, left_B3, up_B3))
         ahead_B3HW = forward + left * (across * left_W) + up * (down * up_H1)
         return ahead_B3HW / ahead_B3HW.square().sum(1, keepdim=True).sqrt(), place_B3 - self.middle_3
 
-    def _features(self, point_B3DHW: Tensor) -> Tensor:
-        """The sum of the three planes' features at every point (N, C)."""
+    def _pressed(self, point_B3DHW: Tensor) -> Tensor:
+        """Places on the planes (3, N), between -1 and 1: what was walked in the middle, the rest of the world at the rim."""
         share = point_B3DHW / self.reach_3[:, None, None, None]
         size = share.abs().clamp_min(1.0)
         pressed = torch.where(size > 1.0, share.sign() * (1.0 - (1.0 - INSIDE) / size), INSIDE * share)
-        x, y, z = (side.reshape(1, -1, 1) for side in pressed.unbind(1))
-        total = torch.zeros((), device=point_B3DHW.device)
-        for plane_1CKK, pair in zip(self.planes.split(1), ((x, y), (x, z), (y, z)), strict=True):
-            total = total + F.grid_sample(plane_1CKK, torch.stack(pair, dim=-1), padding_mode="border", align_corners=False)
-        return total[0, :, :, 0].T
+        return pressed.movedim(1, 0).flatten(1)
 
     def lens(self) -> dict[str, float]:
         """What was learned of it: degrees across and down, and how much of looking up or down shifts the picture."""
-        across, down, shifts = self.lens_3.double().cpu().tolist()
-        sides = ((across, self.width), (down, self.height))
+        across, down, shifts, steep = self.lens_4.double().cpu().tolist()
+        sides = ((across, self.width), (down - shifts * steep, self.height))  # as if a shift were what it should be
         halves = (OPENING * math.exp(wider) * side / max(self.height, self.width) for wider, side in sides)
         across, down = (math.degrees(2.0 * math.atan(half)) for half in halves)
         return {"across": round(across, 1), "down": round(down, 1), "shifts": round(shifts, 3)}
@@ -217,4 +276,47 @@ class Place(nn.Module):
         return self.look_flops() + sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
 
     def look_flops(self) -> float:
-        return self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
+        first = self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
+        return first + (0.0 if self.again is None else self.again.flops() * self.height * self.width * COARSE**2)
+
+
+class Again(nn.Module):
+    """What the second look reads: finer planes, and what a point of them says of its density and colour from a distance."""
+
+    def __init__(self, reach_3: Tensor, channels: int) -> None:
+        super().__init__()
+        share_3 = (reach_3 / reach_3.max()).clamp_min(1.0 / SHORTEST)
+        x, y, z = (round(TEXELS * share) for share in share_3.tolist())
+        planes = (nn.Parameter(torch.zeros(1, GRAIN, *sides)) for sides in ((y, x), (z, x), (z, y)))
+        self.planes = nn.ParameterList(declare(plane, "scalar", lr_scale=FASTER) for plane in planes)
+        self.say, self.said = nn.Linear(GRAIN + 1, HIDDEN), nn.Linear(HIDDEN, 4)
+        self.enter = nn.Conv2d(12, channels, 1)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for plane in self.planes:
+            normal_(plane, 0.1, generator)
+        for layer in (self.say, self.said, self.enter):
+            init_conv(layer, generator)
+
+    def forward(self, features_NC: Tensor) -> Tensor:
+        return self.said(leaky(self.say(features_NC)))
+
+    def flops(self) -> float:
+        """Of a pixel."""
+        return AGAIN * (linear_flops(self.say) + linear_flops(self.said)) + conv_flops(self.enter, 1) / 4
+
+
+def features(planes: Sequence[Tensor], pressed_3N: Tensor) -> Tensor:
+    """The sum of the three planes' features at every point (N, C)."""
+    x, y, z = (side.reshape(1, -1, 1) for side in pressed_3N)
+    total = torch.zeros((), device=pressed_3N.device)
+    for plane_1CKK, pair in zip(planes, ((x, y), (x, z), (y, z)), strict=True):
+        total = total + F.grid_sample(plane_1CKK, torch.stack(pair, dim=-1), padding_mode="border", align_corners=False)
+    return total[0, :, :, 0].T
+
+
+def hidden(density_BDHW: Tensor, step_DHW: Tensor) -> tuple[Tensor, Tensor]:
+    """How much of a ray ends in each stretch of it, nearer ones hiding farther ones, and how much in none (B, H, W)."""
+    open_BDHW = (-THICK * step_DHW * F.softplus(density_BDHW - 1.0)).cumsum(1).exp()
+    before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
+    return before_BDHW - open_BDHW, open_BDHW[:, -1]

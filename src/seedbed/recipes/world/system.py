@@ -5,7 +5,6 @@ Shape suffixes: B windows, A control axes, H W pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -142,9 +141,6 @@ class World(Emulator):
 
     def probe(self, batch: Batch) -> Probe:
         return open_up(self, batch)
-
-    def compile_units(self) -> Iterator[nn.Module]:
-        yield self.net
 
     def flops_per_item(self) -> float:
         """An item is a window; in every stage a step makes about one prediction for each."""
