@@ -138,10 +138,10 @@ class Trunk(nn.Module):
             init_conv(conv, generator)
         init_conv(self.out, generator, 0.0)
 
-    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Tensor | None]:
-        """`num_out` channels at half the picture's size, and the map's own picture. Controls come first among the numbers."""
+    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Seen | None]:
+        """`num_out` channels at half the picture's size, and what was seen of the map. Controls come first among the numbers."""
         condition_BF = self.condition(numbers_BN)
-        seen = None if self.place is None else self._look(self.place, memory[POSE], numbers_BN)
+        seen = None if self.place is None else self.place.before_and_after(memory[POSE], numbers_BN)
         x, skips = memory["m1"], []
         for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
             x = down(x, condition_BF)
@@ -159,15 +159,7 @@ class Trunk(nn.Module):
             x = x + self.noise[k] * noise_B1HW[:, :, ::stride, ::stride]
             for cell in self.decode[k]:  # type: ignore[union-attr]
                 x = cell(x, condition_BF)
-        return self.out(leaky(x)), None if seen is None else seen.picture_B3HW
-
-    @staticmethod
-    def _look(place: Place, pose_BP: Tensor, numbers_BN: Tensor) -> Seen:
-        """The learned place as the camera will see it, after the control. Its finer part learns from an error of its own."""
-        pose_BP = place.after(pose_BP, numbers_BN[:, : len(place.motion_A6)])
-        seen = place.look(pose_BP)
-        with torch.no_grad():
-            return place.look_again(pose_BP, seen)
+        return self.out(leaky(x)), seen
 
     def flops(self, height: int, width: int) -> float:
         """Of a forward pass for one picture: products of convolutions and layers."""
@@ -204,23 +196,30 @@ class WorldNet(nn.Module):
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
-        num_out = 12 + 2 * TAPS * len(self.strides) + (0 if place is None or place.again is None else 4)
+        self.mapped = place is not None and place.again is not None
+        num_out = (3 + 4 if self.mapped else 12) + 2 * TAPS * len(self.strides)
         self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
         """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
-        said, picture_B3HW = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
+        said, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
         said, frame_B3HW = said.float(), memory["m1"][:, -3:]
-        if self.strides:
-            num = 2 * TAPS * len(self.strides)
-            rows = F.interpolate(said[:, 12 : 12 + num], scale_factor=2.0, mode="nearest").split(TAPS, dim=1)
-            for n, stride in enumerate(self.strides):
-                frame_B3HW = transport(frame_B3HW, rows[2 * n], stride, 3)
-                frame_B3HW = transport(frame_B3HW, rows[2 * n + 1], stride, 2)
-        if picture_B3HW is not None:
-            frame_B3HW = frame_B3HW + share(F.pixel_shuffle(said[:, -4:], 2)) * (picture_B3HW - frame_B3HW)
-        frame_B3HW = frame_B3HW + F.pixel_shuffle(said[:, :12], 2)
+        if not self.mapped or seen is None or seen.before_B3HW is None or seen.after_B3HW is None:
+            frame_B3HW = self._moved(frame_B3HW, said[:, 12:]) + F.pixel_shuffle(said[:, :12], 2)
+        else:
+            # The map shows what it knows, as sharply as it knows it. What it does not know of the last frame is carried along.
+            kept_B1HW = share(1.0 + F.pixel_shuffle(said[:, 3:7], 2))
+            unknown_B3HW = self._moved(frame_B3HW - seen.before_B3HW, said[:, 7:])
+            change_B3HW = F.interpolate(said[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
+            frame_B3HW = seen.after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW
         return stay(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
+
+    def _moved(self, x_BCHW: Tensor, said_BKHW: Tensor) -> Tensor:
+        rows = F.interpolate(said_BKHW, scale_factor=2.0, mode="nearest").split(TAPS, dim=1) if self.strides else ()
+        for n, stride in enumerate(self.strides):
+            x_BCHW = transport(x_BCHW, rows[2 * n], stride, 3)
+            x_BCHW = transport(x_BCHW, rows[2 * n + 1], stride, 2)
+        return x_BCHW
 
     def flops(self) -> float:
         return self.trunk.flops(self.height, self.width)

@@ -36,7 +36,7 @@ SMALL, FINE = 16, 24
 NARROW = 100
 # Those others look again, once a pixel, where the first look met something: at so many points of planes with so many cells along
 # the longer side, and features of a cell.
-AGAIN, TEXELS, GRAIN = 12, 512, 12
+AGAIN, TEXELS, GRAIN = 8, 512, 12
 SHORTEST = 4  # a side of those planes has at least one in so many of these cells, however flat the place is
 DOUBT = 0.003  # the least weight that a stretch of a ray has when points are spread over it
 INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
@@ -52,7 +52,8 @@ class Seen(NamedTuple):
 
     features_BFHW: Tensor
     weight_BDHW: Tensor
-    picture_B3HW: Tensor | None = None  # one ray a pixel, for networks that look again
+    before_B3HW: Tensor | None = None  # pictures of one ray a pixel, before the control and after it, where one looks again
+    after_B3HW: Tensor | None = None
 
 
 def poses_of(recording: Recording) -> np.ndarray:
@@ -180,25 +181,36 @@ class Place(nn.Module):
         parts = (seen_BFHW, far_B1HW, open_BHW[:, None], ahead_B3HW, where_B3HW)
         return Seen(torch.cat(parts, dim=1), weight_BDHW)
 
-    def look_again(self, pose_BP: Tensor, seen: Seen) -> Seen:
-        """With a ray for every pixel, by points where the first look met something; networks that are small do not."""
-        if self.again is None:
-            return seen
+    def look_again(self, again: Again, pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
+        """A picture (B, 3, H, W) with a ray for every pixel, by points where the first look met something."""
         with torch.autocast(pose_BP.device.type, enabled=False):
-            edge_BEHW = self._edges(seen.weight_BDHW.detach())
+            edge_BEHW = self._edges(weight_BDHW.detach())
             ahead_B3HW, eye_B3 = self._rays(pose_BP.unflatten(1, (3, 4)), COARSE)
             depth_BDHW = 0.5 * (edge_BEHW[:, 1:] + edge_BEHW[:, :-1])
             point_B3DHW = eye_B3[:, :, None, None, None] + depth_BDHW[:, None] * ahead_B3HW[:, :, None]
-            pressed_3N, far_BDHW, step_BDHW = self._pressed(point_B3DHW), depth_BDHW / self._unit, torch.diff(edge_BEHW, dim=1)
-            features_NC = features(list(self.again.planes), pressed_3N)
-        said = self.again(torch.cat((features_NC, far_BDHW.reshape(-1, 1)), dim=1)).float().unflatten(0, far_BDHW.shape)
-        weight_BDHW, _ = hidden(said[..., 0], step_BDHW / self._unit)
-        return seen._replace(picture_B3HW=(weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1))
+            far_BDHW, step_BDHW = depth_BDHW / self._unit, torch.diff(edge_BEHW, dim=1) / self._unit
+            features_NC = features(list(again.planes), self._pressed(point_B3DHW))
+        said = again(torch.cat((features_NC, far_BDHW.reshape(-1, 1)), dim=1)).float().unflatten(0, far_BDHW.shape)
+        weight_BDHW, _ = hidden(said[..., 0], step_BDHW)
+        return (weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1)
 
     def forward(self, pose_BP: Tensor) -> tuple[Tensor, Tensor | None]:
         """The pictures that the map shows without the network, one pixel a ray: a coarse one, and one of the picture's size."""
-        seen = self.look_again(pose_BP, self.look(pose_BP))
-        return seen.features_BFHW[:, :3], seen.picture_B3HW
+        seen = self.look(pose_BP)
+        picture_B3HW = None if self.again is None else self.look_again(self.again, pose_BP, seen.weight_BDHW)
+        return seen.features_BFHW[:, :3], picture_B3HW
+
+    def before_and_after(self, pose_BP: Tensor, numbers_BN: Tensor) -> Seen:
+        """As the camera sees it after the control; pictures also from where it is. They learn from an error of their own only."""
+        after_BP = self.after(pose_BP, numbers_BN[:, : len(self.motion_A6)])
+        seen = self.look(after_BP)
+        if self.again is None:
+            return seen
+        with torch.no_grad():
+            weight_BDHW = torch.cat((self.look(pose_BP).weight_BDHW, seen.weight_BDHW))
+            pictures = self.look_again(self.again, torch.cat((pose_BP, after_BP)), weight_BDHW)
+        before_B3HW, after_B3HW = pictures.chunk(2)
+        return seen._replace(before_B3HW=before_B3HW, after_B3HW=after_B3HW)
 
     def entered(self, seen: Seen, scale: int) -> Tensor:
         """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""
@@ -208,9 +220,9 @@ class Place(nn.Module):
         elif factor < 1.0:
             seen_BFHW = F.avg_pool2d(seen_BFHW, round(1.0 / factor))
         entered_BCHW = self.enter[scale](seen_BFHW)
-        if scale or self.again is None or seen.picture_B3HW is None:
+        if scale or self.again is None or seen.before_B3HW is None or seen.after_B3HW is None:
             return entered_BCHW
-        return entered_BCHW + self.again.enter(F.pixel_unshuffle(seen.picture_B3HW, 2))
+        return entered_BCHW + self.again.enter(F.pixel_unshuffle(torch.cat((seen.before_B3HW, seen.after_B3HW), dim=1), 2))
 
     @property
     def _unit(self) -> Tensor:
@@ -228,12 +240,10 @@ class Place(nn.Module):
         before_BDHW = share_BDHW.cumsum(1) - share_BDHW
         ratio = self.depth_D[1] / self.depth_D[0]
         bound_E = torch.cat((self.depth_D, self.depth_D[-1:] * ratio)) * ratio.rsqrt()
-        wish_E11 = torch.linspace(0.0, 1.0, AGAIN + 1, device=weight_BDHW.device)[:, None, None]
-        edge_BEHW = bound_E[0].expand(len(weight_BDHW), AGAIN + 1, *weight_BDHW.shape[2:])
-        for k in range(self.fine):
-            within_BEHW = (wish_E11 - before_BDHW[:, k : k + 1]) / share_BDHW[:, k : k + 1]
-            edge_BEHW = edge_BEHW + (bound_E[k + 1] - bound_E[k]) * within_BEHW.clamp(0.0, 1.0)
-        return edge_BEHW
+        wish_E111 = torch.linspace(0.0, 1.0, AGAIN + 1, device=weight_BDHW.device)[:, None, None, None]
+        # A stretch is passed, half passed or not reached: so the depth at which a share of the ray has ended is a sum over them.
+        passed_BEDHW = ((wish_E111 - before_BDHW[:, None]) / share_BDHW[:, None]).clamp(0.0, 1.0)
+        return bound_E[0] + (passed_BEDHW * torch.diff(bound_E)[:, None, None]).sum(2)
 
     def _rays(self, pose_B34: Tensor, finer: int = 1) -> tuple[Tensor, Tensor]:
         """Directions in the world, of length one, and eyes from the middle of the place; `finer` times as many along a side.
@@ -276,6 +286,7 @@ class Place(nn.Module):
         return self.look_flops() + sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
 
     def look_flops(self) -> float:
+        """Of one picture by the map alone."""
         first = self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
         return first + (0.0 if self.again is None else self.again.flops() * self.height * self.width * COARSE**2)
 
@@ -290,13 +301,15 @@ class Again(nn.Module):
         planes = (nn.Parameter(torch.zeros(1, GRAIN, *sides)) for sides in ((y, x), (z, x), (z, y)))
         self.planes = nn.ParameterList(declare(plane, "scalar", lr_scale=FASTER) for plane in planes)
         self.say, self.said = nn.Linear(GRAIN + 1, HIDDEN), nn.Linear(HIDDEN, 4)
-        self.enter = nn.Conv2d(12, channels, 1)
+        self.enter = nn.Conv2d(2 * 12, channels, 1)
 
     def init_weights(self, generator: torch.Generator) -> None:
         for plane in self.planes:
             normal_(plane, 0.1, generator)
         for layer in (self.say, self.said, self.enter):
             init_conv(layer, generator)
+        with torch.no_grad():
+            self.said.weight[1:] = 0.0  # at birth it shows nothing
 
     def forward(self, features_NC: Tensor) -> Tensor:
         return self.said(leaky(self.say(features_NC)))

@@ -182,7 +182,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         schedule=_flat_then_down(),
         every=Every(log=50, eval=500, sample=10_000, save=10_000),
         steps=20_000,
-        batch=256,
+        batch=128 if model.odometer else 256,  # a map is looked at for every prediction
         ema=0.999,
         precision="bf16",
         compile="blocks",
