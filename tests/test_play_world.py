@@ -41,6 +41,11 @@ def pyramid() -> WorldPlayer:
 
 
 @pytest.fixture(scope="module")
+def again() -> WorldPlayer:
+    return player("model.size=1.3m")
+
+
+@pytest.fixture(scope="module")
 def plain() -> WorldPlayer:
     return player("model.odometer=false")
 
@@ -62,7 +67,7 @@ def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> to
         return system.net(window.memory.tensors(), window.action_BA, torch.zeros(1), system.own_noise(batch["index"], turn))
 
 
-@pytest.mark.parametrize("which", ["played", "pyramid", "plain"])
+@pytest.mark.parametrize("which", ["played", "again", "pyramid", "plain"])
 def test_fed_with_recorded_frames_the_player_is_the_training_forward(which: str, request: pytest.FixtureRequest):
     """The memory is woken to the recorded frames after each step: every prediction must equal training's in every bit."""
     played = request.getfixturevalue(which)
@@ -225,7 +230,7 @@ def test_the_denoiser_can_be_played_by_torch_only():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["pyramid", "plain"])
+@pytest.mark.parametrize("which", ["again", "pyramid", "plain"])
 def test_onnx_runtime_dreams_the_same(which: str, request: pytest.FixtureRequest):
     pytest.importorskip("onnxruntime")
     pyramid = request.getfixturevalue(which)

@@ -112,12 +112,12 @@ def demo() -> Config:
 
 
 def box64() -> Config:
-    """The box world at 64x64 on one GPU, all stages: open loop, closed loop, adversary.
+    """The box world at 64x64 on one GPU: open loop, then closed loop; model.adversarial=0.5 adds the adversary.
 
     `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is drawn on the device first.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64, adversarial=0.5),
+        ModelConfig(size="5m", static=True, odometer=True, rollout=64),
         DataConfig(recording="box", frames=120_000),
     )
 
