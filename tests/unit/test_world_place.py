@@ -18,7 +18,7 @@ from seedbed.recipes.world.controls import held, raw_action
 from seedbed.recipes.world.evaluate import free_run
 from seedbed.recipes.world.examine import action_swap, examine, one_walk, table
 from seedbed.recipes.world.objective import open_window, rows_of
-from seedbed.recipes.world.place import NUMBERS, Again, Place, poses_of, turn
+from seedbed.recipes.world.place import NUMBERS, Again, Place, gathered, poses_of, sampled, turn
 from seedbed.recipes.world.stages import Stage
 
 PLACED = ("model.odometer=true", "model.rollout=6")
@@ -260,6 +260,14 @@ def test_a_place_can_be_learned_from_poses_alone() -> None:
 def again_of(place: Place) -> Again:
     assert place.again is not None
     return place.again
+
+
+@pytest.mark.parametrize("sides", [(5, 9), (128, 128), (1, 7)])
+def test_what_is_exported_reads_a_plane_as_training_does(sides: tuple[int, int]) -> None:
+    """Inside, on the rim and beyond it."""
+    generator = torch.Generator().manual_seed(3)
+    plane_1CKK, at_2N = torch.randn(1, 6, *sides, generator=generator), 3.0 * torch.rand(2, 500, generator=generator) - 1.5
+    torch.testing.assert_close(gathered(plane_1CKK, *at_2N), sampled(plane_1CKK, *at_2N), atol=1e-5, rtol=0.0)
 
 
 def test_at_birth_the_finer_map_shows_nothing_and_the_last_frame_stays() -> None:
