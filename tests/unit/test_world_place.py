@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 from world_samples import config_of, made, valid
 
 from seedbed.data import poses
@@ -370,6 +371,22 @@ def test_the_error_of_the_frame_moves_nothing_of_the_finer_map() -> None:
     again = again_of(place_of(system))
     assert all(p.grad is None for p in (*again.planes, *again.say.parameters(), *again.said.parameters()))
     assert again.enter.weight.grad.abs().max() > 0 and place_of(system).planes.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("placed", [PLACED, AGAIN], ids=["once", "again"])
+def test_operations_by_formula_are_those_counted(placed: tuple[str, ...]) -> None:
+    """Of a prediction, of training on it, and of the map alone; grids are sampled without products that are counted."""
+    system, _, feed = made(*placed)
+    window = open_window(rows_of(feed.part(0)), system.layout)
+    num, given = len(window.index_B), (window.memory.tensors(), window.action_BA, torch.zeros(8), system.noises.own(window))
+    with FlopCounterMode(display=False) as counter:
+        out = system.net(*given)
+        assert system.net.flops() == pytest.approx(counter.get_total_flops() / num, rel=0.01)
+        out.abs().mean().backward()
+    assert system.net.flops_per_frame() == pytest.approx(counter.get_total_flops() / num, rel=0.01)
+    with FlopCounterMode(display=False) as counter:
+        sum(shown.sum() for shown in place_of(system)(window.memory.pose_BP) if shown is not None).backward()
+    assert 3.0 * place_of(system).look_flops() == pytest.approx(counter.get_total_flops() / num, rel=0.01)
 
 
 @pytest.mark.parametrize("placed", [PLACED, AGAIN], ids=["once", "again"])

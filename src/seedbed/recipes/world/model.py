@@ -85,7 +85,7 @@ def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Te
 
 
 def share(x: Tensor) -> Tensor:
-    """Between 0 and 1, or little beyond: a share that was driven below by a map that knew nothing yet must find its way back."""
+    """Between 0 and 1, or little beyond, so that one that was driven there by a map that knew nothing yet finds its way back."""
     held = x.clamp(0.0, 1.0)
     return held + LEAK * (x - held)
 
@@ -175,15 +175,20 @@ class Trunk(nn.Module):
         return total + (0.0 if self.place is None else self.place.flops(at))
 
     def input_flops(self, height: int, width: int) -> float:
-        """The part of `flops` whose inputs are given and need no gradient."""
+        """What training does not need of thrice `flops`: gradients of given inputs, and a way back through the map's pictures."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
-        joins = sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
-        return conv_flops(self.down[0].conv, at[0]) + joins + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
+        total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
+        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
+        if self.place is None or self.place.again is None:
+            return total
+        return total + conv_flops(self.place.again.enter, at[0]) + 2.0 * self.place.shown_flops()
 
 
 class WorldNet(nn.Module):
-    """The next frame: the last frame as it was given, moved about, mixed with the picture that the map shows, plus what has
-    changed; the last frame itself at birth.
+    """The next frame: the last frame as it was given, moved about, plus what has changed; the last frame itself at birth.
+
+    With a map that shows pictures: what it shows after the control, plus what it does not know of the last frame, moved about
+    and kept in part, plus a soft change.
 
     A place that is static does not change without a control, exactly: standing still cannot drift, whatever was learned. Where
     the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
@@ -196,15 +201,14 @@ class WorldNet(nn.Module):
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
-        self.mapped = place is not None and place.again is not None
-        num_out = (3 + 4 if self.mapped else 12) + 2 * TAPS * len(self.strides)
+        num_out = (12 if place is None or place.again is None else 3 + 4) + 2 * TAPS * len(self.strides)
         self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
         """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
         said, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
         said, frame_B3HW = said.float(), memory["m1"][:, -3:]
-        if not self.mapped or seen is None or seen.before_B3HW is None or seen.after_B3HW is None:
+        if seen is None or seen.before_B3HW is None or seen.after_B3HW is None:
             frame_B3HW = self._moved(frame_B3HW, said[:, 12:]) + F.pixel_shuffle(said[:, :12], 2)
         else:
             # The map shows what it knows, as sharply as it knows it. What it does not know of the last frame is carried along.

@@ -282,13 +282,26 @@ class Place(nn.Module):
         return {"across": round(across, 1), "down": round(down, 1), "shifts": round(shifts, 3)}
 
     def flops(self, positions: list[int]) -> float:
-        """Of a picture: products only; `positions` by scale."""
-        return self.look_flops() + sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
+        """Of a prediction: products only; `positions` by scale."""
+        enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
+        total = self._first_flops() + enter + self.shown_flops()
+        return total + (0.0 if self.again is None else conv_flops(self.again.enter, positions[0]))
+
+    def shown_flops(self) -> float:
+        """Of the pictures of a prediction, which have no way back: before the control, with a first look, and after it."""
+        return 0.0 if self.again is None else self._first_flops() + 2.0 * self._second_flops()
 
     def look_flops(self) -> float:
-        """Of one picture by the map alone."""
-        first = self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
-        return first + (0.0 if self.again is None else self.again.flops() * self.height * self.width * COARSE**2)
+        """Of the map alone, for one pose."""
+        return self._first_flops() + self._second_flops()
+
+    def _first_flops(self) -> float:
+        return self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
+
+    def _second_flops(self) -> float:
+        if self.again is None:
+            return 0.0
+        return AGAIN * self.height * self.width * COARSE**2 * (linear_flops(self.again.say) + linear_flops(self.again.said))
 
 
 class Again(nn.Module):
@@ -313,10 +326,6 @@ class Again(nn.Module):
 
     def forward(self, features_NC: Tensor) -> Tensor:
         return self.said(leaky(self.say(features_NC)))
-
-    def flops(self) -> float:
-        """Of a pixel."""
-        return AGAIN * (linear_flops(self.say) + linear_flops(self.said)) + conv_flops(self.enter, 1) / 4
 
 
 def features(planes: Sequence[Tensor], pressed_3N: Tensor) -> Tensor:
