@@ -19,7 +19,7 @@ from seedbed.recipes.world.controls import held, raw_action
 from seedbed.recipes.world.evaluate import free_run
 from seedbed.recipes.world.examine import action_swap, examine, one_walk, table
 from seedbed.recipes.world.objective import open_window, rows_of
-from seedbed.recipes.world.place import NUMBERS, Again, Place, gathered, poses_of, sampled, turn
+from seedbed.recipes.world.place import NUMBERS, Detail, Place, gathered, poses_of, sampled, turn
 from seedbed.recipes.world.stages import Stage
 
 PLACED = ("model.odometer=true", "model.rollout=6")
@@ -258,9 +258,9 @@ def test_a_place_can_be_learned_from_poses_alone() -> None:
     assert loss < 0.35 * (target - target.mean(0)).abs().mean()
 
 
-def again_of(place: Place) -> Again:
-    assert place.again is not None
-    return place.again
+def detail_of(place: Place) -> Detail:
+    assert place.detail is not None
+    return place.detail
 
 
 @pytest.mark.parametrize("sides", [(5, 9), (128, 128), (1, 7)])
@@ -333,13 +333,13 @@ def test_points_are_spread_where_a_ray_is_likely_to_end() -> None:
 def test_a_wall_hides_what_is_behind_it_in_the_second_look() -> None:
     """Full density everywhere: only the first stretch is seen, and colour may depend on how far it is."""
     place = place_of(made(*AGAIN)[0])
-    again, pose_BP = again_of(place), tilted(0.0, 0.3).flatten(1)
+    detail, pose_BP = detail_of(place), tilted(0.0, 0.3).flatten(1)
     with torch.no_grad():
-        again.said.weight.zero_()
-        again.said.bias.copy_(torch.tensor([1e4, 0.1, 0.2, 0.3]))
+        detail.said.weight.zero_()
+        detail.said.bias.copy_(torch.tensor([1e4, 0.1, 0.2, 0.3]))
         shown = place(pose_BP)[1]
         torch.testing.assert_close(shown, torch.tensor([0.1, 0.2, 0.3])[None, :, None, None].expand(1, 3, 16, 16))
-        again.said.bias[0] = -1e4
+        detail.said.bias[0] = -1e4
         assert place(pose_BP)[1].abs().max() == 0
 
 
@@ -368,9 +368,9 @@ def test_the_error_of_the_frame_moves_nothing_of_the_finer_map() -> None:
     window = open_window(rows_of(feed.part(0)), system.layout)
     frame = system.net(window.memory.tensors(), window.action_BA, torch.zeros(8), system.noises.own(window))
     frame.square().sum().backward()
-    again = again_of(place_of(system))
-    assert all(p.grad is None for p in (*again.planes, *again.say.parameters(), *again.said.parameters()))
-    assert again.enter.weight.grad.abs().max() > 0 and place_of(system).planes.grad.abs().max() > 0
+    detail = detail_of(place_of(system))
+    assert all(p.grad is None for p in (*detail.planes, *detail.say.parameters(), *detail.said.parameters()))
+    assert detail.enter.weight.grad.abs().max() > 0 and place_of(system).planes.grad.abs().max() > 0
 
 
 @pytest.mark.parametrize("placed", [PLACED, AGAIN], ids=["once", "again"])

@@ -179,9 +179,9 @@ class Trunk(nn.Module):
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
         total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
         total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
-        if self.place is None or self.place.again is None:
+        if self.place is None or self.place.detail is None:
             return total
-        return total + conv_flops(self.place.again.enter, at[0]) + 2.0 * self.place.shown_flops()
+        return total + conv_flops(self.place.detail.enter, at[0]) + 2.0 * self.place.shown_flops()
 
 
 class WorldNet(nn.Module):
@@ -201,21 +201,22 @@ class WorldNet(nn.Module):
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
-        num_out = (12 if place is None or place.again is None else 3 + 4) + 2 * TAPS * len(self.strides)
+        num_out = (12 if place is None or place.detail is None else 3 + 4) + 2 * TAPS * len(self.strides)
         self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
         """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
         said, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
         said, frame_B3HW = said.float(), memory["m1"][:, -3:]
-        if seen is None or seen.before_B3HW is None or seen.after_B3HW is None:
+        if seen is None or seen.shown_B6HW is None:
             frame_B3HW = self._moved(frame_B3HW, said[:, 12:]) + F.pixel_shuffle(said[:, :12], 2)
         else:
             # The map shows what it knows, as sharply as it knows it. What it does not know of the last frame is carried along.
+            before_B3HW, after_B3HW = seen.shown_B6HW.chunk(2, dim=1)
             kept_B1HW = share(1.0 + F.pixel_shuffle(said[:, 3:7], 2))
-            unknown_B3HW = self._moved(frame_B3HW - seen.before_B3HW, said[:, 7:])
+            unknown_B3HW = self._moved(frame_B3HW - before_B3HW, said[:, 7:])
             change_B3HW = F.interpolate(said[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
-            frame_B3HW = seen.after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW
+            frame_B3HW = after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW
         return stay(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
 
     def _moved(self, x_BCHW: Tensor, said_BKHW: Tensor) -> Tensor:

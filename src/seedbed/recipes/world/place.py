@@ -1,6 +1,7 @@
 """The place as it was learned: a map of features that has coordinates, and what a camera sees of it from where it stands.
 
-Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D depths, N points, C features of the map, F of a ray.
+Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D stretches of a ray, E their ends, N points, C features of the
+map, F of a ray.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ SMALL, FINE = 16, 24
 NARROW = 100
 # Those others look again, once a pixel, where the first look met something: at so many points of planes with so many cells along
 # the longer side, and features of a cell.
-AGAIN, TEXELS, GRAIN = 8, 512, 12
+POINTS, TEXELS, GRAIN = 8, 512, 12
 SHORTEST = 4  # a side of those planes has at least one in so many of these cells, however flat the place is
 DOUBT = 0.003  # the least weight that a stretch of a ray has when points are spread over it
 INSIDE = 0.7  # share of a plane's side for what was walked; the rest of the world is pressed into the rim
@@ -52,8 +53,7 @@ class Seen(NamedTuple):
 
     features_BFHW: Tensor
     weight_BDHW: Tensor
-    before_B3HW: Tensor | None = None  # pictures of one ray a pixel, before the control and after it, where one looks again
-    after_B3HW: Tensor | None = None
+    shown_B6HW: Tensor | None = None  # pictures of one ray a pixel, before the control and after it, where one looks again
 
 
 def poses_of(recording: Recording) -> np.ndarray:
@@ -121,14 +121,14 @@ class Place(nn.Module):
         self.lens_4 = declare(nn.Parameter(torch.zeros(4)), "scalar", lr_scale=FASTER)
         self.say, self.said = nn.Linear(self.fine, HIDDEN), nn.Linear(HIDDEN, 1 + SAID)
         self.enter = nn.ModuleList(nn.Conv2d(SAID + 8, channels, 1) for channels in widths)
-        self.again = Again(self.reach_3, widths[0]) if self.fine == FINE else None
+        self.detail = Detail(self.reach_3, widths[0]) if self.fine == FINE else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         normal_(self.planes, 0.1, generator)
         for layer in (self.say, self.said, *self.enter):
             init_conv(layer, generator)  # type: ignore[arg-type]
-        if self.again is not None:
-            self.again.init_weights(generator)
+        if self.detail is not None:
+            self.detail.init_weights(generator)
 
     def after(self, pose_BP: Tensor, action_BA: Tensor) -> Tensor:
         """The pose to which a scaled control leads, in float32; one walks where somebody walked in the recording."""
@@ -174,14 +174,14 @@ class Place(nn.Module):
             features_NC = features(self.planes.split(1), self._pressed(point_B3DHW))
         said = self.said(leaky(self.say(features_NC))).float().unflatten(0, (len(pose_BP), self.fine, self.height, self.width))
         step_D11 = (torch.diff(self.depth_D, append=self.depth_D[-1:] ** 2 / self.depth_D[-2:-1]) / unit)[:, None, None]
-        weight_BDHW, open_BHW = hidden(said[..., 0], step_D11)
+        weight_BDHW, open_BHW = endings(said[..., 0], step_D11)
         seen_BFHW = (weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1)
         far_B1HW = (weight_BDHW * (self.depth_D / unit)[:, None, None]).sum(1, keepdim=True)
         where_B3HW = (eye_B3 / unit)[:, :, None, None].expand_as(ahead_B3HW)
         parts = (seen_BFHW, far_B1HW, open_BHW[:, None], ahead_B3HW, where_B3HW)
         return Seen(torch.cat(parts, dim=1), weight_BDHW)
 
-    def look_again(self, again: Again, pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
+    def look_again(self, detail: Detail, pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
         """A picture (B, 3, H, W) with a ray for every pixel, by points where the first look met something."""
         with torch.autocast(pose_BP.device.type, enabled=False):
             edge_BEHW = self._edges(weight_BDHW.detach())
@@ -189,28 +189,27 @@ class Place(nn.Module):
             depth_BDHW = 0.5 * (edge_BEHW[:, 1:] + edge_BEHW[:, :-1])
             point_B3DHW = eye_B3[:, :, None, None, None] + depth_BDHW[:, None] * ahead_B3HW[:, :, None]
             far_BDHW, step_BDHW = depth_BDHW / self._unit, torch.diff(edge_BEHW, dim=1) / self._unit
-            features_NC = features(list(again.planes), self._pressed(point_B3DHW))
-        said = again(torch.cat((features_NC, far_BDHW.reshape(-1, 1)), dim=1)).float().unflatten(0, far_BDHW.shape)
-        weight_BDHW, _ = hidden(said[..., 0], step_BDHW)
+            features_NC = features(list(detail.planes), self._pressed(point_B3DHW))
+        said = detail(torch.cat((features_NC, far_BDHW.reshape(-1, 1)), dim=1)).float().unflatten(0, far_BDHW.shape)
+        weight_BDHW, _ = endings(said[..., 0], step_BDHW)
         return (weight_BDHW[..., None] * said[..., 1:]).sum(1).movedim(-1, 1)
 
     def forward(self, pose_BP: Tensor) -> tuple[Tensor, Tensor | None]:
         """The pictures that the map shows without the network, one pixel a ray: a coarse one, and one of the picture's size."""
         seen = self.look(pose_BP)
-        picture_B3HW = None if self.again is None else self.look_again(self.again, pose_BP, seen.weight_BDHW)
+        picture_B3HW = None if self.detail is None else self.look_again(self.detail, pose_BP, seen.weight_BDHW)
         return seen.features_BFHW[:, :3], picture_B3HW
 
     def before_and_after(self, pose_BP: Tensor, numbers_BN: Tensor) -> Seen:
         """As the camera sees it after the control; pictures also from where it is. They learn from an error of their own only."""
         after_BP = self.after(pose_BP, numbers_BN[:, : len(self.motion_A6)])
         seen = self.look(after_BP)
-        if self.again is None:
+        if self.detail is None:
             return seen
         with torch.no_grad():
             weight_BDHW = torch.cat((self.look(pose_BP).weight_BDHW, seen.weight_BDHW))
-            pictures = self.look_again(self.again, torch.cat((pose_BP, after_BP)), weight_BDHW)
-        before_B3HW, after_B3HW = pictures.chunk(2)
-        return seen._replace(before_B3HW=before_B3HW, after_B3HW=after_B3HW)
+            pictures = self.look_again(self.detail, torch.cat((pose_BP, after_BP)), weight_BDHW)
+        return seen._replace(shown_B6HW=torch.cat(pictures.chunk(2), dim=1))
 
     def entered(self, seen: Seen, scale: int) -> Tensor:
         """What was seen, for the map of channels at 1/2^(scale + 1) of the picture's size."""
@@ -220,9 +219,9 @@ class Place(nn.Module):
         elif factor < 1.0:
             seen_BFHW = F.avg_pool2d(seen_BFHW, round(1.0 / factor))
         entered_BCHW = self.enter[scale](seen_BFHW)
-        if scale or self.again is None or seen.before_B3HW is None or seen.after_B3HW is None:
+        if scale or self.detail is None or seen.shown_B6HW is None:
             return entered_BCHW
-        return entered_BCHW + self.again.enter(F.pixel_unshuffle(torch.cat((seen.before_B3HW, seen.after_B3HW), dim=1), 2))
+        return entered_BCHW + self.detail.enter(F.pixel_unshuffle(seen.shown_B6HW, 2))
 
     @property
     def _unit(self) -> Tensor:
@@ -240,7 +239,7 @@ class Place(nn.Module):
         before_BDHW = share_BDHW.cumsum(1) - share_BDHW
         ratio = self.depth_D[1] / self.depth_D[0]
         bound_E = torch.cat((self.depth_D, self.depth_D[-1:] * ratio)) * ratio.rsqrt()
-        wish_E111 = torch.linspace(0.0, 1.0, AGAIN + 1, device=weight_BDHW.device)[:, None, None, None]
+        wish_E111 = torch.linspace(0.0, 1.0, POINTS + 1, device=weight_BDHW.device)[:, None, None, None]
         # A stretch is passed, half passed or not reached: so the depth at which a share of the ray has ended is a sum over them.
         passed_BEDHW = ((wish_E111 - before_BDHW[:, None]) / share_BDHW[:, None]).clamp(0.0, 1.0)
         return bound_E[0] + (passed_BEDHW * torch.diff(bound_E)[:, None, None]).sum(2)
@@ -285,11 +284,11 @@ class Place(nn.Module):
         """Of a prediction: products only; `positions` by scale."""
         enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
         total = self._first_flops() + enter + self.shown_flops()
-        return total + (0.0 if self.again is None else conv_flops(self.again.enter, positions[0]))
+        return total + (0.0 if self.detail is None else conv_flops(self.detail.enter, positions[0]))
 
     def shown_flops(self) -> float:
         """Of the pictures of a prediction, which have no way back: before the control, with a first look, and after it."""
-        return 0.0 if self.again is None else self._first_flops() + 2.0 * self._second_flops()
+        return 0.0 if self.detail is None else self._first_flops() + 2.0 * self._second_flops()
 
     def look_flops(self) -> float:
         """Of the map alone, for one pose."""
@@ -299,12 +298,12 @@ class Place(nn.Module):
         return self.fine * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
 
     def _second_flops(self) -> float:
-        if self.again is None:
+        if self.detail is None:
             return 0.0
-        return AGAIN * self.height * self.width * COARSE**2 * (linear_flops(self.again.say) + linear_flops(self.again.said))
+        return POINTS * self.height * self.width * COARSE**2 * (linear_flops(self.detail.say) + linear_flops(self.detail.said))
 
 
-class Again(nn.Module):
+class Detail(nn.Module):
     """What the second look reads: finer planes, and what a point of them says of its density and colour from a distance."""
 
     def __init__(self, reach_3: Tensor, channels: int) -> None:
@@ -357,7 +356,7 @@ def gathered(plane_1CKK: Tensor, across_N: Tensor, down_N: Tensor) -> Tensor:
     return total_NC
 
 
-def hidden(density_BDHW: Tensor, step_DHW: Tensor) -> tuple[Tensor, Tensor]:
+def endings(density_BDHW: Tensor, step_DHW: Tensor) -> tuple[Tensor, Tensor]:
     """How much of a ray ends in each stretch of it, nearer ones hiding farther ones, and how much in none (B, H, W)."""
     open_BDHW = (-THICK * step_DHW * F.softplus(density_BDHW - 1.0)).cumsum(1).exp()
     before_BDHW = torch.cat((torch.ones_like(open_BDHW[:, :1]), open_BDHW[:, :-1]), dim=1)
