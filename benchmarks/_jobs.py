@@ -13,12 +13,13 @@ from typing import Any
 import torch
 
 from seedbed import config as configs
-from seedbed.launch import local, packed
+from seedbed.launch import packed
 from seedbed.recipes import find
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import loop
-from seedbed.train.pack import Pack
+from seedbed.train import capabilities, loop
+from seedbed.train.stepper import build
+from seedbed.tune.packing.pack import Pack
 
 
 @contextlib.contextmanager
@@ -30,14 +31,14 @@ def open_job(name: str, *assignments: str) -> Iterator[loop.Job]:
         run = Run.create(Path(folder), recipe.name, preset, config, name="bench", code={}, base=config)
         console = Console(stream=io.StringIO())
         data = recipe.open_data(config)
-        engine, system = local._build(recipe, config, data)
-        job = loop.Job(run=run, config=config, system=system, data=data, engine=engine, console=console)
+        engine = build(recipe, config, data)
+        job = loop.Job(run=run, config=config, system=engine.system, data=data, engine=engine, console=console)
         try:
-            loop._warm_up(job)
+            loop.warm_up(job)
             job.clock.start("train")
             yield job
         finally:
-            job.feed.close()
+            job.stepper.feed.close()
             run.close()
 
 
@@ -54,13 +55,13 @@ def time_steps(job: loop.Job, num_steps: int) -> float:
 
 
 def _step(job: loop.Job) -> None:
-    loop._take_step(job)
-    measured = job.readback.pop(leave=1)
-    assert not (measured and loop._look(job, *measured)), "a benchmark step was not finite"
+    loop.take_step(job)
+    result = job.stepper.pop_result()
+    assert result is None or loop.accept_step(job, result), "a benchmark step was not finite"
 
 
 def _wait(job: loop.Job) -> None:
-    loop._settled(job)
+    loop.settle(job)
     if job.engine.device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -75,12 +76,12 @@ def measure(name: str, settings: list[str], num_steps: int) -> dict[str, Any]:
                 "ms": round(seconds * 1e3, 3),
                 "items_per_s": job.config.batch / seconds,
                 "gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
-                "how": job.runner.how,
+                "how": job.stepper.runner.how,
                 "compile_s": round(job.clock["compile"], 1),
                 "loss": round(job.last_loss, 4),
             }
-            row |= {k: v for k, v in job.system.describe().items() if "attention" in k}
-            flops = job.system.flops_per_item() * job.config.batch / seconds
+            row |= {k: v for k, v in capabilities.describe(job.system).items() if "attention" in k}
+            flops = capabilities.flops_per_item(job.system) * job.config.batch / seconds
             row["mfu"] = (
                 {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
             )
@@ -111,19 +112,19 @@ def open_pack(name: str, num: int, *assignments: str) -> Iterator[Pack]:
             yield pack
         finally:
             for job in pack.jobs:
-                job.feed.close()
+                job.stepper.feed.close()
                 job.run.close()
 
 
 def time_pack(pack: Pack, num_steps: int) -> float:
-    """Seconds per step of all replicas together, the reading and judging of every replica's measurements included."""
+    """Seconds per step of all trials together, the reading and judging of every trial's measurements included."""
     for count in (2, num_steps):
         start = time.perf_counter()
         for _ in range(count):
             pack.take_step()
-            pack.look(leave=1)
-        pack.look(leave=0)
+            pack.read_results(leave=1)
+        pack.read_results(leave=0)
         if pack.stack.device.type == "cuda":
             torch.cuda.synchronize()
-    assert len(pack.training) == len(pack.replicas), "a replica ended while it was timed"
+    assert len(pack.training) == len(pack.trials), "a trial ended while it was timed"
     return (time.perf_counter() - start) / num_steps

@@ -59,14 +59,14 @@ def make_run(path: Path, rows: str, number: int, created: datetime, sweep: str |
     (path / "console.log").write_text("".join(f"step {step:>6}  loss 2.3456\n" for step in range(0, last["step"], 1000)))
 
 
-def _rows(dice: random.Random, num: int) -> str:
-    floor, fall, noise = dice.uniform(1.0, 2.0), dice.uniform(0.2, 0.5), dice.uniform(0.02, 0.08)
+def _rows(rng: random.Random, num: int) -> str:
+    floor, fall, noise = rng.uniform(1.0, 2.0), rng.uniform(0.2, 0.5), rng.uniform(0.02, 0.08)
     out = []
     for index in range(1, num + 1):
-        loss = floor + 6 * (10 * index) ** -fall + dice.gauss(0, noise)
+        loss = floor + 6 * (10 * index) ** -fall + rng.gauss(0, noise)
         rate = 0.003 * min(1.0, index / 50) * (0.55 + 0.45 * math.cos(math.pi * index / num))
-        row = {"step": 10 * index, "loss": loss, "grad_norm": abs(dice.gauss(1, 0.2)), "lr": rate, "lrs": {"main": rate}}
-        row |= {"items": 640 * index, "epoch": index / 500, "items_per_s": dice.gauss(5200, 90), "wait": 0.01}
+        row = {"step": 10 * index, "loss": loss, "grad_norm": abs(rng.gauss(1, 0.2)), "lr": rate, "lrs": {"main": rate}}
+        row |= {"items": 640 * index, "epoch": index / 500, "items_per_s": rng.gauss(5200, 90), "wait": 0.01}
         row |= {"seconds": 0.123 * index, "memory": 1_234_567_890, "mfu": 0.31}
         out.append(json.dumps(row))
     return "\n".join(out) + "\n"

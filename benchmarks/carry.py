@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data import poses
-from seedbed.data.recording import Recording, open_recording
-from seedbed.data.recordings.video import POSE_COLUMNS
+from seedbed.recipes.world.recording import poses
+from seedbed.recipes.world.recording.recording import Recording, open_recording
+from seedbed.recipes.world.recording.video import POSE_COLUMNS
 
 QUALITY = "8"  # of x264; 0 is without loss, 18 is called invisible
 CLOCK = 90_000  # ticks of a second

@@ -1,4 +1,4 @@
-"""ebt on one GPU: the S1 step, learning against the plain transformer, thinking curves, denoising, and cached generation.
+"""ebt on one GPU: the S1 step, learning against the plain transformer, inference curves, denoising, and cached generation.
 
     python benchmarks/ebt.py --step --generate                          # random tokens, no data needed
     python benchmarks/ebt.py --learn --text tinyshakespeare.txt         # with the curves of every run
@@ -22,15 +22,17 @@ import torch
 from _report import write_result
 
 from seedbed import config as configs
+from seedbed import inference
 from seedbed.data.feed import Feed
 from seedbed.launch import local
 from seedbed.nn.sampling import Sampling
 from seedbed.recipes import find
-from seedbed.recipes.ebt.curves import thinking_curves
-from seedbed.recipes.ebt.denoise_curves import curves
-from seedbed.recipes.ebt.generate import CachedDecoder, Thinking, UncachedDecoder
+from seedbed.recipes.ebt.denoise.curves import curves
+from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, UncachedDecoder
+from seedbed.recipes.ebt.inference_curves import inference_curves
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
+from seedbed.train.stepper import build
 
 STEP_LIMIT_MS, ORIGINAL_MS, CACHE_LIMIT = 42.0, 167.0, 10.0
 RANDOM = "data.text=random:2_000_000:4096"
@@ -48,17 +50,17 @@ STEP_ROWS = {
 LEARN_ROWS = {
     "s1": ("ebt/shakespeare-s1", []),
     "s2, random step size": ("ebt/shakespeare-s2", []),
-    "s2, fixed step size": ("ebt/shakespeare-s2", ["model.walk.spread=1"]),
-    "s2, no noise": ("ebt/shakespeare-s2", ["model.walk.langevin=0"]),
+    "s2, fixed step size": ("ebt/shakespeare-s2", ["model.mcmc.random_alpha=1"]),
+    "s2, no noise": ("ebt/shakespeare-s2", ["model.mcmc.langevin_noise=0"]),
     "plain, equal tokens": ("ebt/plain", ["data.tokenizer=char"]),
     "plain, equal time": ("ebt/plain", ["data.tokenizer=char"]),  # as many steps as fit into the time of s1's
 }
 STEPS_COMPARED = {"s1 step": "s1", "plain step": "plain, equal tokens"}
-# Energies over images, and the regressor that they are held against; on shapes, and on a folder of images.
+# Energies over images, and the regressor that is their baseline; on shapes, and on a folder of images.
 DENOISE_ROWS = {
     "energy": ("denoise", []),
     "energy that sees the noisy image": ("denoise", ["model.observe=concat"]),
-    "energy, random step size": ("denoise", ["model.steps=2", "model.spread=2"]),
+    "energy, random step size": ("denoise", ["model.steps=2", "model.random_alpha=2"]),
     "regressor": ("regress", []),
 }
 
@@ -70,7 +72,8 @@ def time_step(preset: str, settings: list[str], seconds: float, data: Sequence[s
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     data = recipe.open_data(config)
-    engine, system = local._build(recipe, config, data)
+    engine = build(recipe, config, data)
+    system = engine.system
     feed = Feed(data.train, batch=config.batch, parts=1, seed=1, device=engine.device)
     runner = StepRunner(engine, feed, print)
     variants = sorted({system.variant(step, 100) for step in range(20)}, key=str) if system.variant(0, 1) else [None]
@@ -161,14 +164,14 @@ def _spelled(text: str, other: str, root: Path) -> str:
 
 
 def _curves(root: Path, name: str, texts: tuple[str, ...]) -> dict[str, Any]:
-    trained = local.load(root, name)
+    trained = inference.load(root, name)
     with trained.engine.evaluating():
-        found = thinking_curves(trained.system, tokens=1 << 14, starts=8, texts=texts)  # type: ignore[arg-type]
+        found = inference_curves(trained.system, tokens=1 << 14, num_samples=8, texts=texts)  # type: ignore[arg-type]
     return found | {"sets": {Path(name).stem: one for name, one in found["sets"].items()}}
 
 
 def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: list[str]) -> dict[str, Any]:
-    """PSNR in and out of distribution by steps of the walk, for every seed."""
+    """PSNR in and out of distribution by optimisation steps, for every seed."""
     kind, data = ("cifar", [f"data.images={Path(images).absolute()}"]) if images else ("shapes", [])
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -181,7 +184,7 @@ def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: lis
                 settings = [*data, *extra, f"steps={steps}", f"every.eval={steps // 2}", f"seed={seed}", *further]
                 row = train(root, name, f"ebt/{model}-{kind}", settings)
                 if "error" not in row:
-                    trained = local.load(root, name)
+                    trained = inference.load(root, name)
                     with trained.engine.evaluating():
                         row["curves"] = curves(trained.system)  # type: ignore[arg-type]
                 rows[f"{title}, seed {seed}"] = row
@@ -199,15 +202,18 @@ def generation(num_tokens: int) -> dict[str, Any]:
     settings = [RANDOM, f"data.block={num_tokens}", "precision=fp32", "compile=off", "batch=1"]
     config = configs.override(recipe.preset(preset), settings)
     data = recipe.open_data(config)
-    engine, system = local._build(recipe, config, data)
+    engine = build(recipe, config, data)
+    system = engine.system
     ways = {
-        "cached": lambda num: CachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1),
-        "uncached": lambda num: UncachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1),
+        "cached": lambda num: CachedDecoder(system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1),
+        "uncached": lambda num: UncachedDecoder(system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1),
     }
     on_cuda = engine.device.type == "cuda"
     wait = torch.cuda.synchronize if on_cuda else lambda: None
     if on_cuda:
-        ways["cached, captured"] = lambda num: CachedDecoder(system, Thinking(2), [[1]], num, Sampling(0.0), 1, capture=True)
+        ways["cached, captured"] = lambda num: CachedDecoder(
+            system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1, capture=True
+        )
     rows: dict[str, Any] = {}
     with engine.evaluating():
         for title, make in ways.items():

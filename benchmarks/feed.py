@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from _report import cpu_name, write_result
 
-from seedbed.data.bench import compare
 from seedbed.data.feed import Source, WindowSource
 from seedbed.data.text import TextSource
+from seedbed.report.data_bench import compare
 
 TARGET = 0.80
 EPISODE = 1000

@@ -1,6 +1,6 @@
 """flow on CIFAR-10 with one GPU: train for some minutes, then the whole table of evaluation beside its oracle rows.
 
-The goal is 85 % of 10,000 samples shown by the judge as the class asked for, after at most 8 minutes of training on one H200.
+The goal is 85 % of 10,000 samples classified as the conditioned class, after at most 8 minutes of training on one H200.
 `python benchmarks/flow_cifar.py --images FOLDER --minutes 7.5`; `--run NAME --runs DIR` examines a run that is there already.
 """
 
@@ -28,7 +28,7 @@ def seedbed(folder: Path, *words: str) -> str:
 
 def examine(folder: Path, run: str, guidance: float, num: int) -> dict[str, Any]:
     print(seedbed(folder, "sample", run, "--examine", str(num), "--guidance", str(guidance)), flush=True)
-    table = json.loads((folder / "runs" / run / "samples" / "asked" / "examination.json").read_text())
+    table = json.loads((folder / "runs" / run / "samples" / "asked" / "full_evaluation.json").read_text())
     status = json.loads((folder / "runs" / run / "status.json").read_text())
     config = json.loads((folder / "runs" / run / "config.json").read_text())["config"]
     clock = {name: round(seconds, 1) for name, seconds in status["clock"].items()}
@@ -57,7 +57,7 @@ def main() -> None:
         for picture in asked.glob("*.png"):
             shutil.copy(picture, path.parent / f"flow-cifar10-{picture.name}")
     share = found["table"]["rows"]["samples"]["accuracy"]
-    print(f"{100 * share:.1f} % of {args.num:,} samples show the class asked for; wanted {100 * WANTED:.0f} %")
+    print(f"{100 * share:.1f} % of {args.num:,} samples have the conditioned class; the target is {100 * WANTED:.0f} %")
 
 
 if __name__ == "__main__":

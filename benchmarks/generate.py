@@ -87,7 +87,7 @@ def agreement(model: Transformer, tokens_BT: Tensor) -> dict:
     whole_BTV = model.logits(tokens_BT)
     cache, worst, same = model.new_cache(len(tokens_BT)), 0.0, 0
     for t in range(tokens_BT.shape[1]):
-        x_B1C = model.hidden(tokens_BT[:, t : t + 1], model.setting(tokens_BT, cache.length_B[:, None]), cache.decode())
+        x_B1C = model.hidden(tokens_BT[:, t : t + 1], model.position_tables(tokens_BT, cache.length_B[:, None]), cache.decode())
         cache.length_B += 1
         step_BV = model.read_out(x_B1C[:, 0])
         worst = max(worst, (step_BV - whole_BTV[:, t]).abs().max().item())

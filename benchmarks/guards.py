@@ -1,4 +1,4 @@
-"""What guards, watchers and the ring cost on the d=16 loop of benchmarks/loop.py, as a share of a step; target: 1 %.
+"""What guards, watchers and the step history cost on the d=16 loop of benchmarks/loop.py, as a share of a step; target: 1 %.
 
 Every call of theirs is timed inside real runs, less what the timer itself takes. Steps are cut into windows of ten, one log point
 each, and the windows of all rounds pooled; at each place in the cycle of looks the quietest quarter counts, chosen by the length
@@ -21,15 +21,15 @@ from loop import CYCLE, LOG, NUM_WARM, seedbed
 from seedbed.train import loop as training
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
-from seedbed.train.ring import Ring
+from seedbed.train.stepper import StepHistory
 from seedbed.train.watch import LAYERS_EVERY, Watch
 
 TARGET = 0.01
 QUIET = 0.25
 PARTS = {
     "finite guard, in the step": (Engine, "_guard"),
-    "ring, before a step": (Ring, "take"),
-    "ring, after a step": (Ring, "measure"),
+    "step history, before a step": (StepHistory, "add"),
+    "step history, after a step": (StepHistory, "record"),
     "spike statistic": (SpikeWatch, "spikes"),
     "watchers, at log points": (Watch, "look"),
 }
@@ -62,7 +62,7 @@ def measure(num_steps: int) -> np.ndarray:
     """Microseconds per step in each window after warm-up, in whole cycles: of the step, then of each part."""
     spent = {name: [0.0] for name in PARTS}
     stamps: list[list[float]] = []
-    take = training._take_step
+    take = training.take_step
 
     def stamped(job: training.Job) -> None:
         stamps.append([time.perf_counter(), *(seconds for (seconds,) in spent.values())])
@@ -72,7 +72,7 @@ def measure(num_steps: int) -> np.ndarray:
     with ExitStack() as stack:
         for name, (kind, method) in PARTS.items():
             stack.enter_context(patch.object(kind, method, timed(getattr(kind, method), spent[name], timer)))
-        stack.enter_context(patch.object(training, "_take_step", stamped))
+        stack.enter_context(patch.object(training, "take_step", stamped))
         seedbed(num_steps)
     edges_W = np.array(stamps)[NUM_WARM::LOG]
     num_windows = (len(edges_W) - 1) // CYCLE * CYCLE

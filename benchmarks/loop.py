@@ -31,7 +31,8 @@ from seedbed.data.feed import Data, Source
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 from seedbed.train.engine import Engine
-from seedbed.train.loop import Job, fit
+from seedbed.train.job import Job
+from seedbed.train.loop import fit
 from seedbed.train.system import Batch, System
 from seedbed.train.watch import LAYERS_EVERY
 
@@ -117,9 +118,9 @@ def rate(step: int, num_steps: int) -> float:
 def windows() -> Iterator[Tensor]:
     """Shuffled blocks, gathered by `index_select`: the fast way on a CPU."""
     tokens, offsets_T = torch.from_numpy(TOKENS), torch.arange(T + 1)
-    dice = torch.Generator().manual_seed(1)
+    rng = torch.Generator().manual_seed(1)
     while True:
-        starts = torch.randperm((len(TOKENS) - 1) // T, generator=dice) * T
+        starts = torch.randperm((len(TOKENS) - 1) // T, generator=rng) * T
         for starts_B in starts.split(B):
             yield tokens.index_select(0, (starts_B[:, None] + offsets_T).view(-1)).view(B, T + 1).long()
 

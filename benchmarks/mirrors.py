@@ -16,8 +16,8 @@ from unittest.mock import patch
 from _report import write_result
 from loop import CYCLE, LOG, seedbed
 
-from seedbed.track.mirrors import choose
-from seedbed.track.mirrors.base import Mirror, Sink
+from seedbed.report.mirrors import choose
+from seedbed.report.mirrors.base import Mirror, Sink
 from seedbed.track.run import Run
 from seedbed.train import loop as training
 
@@ -58,7 +58,7 @@ def measure(kind: str, num_steps: int) -> tuple[list[float], list[float], float]
     """Seconds of every window, on the wall and on a core, the mirror hearing every second one; and those spent in its calls."""
     stamps: list[tuple[float, float]] = []
     mirrors: list[Timed] = []
-    take = training._take_step
+    take = training.take_step
 
     def counted(job: training.Job) -> None:
         if not mirrors:
@@ -71,7 +71,7 @@ def measure(kind: str, num_steps: int) -> tuple[list[float], list[float], float]
             job.run.listeners = []
             mirrors[0].close(time.monotonic() + 5)
 
-    with patch.object(training, "_take_step", counted):
+    with patch.object(training, "take_step", counted):
         seedbed(num_steps)
     wall, core = ([b[i] - a[i] for a, b in itertools.pairwise(stamps)] for i in (0, 1))
     return wall, core, mirrors[0].spent

@@ -1,7 +1,7 @@
 """What packing gives: model-steps per second of many thinkers as one stacked model against one after the other.
 
 One process; the contestants take turns of a few steps, and the medians of their turns are compared. Run
-`python benchmarks/packed.py` on a CPU (batch 8, 16 replicas) or on CUDA (batch 512, packs of 8 to 128).
+`python benchmarks/packed.py` on a CPU (batch 8, 16 trials) or on CUDA (batch 512, packs of 8 to 128).
 """
 
 import argparse

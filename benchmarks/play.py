@@ -27,13 +27,13 @@ def recorded(folder: Path, height: int, width: int) -> Path:
     """Pictures of noise with the box world's controls: speed does not depend on what is seen."""
     import numpy as np
 
-    from seedbed.data.boxworld import BoxWorld
-    from seedbed.data.recording import write_recording
+    from seedbed.recipes.world.recording.recording import write_recording
+    from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
-    dice = np.random.default_rng(0)
-    small = dice.integers(0, 256, (FRAMES, height // 16, width // 16, 3), dtype=np.uint8)
+    rng = np.random.default_rng(0)
+    small = rng.integers(0, 256, (FRAMES, height // 16, width // 16, 3), dtype=np.uint8)
     frames = (np.kron(one, np.ones((16, 16, 1), np.uint8)) for one in small)
-    actions = dice.normal(size=(FRAMES, 7)) * 0.05
+    actions = rng.normal(size=(FRAMES, 7)) * 0.05
     actions[:, 6] = BoxWorld.FRAME_SECONDS
     time_T, episode_T = np.arange(FRAMES) * BoxWorld.FRAME_SECONDS, np.zeros(FRAMES)
     path = folder / "noise"
@@ -56,9 +56,9 @@ def built(preset: str, folder: Path, settings: list[str]):
 
 def measure(player, folder: Path, num: int) -> dict[str, float]:
     """Medians over `num` steps, in milliseconds."""
-    from seedbed.serve.play_visit import Visit
+    from seedbed.serve.play_session import PlaySession
 
-    visit = Visit("benchmark", player, folder)
+    visit = PlaySession("benchmark", player, folder)
     controls = [axis.scale if axis.is_time else axis.half[1] for axis in player.axes]
     message = json.dumps({"do": "step", "controls": controls})
     wall, cpu, net, bytes_ = [], [], [], 0

@@ -77,8 +77,8 @@ def main() -> None:
         out = logits(weights, facts["model"], inputs)[..., :vocab]
         nats.append(F.cross_entropy(out.mT, targets, reduction="none").flatten())
     scored = torch.cat(nats).double()
-    dice, worst = torch.Generator().manual_seed(1), 0.0
-    for n in torch.randint(whole * block, (200,), generator=dice).tolist():
+    rng, worst = torch.Generator().manual_seed(1), 0.0
+    for n in torch.randint(whole * block, (200,), generator=rng).tolist():
         alone = logits(weights, facts["model"], tokens[None, n - n % block : n + 1])[0, -1, :vocab]
         worst = max(worst, abs(F.cross_entropy(alone, tokens[n + 1]).item() - scored[n].item()))
     figures = {"loss": scored.mean().item(), "num_targets": len(scored), "largest_difference_from_prefix_alone": worst}

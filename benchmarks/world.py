@@ -7,7 +7,7 @@
     python benchmarks/world.py --waterfall --minutes 0 --set steps=4000     # equal steps in place of equal time
     python benchmarks/world.py --waterfall --preset edm --rows closed       # the diffusion denoiser on the same recording
 
-Targets (one H200, at most 8 minutes of training): 64 frames free-running at least 4 dB above copy-last (3 for Doom) and above
+Targets (one H200, at most 8 minutes of training): 64 frames free-running at least 4 dB above persistence (3 for Doom) and above
 fade, sharpness at least half of the truth's, every control right on 95 % of probes, no drift alarm in 256 frames of standing
 still, at most 2 % of the time waiting for data.
 """
@@ -24,11 +24,12 @@ import torch
 from _jobs import open_job, time_steps
 from _report import write_result
 
-from seedbed.data.recordings.box import record_box
+from seedbed import inference
 from seedbed.launch import local
+from seedbed.recipes.world.curriculum import Stage
 from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.examine import examine, table
-from seedbed.recipes.world.stages import Stage
+from seedbed.recipes.world.simulators.box import record_box
 from seedbed.track.run import Run
 
 # One thing more in every row. Noise and closed loop come from the preset where a row does not take them away; the adversary is
@@ -53,8 +54,8 @@ def train_row(root: Path, name: str, preset: str, settings: list[str], part: str
         return {"error": f"exit {code}"}
     run = Run.open(root, name)
     rows, status = run.rows(), run.status()
-    newest = sorted(p.name for p in (run.path / "checkpoints").glob("step-*"))[-1]
-    trained = local.load(root, name, newest)
+    newest = run.checkpoints()[0][-1]
+    trained = inference.load(root, name, newest)
     assert isinstance(trained.system, Emulator)
     source = trained.data.valid if part == "valid" else trained.data.test
     with trained.engine.evaluating():
@@ -83,7 +84,7 @@ def targets(found: dict[str, Any], preset: str) -> dict[str, Any]:
     over = OVER_COPY.get(kind, 4.0)
     rows: dict[str, Any] = {}
     if far:
-        rows[f"64 frames over copy-last >= {over:g} dB"] = _held(far["free"] - far["copy"], lambda v: v >= over)
+        rows[f"64 frames over persistence >= {over:g} dB"] = _held(far["free"] - far["copy"], lambda v: v >= over)
         rows["64 frames over fade > 0 dB"] = _held(far["free"] - far["fade"], lambda v: v > 0)
         rows["sharpness at 64 frames >= 0.5"] = _held(far["sharpness"], lambda v: v >= 0.5)
     worst = found["worst_control"]
@@ -151,13 +152,17 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
             for stage in SPEED_STAGES if job.config.model.kind == "direct" else SPEED_STAGES[:2]:
                 stage = stage._replace(length=min(stage.length, job.config.model.rollout))
                 job.system.variant = lambda step, num, stage=stage: stage  # type: ignore[method-assign]
-                waited, clock = job.feed.wait, time.perf_counter()
+                waited, clock = job.stepper.feed.wait, time.perf_counter()
                 seconds = time_steps(job, args.steps)
-                share = (job.feed.wait - waited) / (time.perf_counter() - clock)
+                share = (job.stepper.feed.wait - waited) / (time.perf_counter() - clock)
                 frames_per_s = job.config.batch / seconds  # a frame for every row, in every stage
                 row = {"ms": round(1e3 * seconds, 3), "frames_per_s": round(frames_per_s), "wait": round(share, 5)}
                 flops = job.system.flops_per_item() * frames_per_s
-                rows[f"{how}, {stage.name} {stage.length}"] = {**row, "tflops": round(flops / 1e12, 1), "how": job.runner.how}
+                rows[f"{how}, {stage.name} {stage.length}"] = {
+                    **row,
+                    "tflops": round(flops / 1e12, 1),
+                    "how": job.stepper.runner.how,
+                }
                 print(how, stage, rows[f"{how}, {stage.name} {stage.length}"], flush=True)
     return rows
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from seedbed import Config, Data, Engine, Every, Optim, Probe, Request, Sample, Schedule, Source, System, number
+from seedbed import Config, Data, Engine, Every, Optim, Probe, Request, Sample, Schedule, Source, System, number, option
 
 
 @dataclass(frozen=True)
@@ -60,17 +60,26 @@ def open_data(config: Config) -> Data:
 
 def draw_seedling(num: int) -> np.ndarray:
     """Points spread over two leaves, a stem and a heap of soil."""
-    dice = np.random.default_rng(1)
-    u, v = dice.random(num), dice.uniform(-1, 1, num)
-    part = dice.choice(4, num, p=[0.35, 0.35, 0.12, 0.18])
+    rng = np.random.default_rng(1)
+    u, v = rng.random(num), rng.uniform(-1, 1, num)
+    part = rng.choice(4, num, p=[0.35, 0.35, 0.12, 0.18])
     bulge = v * np.sin(np.pi * u)
     x = np.choose(part, [-1.7 * u - 0.30 * bulge, 1.6 * u - 0.35 * bulge, 0.12 * np.sin(3 * u) + 0.03 * v, 1.3 * v])
     y = np.choose(part, [0.9 * u - 0.55 * bulge, 1.2 * u + 0.5 * bulge, -1.8 * u, -1.8 - 0.35 * u * np.sqrt(1 - v * v)])
     return np.stack([x, y + 0.3], axis=1).astype(np.float32)
 
 
+@dataclass(frozen=True)
+class SampleOptions:
+    """What `seedbed sample RUN` takes; `--help` lists it."""
+
+    seed: int = option(1, "the same seed gives the same picture", low=0)
+
+
 class Seedling(System):
     """The model and its objective: predict the velocity that carries a noise point to a data point."""
+
+    sample_options = SampleOptions
 
     def __init__(self, model: ModelConfig) -> None:
         super().__init__()
@@ -85,7 +94,7 @@ class Seedling(System):
         return self.error(self.guess(drawn), drawn), {}
 
     def draw(self, x_B2: Tensor) -> dict[str, Tensor]:
-        noise_B2, t_B1 = torch.randn_like(x_B2), torch.rand_like(x_B2[:, :1])  # repeatable: the engine set the dice
+        noise_B2, t_B1 = torch.randn_like(x_B2), torch.rand_like(x_B2[:, :1])  # repeatable: the engine seeds every step
         return {"x": x_B2, "noise": noise_B2, "t": t_B1, "mixed": (1 - t_B1) * noise_B2 + t_B1 * x_B2}
 
     def guess(self, drawn: dict[str, Tensor]) -> Tensor:
@@ -115,8 +124,8 @@ class Seedling(System):
         return {"loss": loss.item()}
 
     def sample(self, request: Request, engine: Engine) -> Sample:
-        dice = torch.Generator().manual_seed(request.read(seed=1)["seed"])
-        x_B2 = torch.randn(8000, 2, generator=dice).to(engine.device)
+        rng = torch.Generator().manual_seed(request.read(SampleOptions).seed)
+        x_B2 = torch.randn(8000, 2, generator=rng).to(engine.device)
         panels = [panel(x_B2)]
         for i in range(64):
             x_B2 = x_B2 + self.velocity(x_B2, torch.full_like(x_B2[:, :1], (i + 0.5) / 64)) / 64

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from seedbed import config as configs
 from seedbed.config import Config
+from seedbed.data.bpe import train_bpe
 from seedbed.data.text import TextData
-from seedbed.data.tokenizers import CharTokenizer, Tokenizer, train_bpe
+from seedbed.data.tokenizers import CharTokenizer, Tokenizer
 from seedbed.recipes import find
 from seedbed.recipes.ebt.data import CountedText
 from seedbed.recipes.ebt.system import EnergySystem, PlainSystem, build
@@ -17,6 +18,8 @@ BLOCK = 12
 CHARS = CharTokenizer(sorted(set(TEXT)))
 BYTES = train_bpe([TEXT], 257)
 TINY = ["device=cpu", f"data.block={BLOCK}", "batch=4", "model.depth=2", "model.heads=2", "model.width=16", "model.control=false"]
+# Terms summed in one optimisation step: forward, and twice as much for its gradient, the fan-in of two blocks and of the ends.
+STEP_TERMS = 3 * (2 * (16 + BLOCK + 16 + 16 + 64) + 2 * CHARS.vocab_size)
 
 
 def make_config(*settings: str, preset: str = "demo") -> Config:

@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from seedbed.nn import attention, gated
-from seedbed.nn.fused import NormAndTurn
+from seedbed.nn.fused import NormAndRotate
+from seedbed.nn.layers import rms_norm
 from seedbed.nn.narrow import narrow_attention
-from seedbed.nn.norms import rms_norm
-from seedbed.nn.rope import apply_rope, rope_table
+from seedbed.nn.positions import apply_rope, rope_table
 from seedbed.recipes.flow.model import build_model
 from seedbed.recipes.flow.presets import ModelConfig
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SHAPES = [(2, 5, 3, 3, 8), (2, 11, 4, 2, 64), (1, 3, 6, 1, 2)]  # B, T, H, K, D
 WIDTHS = [(1, 16), (65, 128), (5000, 5008), (4096, 4096)]  # vocabulary, V
-LENGTHS = (1, 7, 64, 100, 130)
+LENGTHS = (1, 2, 3, 16, 17, 64, 130)
 GATED = [(2, 1, 96), (3, 7, 384), (1, 100, 96), (2, 7, 520), (2, 40, 33)]  # B, T, D
 # What narrow attention may be off by beside its roundings to 16 bits: for scores of ordinary size, and for huge ones, which
 # float32 holds to fewer places behind the point.
@@ -44,13 +44,13 @@ def plain(qkv: Tensor, rope: tuple[Tensor, Tensor], kv_heads: int) -> tuple[Tens
     return (*apply_rope(rms_norm(qk), rope).split((heads, kv_heads), dim=2), v)
 
 
-def check_turn(device: str, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
+def check_rotate(device: str, shape: tuple[int, int, int, int, int], dtype: torch.dtype) -> None:
     """Forward and backward equal the plain code in float32, for gradients that lie in each order attention gives."""
     batch, length, heads, kv_heads, head_dim = shape
     torch.manual_seed(0)
     rope = rope_table(torch.arange(length, device=device), head_dim, 1e4)
     qkv = torch.randn(batch, length, heads + 2 * kv_heads, head_dim, device=device).to(dtype).requires_grad_()
-    out = NormAndTurn.apply(qkv, *rope, kv_heads)
+    out = NormAndRotate.apply(qkv, *rope, kv_heads)
     assert out[2].data_ptr() != qkv.data_ptr() and out[2].untyped_storage().data_ptr() == qkv.untyped_storage().data_ptr()
     wide = qkv.detach().float().requires_grad_()
     wanted = plain(wide, rope, kv_heads)
@@ -98,13 +98,13 @@ def check_compiled(device: str, backend: str, kv_heads: int, values_x0: bool) ->
     inputs = (x.requires_grad_(), *module.parameters())
 
     def run(call, fused: bool) -> tuple[Tensor, ...]:
-        real = attention.can_norm_and_turn
-        attention.can_norm_and_turn = lambda *_: fused
+        real = attention.can_norm_and_rotate
+        attention.can_norm_and_rotate = lambda *_: fused
         try:
             y = call(x, rope, x0)
             return (y, *torch.autograd.grad(y.square().sum(), inputs))
         finally:
-            attention.can_norm_and_turn = real
+            attention.can_norm_and_rotate = real
 
     wanted = run(module, fused=False)
     torch.compiler.reset()
@@ -125,7 +125,8 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float)
 def rounded_attention(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float) -> list[Tensor]:
     """The same in float64, but for what a kernel must round: weights, outputs, and the gradients of scores and of all three.
 
-    Where one key has all the weight, the gradient is the small rest of what was rounded: no fixed limit would fit.
+    Where one key has all the weight, the gradient is the small rest of what was rounded: no fixed limit would fit. Outputs are
+    a mean by the rounded weights, and what they give the gradient of scores is taken before they are rounded themselves.
     """
     q64, k64, v64, dy64 = (x.detach().double() for x in (q, k, v, dy))
 
@@ -133,11 +134,12 @@ def rounded_attention(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float)
         return x.to(q.dtype).double()
 
     weights = (torch.einsum("bthd,bshd->bhts", q64, k64) * scale).softmax(-1)
-    y = rounded(torch.einsum("bhts,bshd->bthd", rounded(weights), v64))
+    total = rounded(weights).sum(-1, keepdim=True)
+    y = torch.einsum("bhts,bshd->bthd", rounded(weights) / total, v64)
     slope = torch.einsum("bthd,bshd->bhts", dy64, v64) - (dy64 * y).sum(-1).transpose(1, 2)[..., None]
     ds = rounded(weights * slope)
     dq, dk = torch.einsum("bhts,bshd->bthd", ds, k64) * scale, torch.einsum("bhts,bthd->bshd", ds, q64) * scale
-    return [y, *(rounded(x) for x in (dq, dk, torch.einsum("bhts,bthd->bshd", rounded(weights), dy64)))]
+    return [rounded(x) for x in (y, dq, dk, torch.einsum("bhts,bthd->bshd", rounded(weights), dy64))]
 
 
 def sizes_of_terms(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float) -> list[Tensor]:
@@ -150,18 +152,29 @@ def sizes_of_terms(q: Tensor, k: Tensor, v: Tensor, dy: Tensor, scale: float) ->
     return [x.norm() for x in (y, dq, dk, dv)]
 
 
-def check_narrow(device: str, length: int, head_dim: int, dtype: torch.dtype, times: float = 1.0, shift: float = 0.0) -> None:
+def check_narrow(
+    device: str,
+    length: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    times: float = 1.0,
+    shift: float = 0.0,
+    mean: float = 0.0,
+    spread: float = 1.0,
+) -> None:
     """Forward and backward equal softmax attention, for values inside a larger tensor and a gradient in any order.
 
-    With a shift all scores are far above zero, or far below.
+    With a shift all scores are far above zero, or far below. Values have a mean and a spread; where the spread is 0 they are
+    the same for all keys, and no query or key has a gradient.
     """
     torch.manual_seed(0)
     q, k = torch.randn(2, 2, length, 2, head_dim, device=device).unbind()
-    v = torch.randn(2, length, 6, head_dim, device=device).to(dtype)[:, :, 4:]
+    v = torch.randn(2, length, 6, head_dim, device=device)
+    v = (v * spread + v[:, :1] * (1 - spread) + mean).to(dtype)[:, :, 4:]
     q, k, v = (x.to(dtype).requires_grad_() for x in (q * times + shift, k + 2.0 * bool(shift), v))
     kind = length % 3
     dy = laid_out(torch.randn(q.shape, device=device).to(dtype), kind)
-    y, _ = narrow_attention(q, k, v, 0.3)
+    y, *_ = narrow_attention(q, k, v, 0.3)
     got = (y.detach(), *torch.autograd.grad(y, (q, k, v), dy))
     given = (q, k, v, dy, 0.3)
     wanted, rounded, sizes = softmax_attention(*given), rounded_attention(*given), sizes_of_terms(*given)
@@ -173,8 +186,70 @@ def check_narrow(device: str, length: int, head_dim: int, dtype: torch.dtype, ti
         eps = torch.finfo(dtype).eps
         limit = off * size + max(3 * (c - b).norm(), 0.5 * eps * b.norm()) + (off * eps) ** 0.5 * b.norm()
         wrong = (a.double() - b).norm()
-        what = f"{name} of {length} x {head_dim} {dtype}, scores times {times:g}, shift {shift:g}"
+        what = f"{name} of {length} x {head_dim} {dtype}, scores times {times:g}, shift {shift:g}, values {mean:g} +- {spread:g}"
         assert wrong <= limit, f"{what}: off by {wrong:.1e}, at most {limit:.1e}, of {b.norm():.1e}"
+
+
+def check_narrow_all(device: str, length: int, head_dim: int, dtype: torch.dtype) -> None:
+    """With scores of ordinary size, huge ones, and all far from zero; with values around zero, far from it, and all equal."""
+    check_narrow(device, length, head_dim, dtype)
+    check_narrow(device, length, head_dim, dtype, 40.0)
+    check_narrow(device, length, head_dim, dtype, shift=-12.0)
+    check_narrow(device, length, head_dim, dtype, mean=4.0)
+    check_narrow(device, length, head_dim, dtype, mean=4.0, spread=0.0)
+
+
+@contextlib.contextmanager
+def unrounded_total() -> Iterator[None]:
+    """The fault of dividing by the sum of weights from before they were rounded: outputs are no mean of values."""
+    from seedbed.nn import narrow_kernels
+
+    def forward(given: tuple[Tensor, ...], out: tuple[Tensor, ...], scale: float) -> None:
+        q, k, v = (x.double() for x in given)
+        weights = (torch.einsum("bthd,bshd->bhts", q, k) * scale).exp()
+        total = weights.sum(-1, keepdim=True)
+        y = torch.einsum("bhts,bshd->bthd", weights.to(given[0].dtype).double(), v) / total.transpose(1, 2)
+        out[0].copy_(y)
+        out[1].copy_(y - out[0].double())
+        out[2][:, :, : q.shape[1]] = total[..., 0].log2()
+
+    real, narrow_kernels.forward = narrow_kernels.forward, forward
+    try:
+        yield
+    finally:
+        narrow_kernels.forward = real
+
+
+@contextlib.contextmanager
+def rounded_outputs() -> Iterator[None]:
+    """The fault of taking from rounded outputs what the gradient of scores is a difference to."""
+    from seedbed.nn import narrow_kernels
+
+    def backward(dy: Tensor, given: tuple[Tensor, ...], lse: Tensor, scale: float) -> tuple[Tensor, ...]:
+        return real(dy, (*given[:4], torch.zeros_like(given[4])), lse, scale)
+
+    real, narrow_kernels.backward = narrow_kernels.backward, backward
+    try:
+        yield
+    finally:
+        narrow_kernels.backward = real
+
+
+# What was done wrong once, and where it shows: keys, mean and spread of the values.
+FAULTS = [(unrounded_total, 1, 0.0, 1.0), (unrounded_total, 17, 4.0, 0.0), (rounded_outputs, 64, 4.0, 1.0)]
+
+
+def check_narrow_faults(device: str, head_dim: int, dtype: torch.dtype) -> None:
+    """The limits are narrow enough to tell two roundings that a kernel must not do."""
+    for fault, length, mean, spread in FAULTS:
+        check_narrow(device, length, head_dim, dtype, mean=mean, spread=spread)
+        try:
+            with fault():
+                check_narrow(device, length, head_dim, dtype, mean=mean, spread=spread)
+        except AssertionError as error:
+            assert str(error).startswith("dq of"), error
+        else:
+            raise AssertionError(f"{fault.__name__} of {length} keys in {dtype} was not noticed")
 
 
 def check_narrow_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
@@ -258,6 +333,23 @@ def out_of_order(x_BTD: Tensor, kind: int) -> Tensor:
     return x_BTD.permute(order).contiguous().permute([order.index(i) for i in range(3)])
 
 
+def check_norms_cancel(device: str, dtype: torch.dtype) -> None:
+    """A norm does not change with the length of its input: a gradient along the input comes to nothing, in both kernels."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 1, 4, 32, device=device).to(dtype)  # of the first position, which is turned by no angle
+    x[:, :, :, 1:] = torch.where(torch.arange(4, device=device)[:, None] == 0, x[:, :, :, :1], x[:, :, :, 1:])  # one is constant
+    qkv = x.clone().requires_grad_()
+    q, k, _ = NormAndRotate.apply(qkv, *rope_table(torch.zeros(1, device=device), 32, 1e4), 1)
+    (turned,) = torch.autograd.grad((q, k), qkv, (x[:, :, :2], x[:, :, 2:3]))
+    flat = x[:, 0].clone().requires_grad_()
+    _, y, _ = gated.gate_and_norm(flat, None, torch.zeros(3, 2, 32, device=device, dtype=dtype))
+    (normed,) = torch.autograd.grad(y, flat, x[:, 0])
+    for grad, given in ((turned[:, :, :3], x[:, :, :3]), (normed, x[:, 0])):
+        wide = given.double().requires_grad_()
+        (wanted,) = torch.autograd.grad(rms_norm(wide), wide, given.double())  # what the norm's epsilon leaves
+        assert (grad.double() - wanted).norm() <= 2e-6 * rms_norm(given.double()).norm()
+
+
 def check_gated_all(device: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """With and without a branch, and where one program takes many tokens."""
     from seedbed.nn import gated_kernels
@@ -299,7 +391,7 @@ def check_gated_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
 
     def run(call, num: int) -> tuple[Tensor, ...]:
         with gated_is(num > 0) as ran, torch.autocast(device, torch.bfloat16, enabled=dtype == torch.bfloat16):
-            y = call(x, time, label, model.setting())
+            y = call(x, time, label, model.position_tables())
             grads = torch.autograd.grad(y.square().sum(), list(model.parameters()))
         assert len(ran) == num, f"the kernel ran {len(ran)} times, not {num}"
         return y, *grads
@@ -314,22 +406,45 @@ def check_gated_compiled(device: str, backend: str, dtype: torch.dtype) -> None:
             assert (a - b).norm() <= off * b.norm()
 
 
+def mend_bfloat16() -> None:
+    """Let the interpreter do with bfloat16 what a device does: it truncates instead of rounding, and multiplies the bits as
+    integers. Products of two are exact in float32."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle, interpreter_builder
+
+    cast, dot = interpreter_builder.cast_impl, interpreter_builder.create_dot
+
+    def cast_impl(x, dtype):
+        if (x.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return cast(x, dtype)
+        rounded = torch.from_numpy(x.data.copy()).bfloat16()
+        return TensorHandle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+
+    def create_dot(a, b, *others):
+        return dot(*(cast(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)), *others)
+
+    interpreter_builder.cast_impl, interpreter_builder.create_dot = cast_impl, create_dot
+
+
 def main() -> None:
+    for dtype in DTYPES:
+        check_norms_cancel("cpu", dtype)
     for shape in GATED:
         check_gated("cpu", shape, torch.float32)
     for dtype in DTYPES:
         check_gated_all("cpu", GATED[-1], dtype)
     check_gated_compiled("cpu", "aot_eager", torch.float32)
-    for length, head_dim in itertools.product(LENGTHS, (16, 32)):
-        check_narrow("cpu", length, head_dim, torch.float32)
-    for dtype, (length, head_dim) in itertools.product((torch.float32, torch.float16), ((7, 16), (130, 32))):
-        check_narrow("cpu", length, head_dim, dtype, 40.0)  # the interpreter multiplies no matrices of bfloat16
-        check_narrow("cpu", length, head_dim, dtype, shift=-12.0)
-    check_narrow("cpu", 70, 16, torch.float16)
+    mend_bfloat16()
+    for length, head_dim, dtype in itertools.product(LENGTHS, (16, 32), DTYPES):
+        check_narrow("cpu", length, head_dim, dtype, mean=4.0)
+    for (length, head_dim), dtype in itertools.product(((1, 32), (17, 16), (130, 32)), DTYPES):
+        check_narrow_all("cpu", length, head_dim, dtype)
+    for head_dim, dtype in itertools.product((16, 32), (torch.bfloat16, torch.float16)):
+        check_narrow_faults("cpu", head_dim, dtype)
     check_narrow_compiled("cpu", "aot_eager", torch.float32)
     check_narrow_flops()
     for shape, dtype in itertools.product(SHAPES, DTYPES):
-        check_turn("cpu", shape, dtype)
+        check_rotate("cpu", shape, dtype)
     for widths, dtype in itertools.product(WIDTHS, DTYPES):
         check_loss("cpu", *widths, dtype)
     check_compiled("cpu", "aot_eager", kv_heads=2, values_x0=True)

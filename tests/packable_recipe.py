@@ -1,4 +1,4 @@
-"""A recipe small enough to pack in a blink: a padded axis, a buffer, dials per run, and several settings of the optimizer.
+"""A recipe small enough to pack in a blink: a padded axis, a buffer, settings as tensors, and several groups of the optimizer.
 
 Shape suffixes: B items, X inputs, D width, K prototypes.
 """
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from seedbed import Config, Data, Engine, Every, Optim, Request, Sample, Schedule, Source, System, number
-from seedbed.nn import dice
+from seedbed.nn import rng
 from seedbed.nn.groups import declare
 
 NUM_INPUTS, NUM_VALID = 4, 32
@@ -52,7 +52,7 @@ class Sums(Source):
 
 def make(index_B: Tensor, seed: Tensor | int, poison: Tensor | int) -> dict[str, Tensor]:
     """Items from their counters alone."""
-    x_BX = dice.normal(dice.keys(seed, index_B, 1), NUM_INPUTS)
+    x_BX = rng.normal(rng.keys(seed, index_B, 1), NUM_INPUTS)
     x_BX = torch.where((index_B == poison)[:, None], float("nan"), x_BX)
     return {"x": x_BX, "y": x_BX.sum(-1), "index": index_B}
 
@@ -72,44 +72,44 @@ class Packable(System):
         self.register_buffer("level", torch.zeros(2))
         self.register_buffer("table", torch.linspace(0.9, 1.1, NUM_INPUTS), persistent=False)
 
-    def objective(self, batch: dict[str, Tensor], dials: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def objective(self, batch: dict[str, Tensor], settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         """Loss, measurements and the new level; prototypes that a run does not have are never chosen."""
         dtype = self.value_K.dtype
-        draws_BX = dice.normal(dice.keys(dials["seed"], batch["index"], 2), NUM_INPUTS).to(dtype)
-        x_BX = batch["x"].to(dtype) * self.table.to(dtype) + dials["noise"].to(dtype) * draws_BX
+        draws_BX = rng.normal(rng.keys(settings["seed"], batch["index"], 2), NUM_INPUTS).to(dtype)
+        x_BX = batch["x"].to(dtype) * self.table.to(dtype) + settings["noise"].to(dtype) * draws_BX
         scores_BK = torch.tanh(self.inner(x_BX)) @ self.choose_DK
-        scores_BK = scores_BK.masked_fill(dials["on_K"] == 0, -torch.inf)
+        scores_BK = scores_BK.masked_fill(settings["on_K"] == 0, -torch.inf)
         error_B = (scores_BK.softmax(-1) @ self.value_K + self.fixed - batch["y"].to(dtype)) ** 2
         loss = error_B.mean()
         return loss, {"worst": error_B.detach().amax()}, 0.9 * self.level + 0.1 * loss.detach()
 
     def loss(self, batch: dict[str, Tensor], engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        loss, measured, level = self.objective(batch, self.dials())
+        loss, measured, level = self.objective(batch, self.settings_tensors())
         self.level.copy_(level)
         return loss, measured
 
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
         index_B = torch.arange(NUM_VALID, device=engine.device)
-        return {"error": self.objective(source.batch({"index": index_B}), self.dials())[0].item()}
+        return {"error": self.objective(source.batch({"index": index_B}), self.settings_tensors())[0].item()}
 
     def sample(self, request: Request, engine: Engine) -> Sample:
         return Sample(text=f"{self.value_K.sum().item():.3f}")
 
-    def packs(self) -> frozenset[str]:
+    def packable_keys(self) -> frozenset[str]:
         return frozenset({"model.prototypes", "model.noise", "data.poison"})
 
-    def envelope(self, configs: Sequence[Config]) -> Config:
+    def padded_config(self, configs: Sequence[Config]) -> Config:
         most = max(config.model.prototypes for config in configs)
         return replace(configs[0], model=replace(configs[0].model, prototypes=most))
 
-    def dials(self) -> dict[str, Tensor]:
+    def settings_tensors(self) -> dict[str, Tensor]:
         config, device = self.config, self.value_K.device
         numbers = {"seed": config.seed, "poison": config.data.poison, "noise": config.model.noise}
-        dials = {name: torch.tensor(value, device=device) for name, value in numbers.items()}
-        return dials | {"on_K": torch.ones(config.model.prototypes, dtype=torch.int64, device=device)}
+        settings = {name: torch.tensor(value, device=device) for name, value in numbers.items()}
+        return settings | {"on_K": torch.ones(config.model.prototypes, dtype=torch.int64, device=device)}
 
-    def packed_loss(self, index_B: Tensor, dials: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        loss, measured, level = self.objective(make(index_B, dials["seed"], dials["poison"]), dials)
+    def packed_loss(self, index_B: Tensor, settings: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        loss, measured, level = self.objective(make(index_B, settings["seed"], settings["poison"]), settings)
         return loss, measured, {"level": level}
 
 

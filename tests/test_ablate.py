@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT
 
 from seedbed.cli import main
-from seedbed.tune.ablate import measuring, rates, verbs
+from seedbed.tune.ablate import measure, rates, verbs
 
 TOY = str(ROOT / "tests" / "toy_recipe.py")
 QUICK = ("--steps", "3", "--repeats", "2")
@@ -42,18 +42,18 @@ def by_label(name: str) -> dict[str, dict[str, Any]]:
 
 
 def test_every_row_is_predicted_before_it_is_measured(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, measured = measuring.visit, set()
+    real, measured = measure.measure_repeat, set()
     labels = {(8, 16): "baseline", (4, 16): "batch=4", (32, 16): "batch=32", (8, 64): "model.width=64"}
 
-    def visit(bench, config, data_of, num_steps):
+    def repeat(workload, config, data_of, num_steps):
         label = labels[config.batch, config.model.width]
         row = by_label("one")[label]
         assert row["prediction"], f"{label} is measured and nothing was written down"
-        assert bool(row["visits"]) == (label in measured)
+        assert bool(row["repeats"]) == (label in measured)
         measured.add(label)
-        return real(bench, config, data_of, num_steps)
+        return real(workload, config, data_of, num_steps)
 
-    monkeypatch.setattr(measuring, "visit", visit)
+    monkeypatch.setattr(measure, "measure_repeat", repeat)
     monkeypatch.setenv("COLUMNS", "200")
     status, out, err = ablate(TOY, "batch=4,32", "model.width=64", "shard=2", *QUICK, "--name", "one")
     assert status == 0, out + err
@@ -70,7 +70,7 @@ def test_every_row_is_predicted_before_it_is_measured(ablate, monkeypatch: pytes
 
 def test_rows_of_a_round_begin_with_the_same_weights(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[tuple[int, int], list[torch.Tensor]] = {}
-    real = measuring._prepare
+    real = measure._prepare
 
     def prepare(rig):
         config = rig.engine.config
@@ -78,70 +78,70 @@ def test_rows_of_a_round_begin_with_the_same_weights(ablate, monkeypatch: pytest
         found.setdefault((config.seed, len(weights)), []).append(weights)
         return real(rig)
 
-    monkeypatch.setattr(measuring, "_prepare", prepare)
+    monkeypatch.setattr(measure, "_prepare", prepare)
     assert ablate(TOY, "batch=4", "accum=2", *QUICK, "--name", "same")[0] == 0
     assert len(found) == 2 and len({seed for seed, _ in found}) == 2
     for weights in found.values():
         assert len(weights) >= 4 and all(torch.equal(weights[0], other) for other in weights)
-    losses = {label: row["visits"] for label, row in by_label("same").items()}
-    halves = [visit["losses"] for visit in losses["accum=2"].values()], [losses["baseline"]["0"]["losses"]]
+    losses = {label: row["repeats"] for label, row in by_label("same").items()}
+    halves = [repeat["losses"] for repeat in losses["accum=2"].values()], [losses["baseline"]["0"]["losses"]]
     assert halves[0][0] == pytest.approx(halves[1][0], rel=1e-4), "parts of a step equal the whole"
 
 
 def fail_on(monkeypatch: pytest.MonkeyPatch, **errors: Exception) -> list[int]:
     """Let batches of these sizes fail; the sizes that were tried."""
-    real, tried = measuring._measure, []
+    real, tried = measure._measure, []
 
-    def measure(bench, config, data, num_steps):
+    def fake(workload, config, data, num_steps):
         tried.append(config.batch)
         if f"b{config.batch}" in errors:
             raise errors[f"b{config.batch}"]
-        return real(bench, config, data, num_steps)
+        return real(workload, config, data, num_steps)
 
-    monkeypatch.setattr(measuring, "_measure", measure)
+    monkeypatch.setattr(measure, "_measure", fake)
     return tried
 
 
-def test_failures_are_rows(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_rows_are_reported(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = {"b16": torch.OutOfMemoryError("CUDA out of memory. Tried\nmore"), "b4": RuntimeError("first\nthe last line")}
     tried = fail_on(monkeypatch, **errors)
-    status, out, err = ablate(TOY, "batch=4,16,32", "model.width=4", "recompute=full", *QUICK, "--name", "bad")
+    status, out, err = ablate(TOY, "batch=4,16,32", "model.width=4", "remat=full", *QUICK, "--name", "bad")
     assert status == 0, out + err
     rows = by_label("bad")
     outcomes = {label: row["outcome"] for label, row in rows.items()}
-    expected = {"batch=4": "crash", "batch=16": "oom", "batch=32": "skipped", "model.width=4": "ok", "recompute=full": "not run"}
+    expected = {"batch=4": "crash", "batch=16": "oom", "batch=32": "skipped", "model.width=4": "ok", "remat=full": "not run"}
     assert expected.items() <= outcomes.items()
     assert tried.count(16) == tried.count(4) == 1 and 32 not in tried
-    assert rows["batch=4"]["visits"]["1"]["why"] == "RuntimeError: the last line"
-    assert "compile_units" in rows["recompute=full"]["visits"]["0"]["why"]
+    assert rows["batch=4"]["repeats"]["1"]["why"] == "RuntimeError: the last line"
+    assert "compile_units" in rows["remat=full"]["repeats"]["0"]["why"]
     assert "batch=16 was out of memory already" in Path("ablations/bad/report.md").read_text()
 
 
-def test_a_baseline_that_fails_ends_it(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_baseline_ends_the_ablation(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     fail_on(monkeypatch, b8=RuntimeError("no"))
     status, _, err = ablate(TOY, "batch=4", *QUICK)
     assert status == 2 and "the baseline itself does not run (crash): RuntimeError: no" in err
 
 
-def test_a_report_goes_on_where_it_was_interrupted(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, count = measuring.visit, [0]
+def test_interrupted_ablation_is_continued(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, count = measure.measure_repeat, [0]
 
-    def visit(*args):
+    def repeat(*args):
         count[0] += 1
         if count[0] == 4:
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(measuring, "visit", visit)
+    monkeypatch.setattr(measure, "measure_repeat", repeat)
     words = (TOY, "batch=4,16", *QUICK, "--name", "go")
     assert ablate(*words)[0] == 130
     before = by_label("go")
-    assert [len(row["visits"]) for row in before.values()] == [2, 1, 0]
+    assert [len(row["repeats"]) for row in before.values()] == [2, 1, 0]
     status, out, err = ablate(*words)
     assert status == 0, out + err
     after = by_label("go")
     for label, row in before.items():
-        assert row["visits"].items() <= after[label]["visits"].items(), "what was measured stays"
+        assert row["repeats"].items() <= after[label]["repeats"].items(), "what was measured stays"
         assert row["prediction"] in (None, after[label]["prediction"])
     total = count[0]
     assert ablate(*words)[0] == 0 and count[0] == total, "nothing is measured twice"
@@ -149,19 +149,19 @@ def test_a_report_goes_on_where_it_was_interrupted(ablate, monkeypatch: pytest.M
     assert status == 2 and "exists already with other settings" in err
 
 
-def test_the_best_choices_are_measured_together(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_choices_are_measured_in_combination(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a clock that says what each switch gives, the combination is predicted as their product."""
 
-    def visit(bench, config, data_of, num_steps):
+    def repeat(workload, config, data_of, num_steps):
         seconds = (0.5 if config.attention == "math" else 1.0) * (0.8 if config.precision == "bf16" else 1.0)
-        return measuring.Visit("ok", seconds=[seconds] * num_steps, losses=[1.0] * num_steps, reserved=1, num_params=1)
+        return measure.Repeat("ok", seconds=[seconds] * num_steps, losses=[1.0] * num_steps, reserved=1, num_params=1)
 
-    monkeypatch.setattr(measuring, "visit", visit)
+    monkeypatch.setattr(measure, "measure_repeat", repeat)
     status, out, err = ablate("gpt/demo", "attention=math", "dtype=bf16", "heads=1", *TINY_GPT, *QUICK, "--name", "sum", "--json")
     assert status == 0, out + err
-    told = {row["label"]: row for row in json.loads(out)["rows"]}
-    assert told["combined"]["predicted"] == pytest.approx(1 / (0.5 * 0.8))
-    assert told["combined"]["ratio"] == pytest.approx(told["combined"]["predicted"])
+    reported = {row["label"]: row for row in json.loads(out)["rows"]}
+    assert reported["combined"]["predicted"] == pytest.approx(1 / (0.5 * 0.8))
+    assert reported["combined"]["ratio"] == pytest.approx(reported["combined"]["predicted"])
     assert by_label("sum")["combined"]["settings"] == {"attention": "math", "precision": "bf16"}
 
 
@@ -172,8 +172,8 @@ def test_the_best_choices_are_measured_together(ablate, monkeypatch: pytest.Monk
         pytest.param("thinker/demo", ["--set", "model.width=8", "--set", "batch=4"], {"own"}, marks=pytest.mark.slow),
     ],
 )
-def test_recipes_are_measured_for_real(ablate, name: str, settings: list[str], attention: set[str]) -> None:
-    axes = ("recompute=selective", "attention=math") if "gpt" in name else ("recompute=full", "heads=2")
+def test_recipes_are_measured_end_to_end(ablate, name: str, settings: list[str], attention: set[str]) -> None:
+    axes = ("remat=selective", "attention=math") if "gpt" in name else ("remat=full", "heads=2")
     status, out, err = ablate(name, *axes, *settings, "--steps", "2", "--repeats", "1", "--name", "real", "--json")
     assert status == 0, out + err
     rows = {row["label"]: row for row in json.loads(out)["rows"]}
@@ -183,7 +183,7 @@ def test_recipes_are_measured_for_real(ablate, name: str, settings: list[str], a
     for row in rows.values():
         assert row["outcome"] == "ok" and row["items_per_s"] > 0 and row["predicted"] > 0 and row["mfu"] is None
         assert row["low"] <= row["items_per_s"] <= row["high"]
-    recomputed = next(row for label, row in rows.items() if "recompute" in label)
+    recomputed = next(row for label, row in rows.items() if "remat" in label)
     assert recomputed["loss"] == base["loss"], "recomputing changes nothing"
 
 
@@ -200,23 +200,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "says"), WRONG, ids=[" ".join(words[1:]) for words, _ in WRONG])
-def test_a_mistake_costs_a_line_and_leaves_nothing(ablate, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+def test_ablate_errors_are_one_line_and_leave_nothing(ablate, tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     status, _, err = ablate(*words)
     assert status == 2 and says in err, err
     assert len(err.strip().splitlines()) <= 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_are_chosen_by_time(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "VISIT_SECONDS", 0.0)
-    monkeypatch.setattr(measuring, "FEWEST", 2)
+def test_steps_per_repeat_follow_from_time(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(measure, "FEWEST", 2)
     assert ablate(TOY, "batch=4", "--repeats", "1", "--name", "auto")[0] == 0
     assert kept("auto")["steps"] == 2
 
 
-def test_the_shelf_opens_data_anew_only_where_it_may_differ() -> None:
-    bench = verbs.Bench.open(TOY, [])
-    shelf = verbs.Shelf(bench)
-    assert shelf(bench.config) is bench.data
-    other = dataclasses.replace(bench.config, seed=5)
-    assert shelf(other) is shelf(dataclasses.replace(other, batch=4)) is not bench.data
+def test_data_cache_reopens_data_only_where_it_may_differ() -> None:
+    workload = verbs.Workload.open(TOY, [])
+    cache = verbs.DataCache(workload)
+    assert cache(workload.config) is workload.data
+    other = dataclasses.replace(workload.config, seed=5)
+    assert cache(other) is cache(dataclasses.replace(other, batch=4)) is not workload.data

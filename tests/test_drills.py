@@ -15,8 +15,8 @@ from helpers import kinds, newest, resume, rows, start
 
 from seedbed.data import feed
 from seedbed.drills import table
-from seedbed.drills.lab import Tally
-from seedbed.errors import UserError
+from seedbed.drills.sandbox import DrillResult
+from seedbed.errors import EXIT_STALLED, UserError
 from seedbed.launch import local
 from seedbed.track.run import Run
 from seedbed.train import loop, watchdog
@@ -50,7 +50,7 @@ def memory_for(num: int, monkeypatch: pytest.MonkeyPatch, error: Exception | Non
 
 @pytest.mark.parametrize(("batch", "room", "accum"), [(8, 4, 2), (8, 1, 8), (6, 2, 6), (9, 3, 3), (30, 7, 6)])
 @pytest.mark.parametrize("mapped", [False, True], ids=["memory", "memory-map"])
-def test_smaller_parts_give_the_same_gradient(tmp_path: Path, monkeypatch, batch, room, accum, mapped) -> None:
+def test_smaller_micro_batches_give_the_same_gradient(tmp_path: Path, monkeypatch, batch, room, accum, mapped) -> None:
     if mapped:
         monkeypatch.setattr(feed, "room", lambda device: 0)
     settings = [f"batch={batch}", "steps=6", "ema=0.9"]
@@ -65,7 +65,7 @@ def test_smaller_parts_give_the_same_gradient(tmp_path: Path, monkeypatch, batch
     assert calls == 6 * accum, "the buffers of the abandoned step were put back"
 
 
-def test_what_a_run_had_to_do_is_kept_for_its_resumption(tmp_path: Path, monkeypatch) -> None:
+def test_reduced_micro_batch_is_kept_on_resume(tmp_path: Path, monkeypatch) -> None:
     memory_for(2, monkeypatch)
     start(tmp_path, "one", "steps=6")
     facts = Run.open(tmp_path, "one").config_json()
@@ -74,16 +74,16 @@ def test_what_a_run_had_to_do_is_kept_for_its_resumption(tmp_path: Path, monkeyp
     assert len(events(tmp_path, "one", "out_of_memory")) == 2, "the resumed run starts in small parts"
 
 
-def test_a_later_step_is_taken_again_and_no_item_is_lost(tmp_path: Path, monkeypatch) -> None:
+def test_out_of_memory_step_is_repeated_and_no_item_is_lost(tmp_path: Path, monkeypatch) -> None:
     start(tmp_path, "plain")
-    real = loop._take_step
+    real = loop.take_step
 
     def take(job: loop.Job) -> None:
         if job.step == 6 and job.config.accum == 1:
             memory_for(4, monkeypatch)
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     start(tmp_path, "late")
     assert [e["step"] for e in events(tmp_path, "late", "out_of_memory")] == [7]
     assert [r["step"] for r in rows(tmp_path, "late")] == list(range(1, 13))
@@ -95,7 +95,7 @@ def test_a_later_step_is_taken_again_and_no_item_is_lost(tmp_path: Path, monkeyp
     ("room", "touched", "words"),
     [(0, False, "with one item at a time"), (4, True, "in the middle of an update.*\n.*seedbed resume one accum=2")],
 )
-def test_what_cannot_be_rescued_is_said(tmp_path: Path, monkeypatch, room: int, touched: bool, words: str) -> None:
+def test_out_of_memory_with_one_item_is_reported(tmp_path: Path, monkeypatch, room: int, touched: bool, words: str) -> None:
     memory_for(room, monkeypatch)
     if touched:
         monkeypatch.setattr(Engine, "touched", property(lambda self: True, lambda self, value: None), raising=False)
@@ -104,14 +104,14 @@ def test_what_cannot_be_rescued_is_said(tmp_path: Path, monkeypatch, room: int, 
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes do not fit"), ValueError("no")])
-def test_other_errors_are_not_taken_for_want_of_memory(tmp_path: Path, monkeypatch, error: Exception) -> None:
+def test_out_of_memory_is_distinguished_from_other_errors(tmp_path: Path, monkeypatch, error: Exception) -> None:
     memory_for(1, monkeypatch, error)
     with pytest.raises(type(error), match=str(error)):
         start(tmp_path, "one")
     assert "out_of_memory" not in kinds(tmp_path, "one")
 
 
-def test_want_of_memory_beside_the_steps_is_explained(tmp_path: Path, monkeypatch) -> None:
+def test_out_of_memory_outside_steps_is_explained(tmp_path: Path, monkeypatch) -> None:
     def greedy(job: loop.Job) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB\nand more")
 
@@ -132,33 +132,33 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return codes
 
 
-def test_a_standstill_is_told_and_ended(tmp_path: Path, monkeypatch, capsys, ended: list[int]) -> None:
-    real = loop._take_step
-    told = {}
+def test_stalled_step_is_reported_and_ended(tmp_path: Path, monkeypatch, capsys, ended: list[int]) -> None:
+    real = loop.take_step
+    reported = {}
 
     def take(job: loop.Job) -> None:
         if job.step == 5:
             deadline = time.monotonic() + 20
             while not ended and time.monotonic() < deadline:
                 time.sleep(0.01)
-            told.update(Run.open(tmp_path, "one").status())
+            reported.update(Run.open(tmp_path, "one").status())
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     start(tmp_path, "one", "guard.stall=0.2")
-    assert set(ended) == {watchdog.EXIT_STALLED}
-    assert told["status"] == "stalled" and "step 6 (samples 40 to 47) has not ended" in told["error"]
+    assert set(ended) == {EXIT_STALLED}
+    assert reported["status"] == "stalled" and "step 6 (samples 40 to 47) has not ended" in reported["error"]
     event = events(tmp_path, "one", "stall")[0]
     assert event["step"] == 6 and "test_drills.py" in event["where"]
     assert "in take" in (tmp_path / "one" / "stacks.txt").read_text()
     assert "seedbed resume one" in capsys.readouterr().err
 
 
-def test_evaluation_may_take_its_time(tmp_path: Path, monkeypatch, ended: list[int]) -> None:
+def test_stall_watchdog_allows_long_evaluations(tmp_path: Path, monkeypatch, ended: list[int]) -> None:
     real = loop.evaluate
 
     def slow(job: loop.Job) -> None:
-        with job.clock.lap("eval"):
+        with job.clock.timer("eval"):
             time.sleep(0.5)
         real(job)
 
@@ -172,8 +172,8 @@ def test_evaluation_may_take_its_time(tmp_path: Path, monkeypatch, ended: list[i
 
 @pytest.mark.parametrize("file", ["model", "optim", "ema"])
 @pytest.mark.parametrize("stopped", [False, True], ids=["last step", "signal"])
-def test_a_spoiled_state_is_not_saved(tmp_path: Path, monkeypatch, file: str, stopped: bool) -> None:
-    real = loop._take_step
+def test_non_finite_state_is_not_saved(tmp_path: Path, monkeypatch, file: str, stopped: bool) -> None:
+    real = loop.take_step
 
     def take(job: loop.Job) -> None:
         real(job)
@@ -183,7 +183,7 @@ def test_a_spoiled_state_is_not_saved(tmp_path: Path, monkeypatch, file: str, st
                 spoil.view(-1)[0] = float("inf")
             job.stop_signal = signal.SIGTERM if stopped else 0
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     assert start(tmp_path, "one", "ema=0.9", "every.eval=0") == 1
     assert newest(tmp_path, "one").step == 8 and Run.open(tmp_path, "one").status()["status"] == "nan"
     assert events(tmp_path, "one", "spoiled")[0]["what"].startswith(f"{file}: ")
@@ -192,7 +192,7 @@ def test_a_spoiled_state_is_not_saved(tmp_path: Path, monkeypatch, file: str, st
     assert resume(tmp_path, "one") == 0
 
 
-def test_a_buffer_may_hold_what_it_likes(tmp_path: Path, monkeypatch) -> None:
+def test_non_finite_buffers_may_be_saved(tmp_path: Path, monkeypatch) -> None:
     real = Engine.__init__
 
     def init(self, system, *rest, **named) -> None:
@@ -208,34 +208,40 @@ def test_a_buffer_may_hold_what_it_likes(tmp_path: Path, monkeypatch) -> None:
 
 def result(**facts) -> dict:
     known = {"drill": "signals", "injected": "a|b", "outcome": "passed", "num_faults": 3, "num_detected": 3, "steps_lost": 0}
-    return {**known, "bit_exact": "yes", "said": ["step 3: x", "step 4: x"], "seconds": 1.0, **facts}
+    return {**known, "bit_exact": "yes", "messages": ["step 3: x", "step 4: x"], "seconds": 1.0, **facts}
 
 
 @pytest.mark.parametrize(
-    ("tally", "outcome", "says"),
+    ("result", "outcome", "says"),
     [
-        (Tally(3, 3), "passed", ""),
-        (Tally(3, 2), "failed", "1 of 3 faults went unnoticed"),
-        (Tally(3, 3, steps_lost=2), "failed", "2 steps lost"),
-        (Tally(), "failed", "nothing was injected"),
+        (DrillResult(3, 3), "passed", ""),
+        (DrillResult(3, 2), "failed", "1 of 3 faults went unnoticed"),
+        (DrillResult(3, 3, steps_lost=2), "failed", "2 steps lost"),
+        (DrillResult(), "failed", "nothing was injected"),
     ],
 )
-def test_a_tally_is_judged(tally: Tally, outcome: str, says: str) -> None:
-    found, problem = table._judged(tally)
+def test_drill_result_decides_the_outcome(result: DrillResult, outcome: str, says: str) -> None:
+    found, problem = table._outcome(result)
     assert found == outcome and says in problem
 
 
-def test_a_page_tells_failures_and_what_was_not_run() -> None:
-    text = table.markdown([result(), result(outcome="failed", problem="lost"), result(outcome="not run", problem="no /proc")])
-    assert "2 drills held, 6 faults injected, no steps lost, 1 failed, 1 not run" in text
+def test_drill_page_lists_failures_and_skipped_drills() -> None:
+    text = table.markdown(
+        [
+            result(messages=None, said=["step 3: x"]),
+            result(outcome="failed", problem="lost"),
+            result(outcome="not run", problem="no /proc"),
+        ]
+    )
+    assert "2 drills run, 6 faults injected, no steps lost, 1 failed, 1 not run" in text
     assert "a\\|b" in text and "FAILED: lost" in text and "not run: no /proc" in text
     assert text.count("step 3: x") == 3 and "step 4: x" not in text, "sentences that differ in numbers are shown once"
 
 
-def test_results_are_merged_and_written_into_a_page(tmp_path: Path, monkeypatch) -> None:
+def test_drill_results_are_merged_and_written_into_a_page(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(table, "preload", lambda: None)
-    monkeypatch.setattr(table, "hold", lambda one, short: result(drill=one.name))
+    monkeypatch.setattr(table, "run_drill", lambda one, short: result(drill=one.name))
     page = tmp_path / "page.md"
     page.write_text(f"before\n{table._MARKS[0]}\nold\n{table._MARKS[1]}\nafter\n")
     assert table.drill(["clock"], short=True, as_json=False, page=page) == 0
@@ -252,7 +258,7 @@ def test_results_are_merged_and_written_into_a_page(tmp_path: Path, monkeypatch)
 @pytest.mark.parametrize(
     ("words", "says"), [(["kill-saves"], "did you mean kill-save"), (["--write", "nowhere.md"], "there is no page nowhere.md")]
 )
-def test_a_mistake_is_one_line(words: list[str], says: str, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_mistake_is_one_line(words: list[str], says: str, tmp_path: Path, monkeypatch, capsys) -> None:
     from seedbed.cli import main
 
     monkeypatch.chdir(tmp_path)
@@ -260,7 +266,7 @@ def test_a_mistake_is_one_line(words: list[str], says: str, tmp_path: Path, monk
     assert says in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_page_tells_of_every_drill() -> None:
+def test_drill_page_lists_every_drill() -> None:
     text = (ROOT / "docs" / "drills.md").read_text()
     missing = [one.name for one in table.DRILLS if f"| `{one.name}` |" not in text]
     assert not missing and "FAILED" not in text, "renew it: seedbed drill --write docs/drills.md"
@@ -303,6 +309,9 @@ BROKEN = {
     "kill-save": "from seedbed.train import checkpoint as c; c._make_aside = lambda folder, aside: "
     "(aside.mkdir(exist_ok=True), (folder / 'step-000016').exists() or aside.rename(folder / 'step-000016'), "
     "aside.exists() or aside.symlink_to('step-000016'))",
+    "hang-up": "import signal; from seedbed.train import signals as s; s.STOPPING = (signal.SIGTERM, signal.SIGINT)",
+    "slow-clients": "from seedbed.serve import slow_clients as s; s.BoundedProtocol._give_up = lambda self: None; "
+    "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 25.0) for d in t.DRILLS]",
     "hang": "from seedbed.train import watchdog as w; w._give_up = lambda job, seconds: None; "
     "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 15.0) for d in t.DRILLS]",
 }
@@ -311,7 +320,7 @@ BROKEN = {
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_drill_can_fail(tmp_path: Path, name: str) -> None:
+def test_drill_can_fail(tmp_path: Path, name: str) -> None:
     done = command(tmp_path, "drill", name, "--short", "--json", code=BROKEN[name])
     (found,) = json.loads(done.stdout)
     assert done.returncode == 1 and found["outcome"] == "failed" and found["problem"], found

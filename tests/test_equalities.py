@@ -8,6 +8,7 @@ from helpers import assert_same_end, kinds, newest, resume, rows, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local
+from seedbed.track import edits
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
 
@@ -51,7 +52,7 @@ def test_instruments_do_not_change_training(tmp_path: Path) -> None:
     assert rows(tmp_path, "often") == rows(tmp_path, "never")
 
 
-def test_a_damaged_newest_checkpoint_falls_back_and_ends_the_same(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_damaged_newest_checkpoint_falls_back_and_ends_the_same(tmp_path: Path, monkeypatch, capsys) -> None:
     start(tmp_path, "straight")
     stop_at(9, monkeypatch)
     start(tmp_path, "damaged")
@@ -70,15 +71,15 @@ def test_a_damaged_newest_checkpoint_falls_back_and_ends_the_same(tmp_path: Path
 def seen_by(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sample counters that training really consumed, in order."""
     seen: list[int] = []
-    real = loop._take_step
+    real = loop.take_step
 
     def take(job: loop.Job) -> None:
         counter, batch = job.counter, job.config.batch
         real(job)
-        assert job.feed.part(0)["index"][0] == counter
+        assert job.stepper.feed.part(0)["index"][0] == counter
         seen.extend(range(counter, counter + batch))
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     return seen
 
 
@@ -112,11 +113,11 @@ def test_more_steps_stretch_a_finished_run(tmp_path: Path) -> None:
         ("optim.lr=1", "optim.lr cannot change on resume"),
         ("seed=7", "seed cannot change on resume"),
         ("data.num=50", "data.num cannot change on resume"),
-        ("steps=3", "steps=3 is behind step 5"),
+        ("steps=3", "steps=3 is before step 5"),
         ("nonsense=1", "unknown key"),
     ],
 )
-def test_what_would_be_another_run_is_refused(tmp_path: Path, monkeypatch, change: str, message: str) -> None:
+def test_fixed_keys_cannot_change_on_resume(tmp_path: Path, monkeypatch, change: str, message: str) -> None:
     stop_at(5, monkeypatch)
     start(tmp_path, "one")
     before = newest(tmp_path, "one")
@@ -126,12 +127,12 @@ def test_what_would_be_another_run_is_refused(tmp_path: Path, monkeypatch, chang
     assert before.step == 5
 
 
-def test_a_kill_before_the_first_checkpoint_starts_again(tmp_path: Path, monkeypatch) -> None:
+def test_killed_run_without_a_checkpoint_starts_again(tmp_path: Path, monkeypatch) -> None:
     def die(job: loop.Job) -> None:
         raise KeyboardInterrupt
 
     start(tmp_path, "straight")
-    monkeypatch.setattr(loop, "_take_step", die)
+    monkeypatch.setattr(loop, "take_step", die)
     with pytest.raises(KeyboardInterrupt):
         start(tmp_path, "early")
     monkeypatch.undo()
@@ -144,5 +145,8 @@ def test_changed_data_is_refused_with_both_names(tmp_path: Path, monkeypatch) ->
     start(tmp_path, "one")
     state = tmp_path / "one" / "config.json"
     state.write_text(state.read_text().replace('"num": 96', '"num": 95'))
+    with pytest.raises(UserError, match=r"was edited.*data\.num 96 -> 95"):
+        resume(tmp_path, "one")
+    assert edits.accept(Run.open(tmp_path, "one"))
     with pytest.raises(UserError, match="trained on sums-96, the source now gives sums-95"):
         resume(tmp_path, "one")

@@ -13,7 +13,7 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.track import files
 from seedbed.track.run import Run
-from seedbed.train import loop
+from seedbed.train import checkpoint_loading, loop
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def at_step(step: int, monkeypatch: pytest.MonkeyPatch, act, times: int = 1) -> None:
     """Do something to the job just before it takes its step number `step`, the first `times` times."""
-    real, left = loop._take_step, [times]
+    real, left = loop.take_step, [times]
 
     def take(job: loop.Job) -> None:
         if job.step + 1 == step and left[0]:
@@ -31,7 +31,7 @@ def at_step(step: int, monkeypatch: pytest.MonkeyPatch, act, times: int = 1) -> 
             act(job)
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
 
 
 def events(root: Path, name: str, kind: str) -> list[dict]:
@@ -39,7 +39,7 @@ def events(root: Path, name: str, kind: str) -> list[dict]:
 
 
 @pytest.mark.parametrize("accum", [1, 4])
-def test_a_poisoned_item_costs_one_step_an_epoch(tmp_path: Path, accum: int) -> None:
+def test_poisoned_item_costs_one_step_an_epoch(tmp_path: Path, accum: int) -> None:
     assert start(tmp_path, "one", "data.poison=7", f"accum={accum}", "steps=24") == 0
     found = events(tmp_path, "one", "nonfinite")
     assert len(found) == 2 and all(e["answer"] == "skip" and "loss is not finite" in e["what"] for e in found)
@@ -48,13 +48,13 @@ def test_a_poisoned_item_costs_one_step_an_epoch(tmp_path: Path, accum: int) -> 
     assert logged == [s for s in range(1, 25) if s not in {e["step"] for e in found}]
 
 
-def test_skipping_equals_a_run_that_never_had_the_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_skipped_step_equals_a_run_without_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a skipped step the weights are those from before it, so the run goes on as if the update had been zero."""
     start(tmp_path, "poisoned", "data.poison=7", "every.save=1", "keep=20")
     step = events(tmp_path, "poisoned", "nonfinite")[0]["step"]
     folder = tmp_path / "poisoned" / "checkpoints"
-    before = local.checkpoint.load(folder / f"step-{step - 1:06d}").tensors
-    after = local.checkpoint.load(folder / f"step-{step + 1:06d}").tensors
+    before = checkpoint_loading.load(folder / f"step-{step - 1:06d}").tensors
+    after = checkpoint_loading.load(folder / f"step-{step + 1:06d}").tensors
     assert not (folder / f"step-{step:06d}").exists()
     count = "main.count.net.0.weight"
     assert after["optim"][count] == before["optim"][count] + 1, "two steps, one of them skipped"
@@ -71,7 +71,7 @@ def test_resume_around_a_skipped_step_is_exact(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
-def test_weights_that_are_not_finite_end_the_run_with_its_checkpoints_whole(
+def test_nonfinite_weights_end_the_run_with_intact_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str
 ) -> None:
     """Every later step is bad, and every reload is poisoned again: the caps must end it."""
@@ -115,7 +115,7 @@ def test_rollback_restores_moments_too_and_skips_the_data(tmp_path: Path, monkey
     assert a.state["items"] == b.state["items"] == 96 and a.state["skipped_items"] == 16
 
 
-def test_a_kick_is_seen_as_a_spike_and_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kick_is_seen_as_a_spike_and_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def kick(job: loop.Job) -> None:
         with torch.no_grad():
             job.system.net[3].weight.mul_(50)
@@ -129,13 +129,13 @@ def test_a_kick_is_seen_as_a_spike_and_rolled_back(tmp_path: Path, monkeypatch: 
     assert steps == sorted(set(steps)) == list(range(1, 81)), "the rows tell the course that was kept"
 
 
-def test_a_clean_run_raises_no_event(tmp_path: Path) -> None:
+def test_clean_run_raises_no_event(tmp_path: Path) -> None:
     start(tmp_path, "one", "steps=400", "data.num=960", "batch=64", "every.eval=100", "every.save=100")
     assert set(kinds(tmp_path, "one")) == {"preflight", "start", "model", "eval", "checkpoint", "sample", "end"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, monkeypatch, capsys, number: int) -> None:
+def test_signal_saves_and_says_how_to_go_on(tmp_path: Path, monkeypatch, capsys, number: int) -> None:
     at_step(6, monkeypatch, lambda job: os.kill(os.getpid(), number))
     handler = signal.getsignal(number)
     assert start(tmp_path, "one") == 128 + number
@@ -144,7 +144,7 @@ def test_a_signal_saves_and_says_how_to_go_on(tmp_path: Path, monkeypatch, capsy
     assert newest(tmp_path, "one").step == 6 and Run.open(tmp_path, "one").status()["status"] == "interrupted"
 
 
-def test_a_full_disk_during_a_save_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_full_disk_during_a_save_costs_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     real = files.write_synced
 
     def full(path: Path, data: bytes) -> None:
@@ -159,7 +159,7 @@ def test_a_full_disk_during_a_save_costs_a_warning(tmp_path: Path, monkeypatch: 
     assert names == ["step-000004", "step-000012"]
 
 
-def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_the_end_is_an_error_and_the_run_can_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = files.write_synced
 
     def full(path: Path, data: bytes) -> None:
@@ -176,7 +176,7 @@ def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_go_on(tmp_path: Path
     assert_same_end(tmp_path, "straight", "full")
 
 
-def test_a_run_in_use_is_refused(tmp_path: Path, monkeypatch) -> None:
+def test_run_in_use_is_refused(tmp_path: Path, monkeypatch) -> None:
     stop_at(5, monkeypatch)
     start(tmp_path, "one")
     with Run.open(tmp_path, "one").lock(), pytest.raises(UserError, match=f"in use by process {os.getpid()}"):
@@ -184,7 +184,7 @@ def test_a_run_in_use_is_refused(tmp_path: Path, monkeypatch) -> None:
     assert resume(tmp_path, "one") == 0
 
 
-def test_a_name_that_exists_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
+def test_name_that_exists_is_refused_and_nothing_is_touched(tmp_path: Path) -> None:
     start(tmp_path, "one")
     before = {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
     with pytest.raises(UserError, match="run one exists already"):

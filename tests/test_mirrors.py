@@ -16,8 +16,9 @@ from helpers import TOY, assert_same_end, resume, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local
-from seedbed.track.mirrors import base, choose
-from seedbed.track.mirrors.base import Item, Mirror, Sink
+from seedbed.launch import resume as resuming
+from seedbed.report.mirrors import base, choose
+from seedbed.report.mirrors.base import Item, Mirror, Sink
 from seedbed.track.run import Run
 from seedbed.train import loop
 
@@ -120,7 +121,7 @@ def soon(seconds: float = 5.0) -> float:
     return time.monotonic() + seconds
 
 
-def test_what_is_written_arrives_in_order_and_on_another_thread(run: Run, opened):
+def test_mirror_gets_items_in_order_on_its_own_thread(run: Run, opened):
     mirror, sink, warnings = opened(Recorder)
     run.row({"step": 1, "loss": 2.5, "lrs": {"all": 0.1}, "note": "text", "bad": float("nan")})
     run.event(1, "eval", error=0.5, weights="live", best=True)
@@ -140,7 +141,7 @@ def test_what_is_written_arrives_in_order_and_on_another_thread(run: Run, opened
     assert warnings == []
 
 
-def test_a_service_that_never_answers_costs_an_append_and_is_told_in_numbers(run: Run, opened, monkeypatch):
+def test_mirror_that_never_answers_costs_an_append_and_is_reported(run: Run, opened, monkeypatch):
     monkeypatch.setattr(base, "NUM_WAITING", 100)
     mirror, sink, warnings = opened(Hanging)
     for step in range(1000):
@@ -148,13 +149,13 @@ def test_a_service_that_never_answers_costs_an_append_and_is_told_in_numbers(run
         assert len(mirror._waiting) <= 100
     assert {kind for kind, _ in sink.calls} <= {"open"}, "training must not wait for the service"
     mirror.close(soon(0.05))
-    (told,) = warnings
-    assert "1000 rows and events were not sent (it does not answer)" in told
-    assert "seedbed runs mirror one --to hanging" in told
+    (reported,) = warnings
+    assert "1000 rows and events were not sent (it does not answer)" in reported
+    assert "seedbed runs mirror one --to hanging" in reported
     assert len(run.rows()) == 1000
 
 
-def test_of_too_many_rows_the_newest_are_kept(run: Run, opened, monkeypatch):
+def test_mirror_queue_keeps_the_newest_rows(run: Run, opened, monkeypatch):
     monkeypatch.setattr(base, "NUM_WAITING", 10)
     mirror, sink, warnings = opened(Hanging)
     for step in range(50):
@@ -165,7 +166,7 @@ def test_of_too_many_rows_the_newest_are_kept(run: Run, opened, monkeypatch):
     assert "40 rows and events were not sent (it was too slow)" in warnings[0]
 
 
-def test_a_service_that_raises_is_left_alone_after_a_few_tries(run: Run, opened):
+def test_mirror_that_raises_is_disabled_after_a_few_failures(run: Run, opened):
     mirror, sink, warnings = opened(Raising)
     for step in range(200):
         run.row({"step": step, "loss": 1.0})
@@ -176,7 +177,7 @@ def test_a_service_that_raises_is_left_alone_after_a_few_tries(run: Run, opened)
     assert len(warnings) == 2
 
 
-def test_a_service_that_fails_now_and_then_loses_only_what_failed(run: Run, opened):
+def test_mirror_that_fails_sometimes_loses_only_failed_items(run: Run, opened):
     class Flaky(Recorder):
         def numbers(self, step: int, values: dict[str, float], when: float) -> None:
             super().numbers(step, values, when)
@@ -191,7 +192,7 @@ def test_a_service_that_fails_now_and_then_loses_only_what_failed(run: Run, open
     assert "10 rows and events were not sent" in warnings[1]
 
 
-def test_a_service_that_hangs_only_at_the_end_is_told_so(run: Run, opened):
+def test_mirror_that_hangs_at_the_end_is_reported(run: Run, opened):
     class Endless(Hanging):
         def heard(self, kind: str, *values: Any) -> None:
             if kind == "close":
@@ -206,7 +207,7 @@ def test_a_service_that_hangs_only_at_the_end_is_told_so(run: Run, opened):
     assert warnings == ["mirror endless: all was sent, but it has not confirmed the end of the run"]
 
 
-def test_a_package_that_wants_to_exit_ends_nothing(run: Run, opened):
+def test_mirror_that_calls_exit_does_not_end_the_run(run: Run, opened):
     class Exiting(Recorder):
         def numbers(self, step: int, values: dict[str, float], when: float) -> None:
             raise SystemExit(3)
@@ -217,7 +218,7 @@ def test_a_package_that_wants_to_exit_ends_nothing(run: Run, opened):
     assert sink.calls[-1][0] == "close" and "SystemExit: 3" in warnings[0]
 
 
-def test_a_service_that_cannot_be_opened_hears_nothing_more(run: Run, opened):
+def test_mirror_that_cannot_be_opened_is_disabled(run: Run, opened):
     mirror, sink, warnings = opened(Unopened)
     mirror._thread.join(5)
     for step in range(5):
@@ -228,7 +229,7 @@ def test_a_service_that_cannot_be_opened_hears_nothing_more(run: Run, opened):
     assert "5 rows and events were not sent (gave up)" in warnings[1]
 
 
-def test_checkpoints_go_only_where_they_were_asked_for_and_still_lie(run: Run):
+def test_checkpoints_are_mirrored_on_request_if_they_still_exist(run: Run):
     (run.path / "checkpoints" / "step-000004").mkdir(parents=True)
     items = [Item("checkpoint", {"step": n, "path": f"step-{n:06d}", "best": True}, 0.0) for n in (2, 4)]
     for asked, heard in ((True, [("checkpoint", ("step-000004", True))]), (False, [])):
@@ -253,7 +254,7 @@ def test_checkpoints_go_only_where_they_were_asked_for_and_still_lie(run: Run):
         (",", r"no mirror ''"),
     ],
 )
-def test_a_wrong_choice_is_refused_before_anything_is_trained(text: str, says: str, monkeypatch, tmp_path: Path):
+def test_mirror_option_is_validated_before_training(text: str, says: str, monkeypatch, tmp_path: Path):
     found = choose.importlib.util.find_spec
     monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name) or True)
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
@@ -263,7 +264,7 @@ def test_a_wrong_choice_is_refused_before_anything_is_trained(text: str, says: s
         choose.read(text)
 
 
-def test_a_key_or_offline_work_is_enough_for_wandb(monkeypatch, tmp_path: Path):
+def test_wandb_needs_a_key_or_offline_mode(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: True)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
@@ -324,9 +325,9 @@ def test_tensorboard_files_read_back_equal(tmp_path: Path, monkeypatch):
     assert mirrored_to_tensorboard(run) == want
 
 
-def test_steps_that_were_rolled_back_leave_the_event_files(tmp_path: Path, monkeypatch):
+def test_tensorboard_purges_rolled_back_steps(tmp_path: Path, monkeypatch):
     pytest.importorskip("tensorboard")
-    real, spoiled = loop._take_step, []
+    real, spoiled = loop.take_step, []
 
     def take(job: loop.Job) -> None:
         if job.step == 10 and not spoiled:
@@ -335,21 +336,21 @@ def test_steps_that_were_rolled_back_leave_the_event_files(tmp_path: Path, monke
                 job.system.net[0].weight[0, 0] = float("nan")
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     assert train(tmp_path, "one", "tensorboard", "guard.max_skips=0") == 0
     run = Run.open(tmp_path, "one")
     assert [event["to"] for event in run.events() if event["kind"] == "rollback"] == [8]
     assert mirrored_to_tensorboard(run)["train/loss"] == written(run, "train")["train/loss"]
 
 
-def test_a_mirror_may_join_later_and_gets_what_came_before(tmp_path: Path, monkeypatch):
+def test_mirror_added_later_gets_earlier_rows(tmp_path: Path, monkeypatch):
     pytest.importorskip("tensorboard")
     stop_at(6, monkeypatch)
     start(tmp_path, "one")
-    local.resume(tmp_path, "one", [], mirrors=choose.read("tensorboard"))
+    resuming.resume(tmp_path, "one", [], mirrors=choose.read("tensorboard"))
     run = Run.open(tmp_path, "one")
     assert mirrored_to_tensorboard(run)["train/loss"] == written(run, "train")["train/loss"]
-    local.resume(tmp_path, "one", ["steps=14"], mirrors=())
+    resuming.resume(tmp_path, "one", ["steps=14"], mirrors=())
     assert len(mirrored_to_tensorboard(run)["train/loss"]) == 12
 
 
@@ -363,7 +364,7 @@ def test_results_do_not_depend_on_mirrors(tmp_path: Path, monkeypatch, capsys):
     assert facts[0]["hash"] == facts[1]["hash"]
 
 
-def test_a_resumed_run_goes_on_where_a_package_is_missing(tmp_path: Path, monkeypatch, capsys):
+def test_resumed_run_continues_without_a_missing_mirror_package(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(choose.SINKS, "json", f"{__name__}:Recorder")
     stop_at(6, monkeypatch)
     train(tmp_path, "one", "json")
@@ -372,7 +373,7 @@ def test_a_resumed_run_goes_on_where_a_package_is_missing(tmp_path: Path, monkey
     assert "no mirror 'json'" in capsys.readouterr().out
 
 
-def test_the_end_of_a_run_waits_for_a_hanging_service_no_longer_than_promised(tmp_path: Path, monkeypatch, capsys):
+def test_mirror_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setitem(choose.SINKS, "json", f"{__name__}:Hanging")
     monkeypatch.setattr(base, "SECONDS", 0.2)
     before = time.monotonic()
@@ -444,7 +445,7 @@ def fakes(tmp_path: Path, monkeypatch) -> Callable[[], list[list[Any]]]:
     return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def test_trackio_hears_the_run_and_finds_it_again(tmp_path: Path, monkeypatch, fakes):
+def test_trackio_gets_the_run_and_resumes_it(tmp_path: Path, monkeypatch, fakes):
     stop_at(6, monkeypatch)
     train(tmp_path, "one", "trackio+checkpoints", "every.sample=4")
     resume(tmp_path, "one")
@@ -457,7 +458,7 @@ def test_trackio_hears_the_run_and_finds_it_again(tmp_path: Path, monkeypatch, f
     assert calls[-1] == ["finish"]
 
 
-def test_mlflow_hears_the_run_and_finds_it_again(tmp_path: Path, monkeypatch, fakes):
+def test_mlflow_gets_the_run_and_resumes_it(tmp_path: Path, monkeypatch, fakes):
     stop_at(6, monkeypatch)
     train(tmp_path, "one", "mlflow+checkpoints")
     resume(tmp_path, "one")
@@ -472,15 +473,15 @@ def test_mlflow_hears_the_run_and_finds_it_again(tmp_path: Path, monkeypatch, fa
     assert ["artifacts", "id-1", "step-000012", "checkpoints/step-000012"] in calls
 
 
-def test_a_finished_run_is_sent_after_the_fact(tmp_path: Path, fakes):
+def test_finished_run_is_mirrored_afterwards(tmp_path: Path, fakes):
     start(tmp_path, "one")
-    said: list[str] = []
+    printed: list[str] = []
     run = Run.open(tmp_path, "one")
     for _ in range(2):
-        choose.send(run, choose.read("trackio"), said.append)
+        choose.send(run, choose.read("trackio"), printed.append)
     inits = [call for call in fakes() if call[0] == "init"]
     assert [call[2] for call in inits] == ["one", "one-2"], "a second copy does not mix with the first"
-    assert said[0].startswith("one: ")
+    assert printed[0].startswith("one: ")
     steps = [c[1] for c in fakes() if c[0] == "log" and "train/loss" in c[2]]
     assert steps == [*range(1, 13)] * 2
 
@@ -509,7 +510,7 @@ def records(path: Path) -> Iterator[Any]:
 
 
 @pytest.mark.slow
-def test_a_wandb_offline_run_is_readable_and_resumed_under_its_id(tmp_path: Path, seedbed, monkeypatch):
+def test_wandb_offline_run_is_readable_and_resumed_under_its_id(tmp_path: Path, seedbed, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_API_KEY", "s3cr3t" * 7)
@@ -553,7 +554,7 @@ def init(**given): time.sleep(10); return _Run()
 
 
 @pytest.mark.slow
-def test_a_service_that_sleeps_ten_seconds_per_call_does_not_hold_the_command(tmp_path: Path, seedbed, monkeypatch):
+def test_mirror_that_sleeps_does_not_delay_the_command(tmp_path: Path, seedbed, monkeypatch):
     """The whole command: 300 steps that would take 50 minutes at ten seconds a row."""
     (tmp_path / "wandb.py").write_text(SLEEPY)
     monkeypatch.setenv("WANDB_MODE", "offline")

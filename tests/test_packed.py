@@ -4,6 +4,7 @@ import io
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from helpers import TOY, kinds, newest, resume, rows, start
 
 from seedbed import config as configs
+from seedbed import inference, trust
 from seedbed.checks.replay import investigate
 from seedbed.errors import UserError
 from seedbed.launch import local, packed
@@ -19,15 +21,15 @@ from seedbed.recipes import find
 from seedbed.track import files
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import checkpoint, loop
+from seedbed.train import checkpoint_loading, loop, progress
 from seedbed.train.engine import Engine, mix
-from seedbed.train.loop import Job
-from seedbed.train.pack import Pack, fit_pack, why_not_packed
+from seedbed.train.job import Job
 from seedbed.train.system import System
+from seedbed.tune.packing.pack import Pack, fit_pack, why_not_packed
 
 RECIPE = str(Path(__file__).parent / "packable_recipe.py")
 CPU = torch.device("cpu")
-# Different in everything that replicas may differ in: rates, moments, decay, clip, schedule, seed, shape, dial and length.
+# Different in everything that trials may differ in: rates, moments, decay, clip, schedule, seed, shape, dial and length.
 GRID = [
     ["seed=1", "optim.clip=0.05"],
     ["seed=2", "optim.lr=3e-2", "model.prototypes=5", "steps=30", "every.log=2"],
@@ -50,7 +52,7 @@ def lone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
+def stable(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Job]]:
     """The grid and one more run, packed and undisturbed."""
     root = tmp_path_factory.mktemp("calm")
     return root, train_pack(root, "c", [*GRID, ["seed=9"]])
@@ -75,8 +77,8 @@ def make_job(root: Path, name: str, *settings: str, dtype: torch.dtype = torch.f
 
 
 def make_pack(jobs: list[Job]) -> Pack:
-    envelope = jobs[0].system.envelope([job.config for job in jobs])
-    return Pack(jobs, make_system(envelope, next(jobs[0].system.parameters()).dtype))
+    padded_config = jobs[0].system.padded_config([job.config for job in jobs])
+    return Pack(jobs, make_system(padded_config, next(jobs[0].system.parameters()).dtype))
 
 
 def train_pack(root: Path, name: str, grid: list[list[str]], **options: Any) -> list[Job]:
@@ -113,7 +115,7 @@ def at_step(step: int, act: Callable[[Pack], None], monkeypatch: pytest.MonkeyPa
 # ---- equality -----------------------------------------------------------------------------------------------------------
 
 
-def test_packed_equals_alone(tmp_path: Path, lone: tuple[Path, list[Job]]) -> None:
+def test_packed_equals_single_runs(tmp_path: Path, lone: tuple[Path, list[Job]]) -> None:
     together = train_pack(tmp_path, "p", GRID)
     for k, alone in enumerate(lone[1]):
         assert together[k].status == alone.status == "done"
@@ -158,7 +160,7 @@ def test_packed_equals_torch(tmp_path: Path) -> None:
         twin = torch.optim.AdamW(groups, betas=(optim.beta1, optim.beta2), eps=optim.eps)
         for step in range(24):
             index_B = torch.arange(8) + 8 * step
-            loss = system.packed_loss(index_B, system.dials())[0]
+            loss = system.packed_loss(index_B, system.settings_tensors())[0]
             twin.zero_grad()
             loss.backward()
             norm = torch.nn.utils.get_total_norm([p.grad for p in params.values() if p.grad is not None])
@@ -180,7 +182,7 @@ def test_padding_stays_untouched(tmp_path: Path) -> None:
         whole_DK = slot.of(pack.stack.weights[0], slot.shape)
         seen.append((whole_DK[:, :2].abs().sum().item(), whole_DK[:, 2:].abs().sum().item()))
 
-    fit_pack(pack, tell=look)
+    fit_pack(pack, on_status=look)
     assert seen and all(own > 0 and beyond == 0 for own, beyond in seen)
 
 
@@ -199,17 +201,17 @@ WILD = [
 
 
 @pytest.mark.parametrize("wild", WILD, ids=" ".join)
-def test_a_wild_replica_changes_no_other(tmp_path: Path, wild: list[str], calm: tuple[Path, list[Job]]) -> None:
-    root, others = calm
-    shaken = train_pack(tmp_path, "s", [*GRID, ["seed=9", *wild]])
+def test_diverging_trial_changes_no_other(tmp_path: Path, wild: list[str], stable: tuple[Path, list[Job]]) -> None:
+    root, others = stable
+    perturbed = train_pack(tmp_path, "s", [*GRID, ["seed=9", *wild]])
     for k in range(len(GRID)):
-        assert bits_of(others[k]) == bits_of(shaken[k])
+        assert bits_of(others[k]) == bits_of(perturbed[k])
         assert rows(root, f"c{k}") == rows(tmp_path, f"s{k}")
-    assert bits_of(others[4]) != bits_of(shaken[4])
+    assert bits_of(others[4]) != bits_of(perturbed[4])
 
 
 @pytest.mark.parametrize("wild", [*WILD[:2], ["data.poison=70", "every.eval=3"]], ids=" ".join)
-def test_a_replica_that_is_not_finite_ends_as_it_would_alone(tmp_path: Path, wild: list[str]) -> None:
+def test_nonfinite_trial_ends_as_a_single_run(tmp_path: Path, wild: list[str]) -> None:
     """Frozen before the bad step, with the event; or skipping one batch, as its guard says."""
     settings = ["seed=9", "every.save=0", "every.eval=0", *wild]
     job = train_pack(tmp_path, "p", [*GRID, settings])[4]
@@ -223,14 +225,14 @@ def test_a_replica_that_is_not_finite_ends_as_it_would_alone(tmp_path: Path, wil
     assert [r["step"] for r in rows(tmp_path, "p4")] == [r["step"] for r in rows(tmp_path, "a")]
 
 
-def test_a_bad_step_of_a_replica_is_replayed(tmp_path: Path) -> None:
+def test_bad_step_of_a_trial_is_replayed(tmp_path: Path) -> None:
     wild = ["seed=9", "data.poison=70", "guard.policy=stop"]
     assert packed.train_packed(folders(tmp_path, "p", [GRID[0], wild]))["p1"] == "nan"
     found = investigate(tmp_path, "p1", None)
     assert found.reproduced and found.step == 9
 
 
-def test_a_replica_rolls_back_as_it_would_alone(tmp_path: Path) -> None:
+def test_trial_rolls_back_as_a_single_run(tmp_path: Path) -> None:
     """A poisoned item that no skip gets over: back to the best checkpoint, and on behind it."""
     settings = ["seed=9", "data.poison=78", "guard.max_skips=0", "every.eval=4", "every.save=4"]
     job = train_pack(tmp_path, "p", [GRID[0], settings])[1]
@@ -241,8 +243,8 @@ def test_a_replica_rolls_back_as_it_would_alone(tmp_path: Path) -> None:
     assert distance(job, alone) < 1e-9
 
 
-def test_a_replica_whose_evaluation_fails_ends_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calm: tuple[Path, list[Job]]
+def test_trial_with_a_failing_evaluation_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stable: tuple[Path, list[Job]]
 ) -> None:
     recipe_class = type(make_system(make_config([])))
     real = recipe_class.evaluate
@@ -257,13 +259,13 @@ def test_a_replica_whose_evaluation_fails_ends_alone(
     assert [job.status for job in broken] == ["done", "failed", "done", "done", "done"]
     assert Run.open(tmp_path, "b1").status()["error"] == "no such file"
     for k in (0, 2, 3, 4):
-        assert bits_of(broken[k]) == bits_of(calm[1][k])
+        assert bits_of(broken[k]) == bits_of(stable[1][k])
 
 
 # ---- ends ---------------------------------------------------------------------------------------------------------------
 
 
-def test_packing_again_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shrinking_a_pack_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = [["seed=1", "steps=7"], ["seed=2", "steps=9", "model.prototypes=5"], ["seed=3"], ["seed=4", "steps=26"]]
     monkeypatch.setattr(Pack, "_pays", lambda self, left: True)
     again = train_pack(tmp_path, "r", grid)
@@ -284,30 +286,30 @@ def test_tensors_of_ended_runs_are_their_own(tmp_path: Path) -> None:
         assert {p.data_ptr() for p in job.watch.layers.params} <= {p.data_ptr() for p in job.system.parameters()}
 
 
-def test_packing_again_must_pay(tmp_path: Path) -> None:
+def test_shrinking_a_pack_must_save_time(tmp_path: Path) -> None:
     pack = make_pack([make_job(tmp_path, f"p{k}") for k in range(2)])
-    for replica in pack.replicas:
-        replica.job.step, replica.joined = 4, (0, -1.0)  # four steps took a second
+    for trial in pack.trials:
+        trial.job.step, trial.joined = 4, (0, -1.0)  # four steps took a second
     pack._prepare_seconds = 2.4
     assert pack._pays(pack.training[:1])  # half of 20 steps at 0.25 s
     pack._prepare_seconds = 2.6
     assert not pack._pays(pack.training[:1])
 
 
-def test_patience_ends_a_replica_early(tmp_path: Path) -> None:
+def test_patience_ends_a_trial_early(tmp_path: Path) -> None:
     grid = [["seed=1", "every.eval=2"], ["seed=2", "every.eval=2", "optim.lr=0"]]
-    told = []
-    jobs = train_pack(tmp_path, "p", grid, patience=2, tell=lambda job: told.append((job.run.name, job.step, job.status)))
+    seen = []
+    jobs = train_pack(tmp_path, "p", grid, patience=2, on_status=lambda job: seen.append((job.run.name, job.step, job.status)))
     assert jobs[1].step == 6 and jobs[1].best_step == 2 and jobs[1].status == "done"
     assert "early_stop" in kinds(tmp_path, "p1")
     assert jobs[0].step == 24 and "early_stop" not in kinds(tmp_path, "p0")
     assert newest(tmp_path, "p1").step == 6
-    assert ("p1", 6, "done") in told and ("p0", 24, "done") in told
-    assert sum(name == "p0" for name, *_ in told) > 24, "not told at every log point"
+    assert ("p1", 6, "done") in seen and ("p0", 24, "done") in seen
+    assert sum(name == "p0" for name, *_ in seen) > 24, "not told at every log point"
 
 
 def test_clocks_count_training_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one replica is evaluated, none of them is training."""
+    """While one trial is evaluated, none of them is training."""
     recipe_class = type(make_system(make_config([])))
     real = recipe_class.evaluate
 
@@ -329,27 +331,31 @@ def stop(pack: Pack) -> None:
     signal.raise_signal(signal.SIGTERM)
 
 
-def test_interrupted_replica_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: tuple[Path, list[Job]]) -> None:
+def test_interrupted_trial_resumes_as_a_single_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lone: tuple[Path, list[Job]]
+) -> None:
     with monkeypatch.context() as patch:
         at_step(11, stop, patch)
         jobs = train_pack(tmp_path, "p", GRID)
     for k, settings in enumerate(GRID):
         assert jobs[k].status == "interrupted" and jobs[k].step == 11
         job = make_job(tmp_path, f"q{k}", *settings)
-        loop.take_back(job, newest(tmp_path, f"p{k}"))
+        progress.restore(job, replace(newest(tmp_path, f"p{k}"), origin=job.run.origin(job.config)))
         assert loop.fit(job) == "done"
         assert distance(job, lone[1][k]) < 1e-9
 
 
 def folders(root: Path, name: str, grid: list[list[str]]) -> list[Run]:
     recipe, found = find(RECIPE)[0], []
+    assert recipe.code is not None
+    trust.record(recipe.code, "trained")  # as a sweep does that names it
     for k, settings in enumerate(grid):
         config = make_config(settings)
         found.append(Run.create(root, recipe.name, "packable", config, name=f"{name}{k}", code={}, base=config))
     return found
 
 
-def test_interrupted_pack_goes_on_as_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_pack_resumes_as_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, from the command's side: run folders in, statuses out, and not one bit differs."""
     whole = packed.train_packed(folders(tmp_path, "w", GRID))
     runs = folders(tmp_path, "p", GRID)
@@ -365,7 +371,7 @@ def test_interrupted_pack_goes_on_as_a_pack(tmp_path: Path, monkeypatch: pytest.
         assert Run.open(tmp_path, f"p{k}").status()["status"] == "done"
 
 
-def test_replica_is_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trial_is_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with monkeypatch.context() as patch:
         at_step(11, stop, patch)
         packed.train_packed(folders(tmp_path, "p", GRID))
@@ -375,12 +381,12 @@ def test_replica_is_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert a.step == b.step == 30
     for file, group in a.tensors.items():
         torch.testing.assert_close(b.tensors[file], group, rtol=1e-3, atol=1e-4)
-    assert local.sample(tmp_path, "p1", {}) == 0
-    trained = local.load(tmp_path, "p1")
+    assert inference.sample(tmp_path, "p1", {}) == 0
+    trained = inference.load(tmp_path, "p1")
     assert float(capsys.readouterr().out.split()[-1]) == pytest.approx(trained.system.value_K.sum().item(), abs=0.02)
 
 
-def test_a_pack_that_breaks_leaves_every_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_that_breaks_leaves_every_run_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(pack: Pack) -> None:
         raise RuntimeError("the device is gone")
 
@@ -389,7 +395,7 @@ def test_a_pack_that_breaks_leaves_every_run_failed(tmp_path: Path, monkeypatch:
     with pytest.raises(RuntimeError, match="the device is gone"):
         packed.train_packed(runs)
     assert [run.status()["status"] for run in runs] == ["failed", "failed"]
-    assert checkpoint.load_newest(runs[0].path / "checkpoints") is None
+    assert checkpoint_loading.load_newest(runs[0].path / "checkpoints") is None
 
 
 # ---- what cannot be packed -----------------------------------------------------------------------------------------------
@@ -411,12 +417,19 @@ def test_a_pack_that_breaks_leaves_every_run_failed(tmp_path: Path, monkeypatch:
         (["model.prototypes=9", "seed=3", "steps=99", "optim.lr=1", "schedule.floor=0", "every.log=3", "keep=1", "ema=0.5"], ""),
     ],
 )
-def test_reasons(settings: list[str], reason: str) -> None:
+def test_pack_refusal_reasons(settings: list[str], reason: str) -> None:
     config = make_config([])
     assert why_not_packed(make_system(config), [config, make_config(settings)]) == reason
 
 
-def test_a_recipe_without_a_packed_loss_is_refused(tmp_path: Path) -> None:
+def test_device_without_packs_is_known_also_where_it_was_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(["device=auto"])
+    assert not why_not_packed(make_system(config), [config])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert why_not_packed(make_system(config), [config]) == "device=mps"
+
+
+def test_recipe_without_a_packed_loss_is_refused(tmp_path: Path) -> None:
     recipe, preset = find(TOY)
     config = recipe.preset(preset)
     system = recipe.build(config, recipe.open_data(config))
@@ -431,7 +444,7 @@ def test_a_recipe_without_a_packed_loss_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_traced_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_traced_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything but the last stage of the compiler, which takes minutes of C++ and is the GPU tests' to judge."""
     grid, real = [[*settings, "steps=8"] for settings in GRID], torch.nn.Module.compile
     eager = train_pack(tmp_path, "e", grid)
@@ -442,7 +455,7 @@ def test_traced_equals_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert distance(one, other) < 1e-9
 
 
-def test_without_a_compiler_the_pack_runs_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_without_a_compiler_runs_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any, **options: Any) -> None:
         def call(*values: Any) -> Any:
             raise RuntimeError("no compiler here")

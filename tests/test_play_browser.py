@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 from conftest import ROOT
 
-from seedbed.data.recording import open_recording
 from seedbed.errors import UserError
+from seedbed.recipes.world.recording.recording import open_recording
 from seedbed.serve import web_page
 from seedbed.train.system import Sample
 
@@ -64,7 +64,7 @@ class Visitor:
         self.page = self.context.new_page()
         self.wrong: list[str] = []
         self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("console", lambda said: self.wrong.append(said.text) if said.type == "error" else None)
+        self.page.on("console", lambda printed: self.wrong.append(printed.text) if printed.type == "error" else None)
         self.page.on("requestfailed", lambda request: self.wrong.append(f"{request.url} failed"))
         home = "/".join(address.split("/")[:3])
         self.page.on("request", lambda r: None if r.url.startswith((home, "data:", "blob:")) else self.wrong.append(r.url))
@@ -79,7 +79,7 @@ class Visitor:
         text = self.page.inner_text("#frame")
         return int(text) if text.isdigit() else 0
 
-    def pixels(self, canvas: str = "dream") -> np.ndarray:
+    def pixels(self, canvas: str = "rollout") -> np.ndarray:
         script = """id => { const canvas = document.getElementById(id);
           return Array.from(canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data) }"""
         return np.array(self.page.evaluate(script, canvas))
@@ -115,7 +115,7 @@ def visitor(browser: Any, address: str) -> Iterator[Visitor]:
     visitor.context.close()
 
 
-def test_keys_change_the_picture(visitor: Visitor):
+def test_keys_change_the_image(visitor: Visitor):
     visitor.walk(12)
     still = visitor.pixels()
     visitor.page.keyboard.down("KeyW")
@@ -131,7 +131,7 @@ def test_keys_change_the_picture(visitor: Visitor):
     assert visitor.value(0) == 0
 
 
-def test_it_walks_by_itself_and_can_be_paused(visitor: Visitor):
+def test_playback_runs_and_can_be_paused(visitor: Visitor):
     visitor.page.keyboard.press("Space")
     visitor.page.wait_for_timeout(300)
     held = visitor.frame()
@@ -144,25 +144,25 @@ def test_it_walks_by_itself_and_can_be_paused(visitor: Visitor):
     assert visitor.page.inner_text("#fps").isdigit() and "ms" in visitor.page.inner_text("#latency")
 
 
-def test_the_toggle_shows_the_simulator_and_the_recording(visitor: Visitor, runs: Path):
+def test_reference_toggle_shows_simulator_and_recording(visitor: Visitor, runs: Path):
     page = visitor.page
-    assert page.is_hidden("#beside-figure")
-    page.click("button[data-beside=simulator]")
-    visitor.until(lambda: page.is_visible("#beside-figure"))
+    assert page.is_hidden("#reference-figure")
+    page.click("button[data-reference=simulator]")
+    visitor.until(lambda: page.is_visible("#reference-figure"))
     page.keyboard.down("KeyA")
     visitor.walk(1)
-    near = visitor.pixels("beside")
+    near = visitor.pixels("reference")
     visitor.walk(8, seed_reset=False)
     page.keyboard.up("KeyA")
-    assert not np.array_equal(visitor.pixels("beside"), near) and page.inner_text("#beside-name") == "simulator"
+    assert not np.array_equal(visitor.pixels("reference"), near) and page.inner_text("#reference-name") == "simulator"
     page.click("#anchor")
-    visitor.until(lambda: np.array_equal(visitor.pixels("beside"), visitor.pixels()))
+    visitor.until(lambda: np.array_equal(visitor.pixels("reference"), visitor.pixels()))
     assert page.inner_text("#difference") == "equal"
-    page.click("button[data-beside=recording]")
+    page.click("button[data-reference=recording]")
     visitor.walk(2)
-    assert page.inner_text("#beside-name") == "recording" and abs(visitor.value(6) - 0.033) < 0.002
-    page.click("button[data-beside=nothing]")
-    visitor.until(lambda: page.is_hidden("#beside-figure"))
+    assert page.inner_text("#reference-name") == "recording" and abs(visitor.value(6) - 0.033) < 0.002
+    page.click("button[data-reference=nothing]")
+    visitor.until(lambda: page.is_hidden("#reference-figure"))
 
 
 def test_memory_and_starts_are_shown(visitor: Visitor):
@@ -174,14 +174,14 @@ def test_memory_and_starts_are_shown(visitor: Visitor):
     visitor.until(lambda: not np.array_equal(visitor.pixels(), first))
 
 
-@pytest.mark.parametrize("of", ["dream", "simulator"])
-def test_a_recording_is_written(visitor: Visitor, runs: Path, of: str, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize("of", ["rollout", "simulator"])
+def test_recording_is_written(visitor: Visitor, runs: Path, of: str, capsys: pytest.CaptureFixture[str]):
     from seedbed.cli import main
 
     page = visitor.page
     if of == "simulator":
-        page.click("button[data-beside=simulator]")
-        visitor.until(lambda: page.is_visible("#beside-figure"))
+        page.click("button[data-reference=simulator]")
+        visitor.until(lambda: page.is_visible("#reference-figure"))
     page.keyboard.press("Enter")
     page.keyboard.down("KeyW")
     visitor.until(lambda: int((re.search(r"\d+", page.inner_text("#record")) or [0])[0]) > 60)
@@ -197,7 +197,7 @@ def test_a_recording_is_written(visitor: Visitor, runs: Path, of: str, capsys: p
     assert main(["data", "verify", found.group(1)]) == 0, capsys.readouterr().err
 
 
-def test_two_players_and_a_closed_tab(browser: Any, address: str):
+def test_sessions_of_two_tabs_are_independent(browser: Any, address: str):
     one, two = (Visitor(browser, address).ready() for _ in range(2))
     two.page.click("#seed-next")
     two.until(lambda: two.page.inner_text("#seed-number").startswith("2 of"))
@@ -213,10 +213,10 @@ def test_two_players_and_a_closed_tab(browser: Any, address: str):
     one.context.close()
 
 
-def test_a_malformed_message_from_the_page_does_no_harm(visitor: Visitor):
+def test_malformed_message_from_the_page_does_no_harm(visitor: Visitor):
     """Messages that our own page never sends, over a second socket of the same page."""
     script = """() => new Promise((done) => {
-      const socket = new WebSocket(location.href.replace("http", "ws") + "/walk");
+      const socket = new WebSocket(location.href.replace("http", "ws") + "/socket");
       const heard = [];
       socket.onmessage = (event) => {
         if (typeof event.data === "string") heard.push(event.data);
@@ -230,7 +230,7 @@ def test_a_malformed_message_from_the_page_does_no_harm(visitor: Visitor):
     visitor.until(lambda: visitor.frame() > before + 5)
 
 
-def test_a_run_that_does_not_exist(browser: Any, address: str):
+def test_missing_run_shows_an_error(browser: Any, address: str):
     context = browser.new_context()
     page = context.new_page()
     answer = page.goto(address.replace("place", "plaice"))
@@ -251,7 +251,7 @@ def test_controls_stay_in_the_recorded_range(visitor: Visitor):
     assert bound[0][1]["keys"] == ["KeyW"] and bound[1] == [None, {"keys": ["Digit1"]}] and bound[2] == [None, None]
 
 
-def test_buttons_of_games_are_whole_and_exclusive_where_they_were(visitor: Visitor):
+def test_buttons_are_binary_and_exclusive_as_recorded(visitor: Visitor):
     script = """async (facts) => {
       const { Controls } = await import("/static/play/controls.js");
       const names = ["noop", "fire", "up", "right", "upright", "uprightfire"];
@@ -271,7 +271,7 @@ def test_buttons_of_games_are_whole_and_exclusive_where_they_were(visitor: Visit
     assert rows[0] == [0, 0, 0, 0, 0, 0, 0.5] and rows[3][:4] == [0, 1, 1, 1]
 
 
-def test_edges_are_ramped_and_shift_lights_the_lamp(visitor: Visitor):
+def test_controls_are_ramped_and_shift_marks_unrecorded_ones(visitor: Visitor):
     page = visitor.page
     visitor.walk(1)
     page.keyboard.down("KeyW")
@@ -280,35 +280,35 @@ def test_edges_are_ramped_and_shift_lights_the_lamp(visitor: Visitor):
         visitor.walk(1, seed_reset=False)
         values.append(visitor.value(0))
     assert 0 < values[0] < values[-1] and values == sorted(values) and values[-1] == values[-2]
-    assert page.is_hidden("#lamp")
+    assert page.is_hidden("#warning")
     others = ["Shift", "KeyA", "KeyR", "ArrowLeft", "ArrowUp", "KeyE"]
     for key in others:
         page.keyboard.down(key)
     for _ in range(14):
         visitor.walk(1, seed_reset=False)
-    assert visitor.value(0) > 1.9 * values[-1] and page.is_visible("#lamp")
+    assert visitor.value(0) > 1.9 * values[-1] and page.is_visible("#warning")
     for key in [*others, "KeyW"]:
         page.keyboard.up(key)
     for _ in range(26):
         visitor.walk(1, seed_reset=False)
-    assert visitor.value(0) == 0 and page.is_hidden("#lamp")
+    assert visitor.value(0) == 0 and page.is_hidden("#warning")
 
 
-def test_keys_go_back_to_the_walk_after_a_click_but_not_from_the_keyboard(visitor: Visitor):
+def test_keyboard_focus_returns_to_the_rollout_after_a_click(visitor: Visitor):
     page = visitor.page
     page.click("#seed-next")
-    assert page.evaluate("() => document.activeElement.id") == "dream"
+    assert page.evaluate("() => document.activeElement.id") == "rollout"
     page.focus("#seed")
     page.keyboard.press("ArrowRight")
     visitor.until(lambda: page.inner_text("#seed-number").startswith("3 of"))
     assert page.evaluate("() => document.activeElement.id") == "seed" and visitor.value(5) == 0
     page.focus("#pause")
     page.keyboard.press("Space")
-    visitor.until(lambda: "Walk on" in page.inner_text("#pause"))
+    visitor.until(lambda: "Resume" in page.inner_text("#pause"))
 
 
-def test_the_mouse_looks_around(visitor: Visitor):
-    box = visitor.page.locator("#dream").bounding_box()
+def test_mouse_controls_the_view(visitor: Visitor):
+    box = visitor.page.locator("#rollout").bounding_box()
     middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     visitor.walk(1)
     visitor.page.mouse.move(*middle)
@@ -321,15 +321,15 @@ def test_the_mouse_looks_around(visitor: Visitor):
     visitor.page.mouse.up()
 
 
-def test_fingers_steer_on_a_phone(browser: Any, address: str):
+def test_touch_controls_on_a_phone(browser: Any, address: str):
     phone = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     visitor = Visitor(browser, address, **phone).ready()
     width = visitor.page.evaluate("() => document.documentElement.scrollWidth")
     assert width <= 390, "the page is wider than the phone"
-    box = visitor.page.locator("#dream").bounding_box()
-    script = """([kind, id, x, y]) => document.getElementById("dream").dispatchEvent(new PointerEvent(kind,
+    box = visitor.page.locator("#rollout").bounding_box()
+    script = """([kind, id, x, y]) => document.getElementById("rollout").dispatchEvent(new PointerEvent(kind,
       { pointerId: id, pointerType: "touch", clientX: x, clientY: y, bubbles: true, isPrimary: true }))"""
-    visitor.page.evaluate("() => { document.getElementById('dream').setPointerCapture = () => {}; }")
+    visitor.page.evaluate("() => { document.getElementById('rollout').setPointerCapture = () => {}; }")
     left, top = box["x"] + 0.25 * box["width"], box["y"] + 0.5 * box["height"]
     visitor.page.evaluate(script, ["pointerdown", 7, left, top])
     visitor.page.evaluate(script, ["pointermove", 7, left, top - 70])
@@ -341,7 +341,7 @@ def test_fingers_steer_on_a_phone(browser: Any, address: str):
     visitor.context.close()
 
 
-def test_a_gamepad_steers(browser: Any, address: str):
+def test_gamepad_controls(browser: Any, address: str):
     context = browser.new_context()
     context.add_init_script(
         "navigator.getGamepads = () => [{ connected: true, axes: [0, -1, 0.6, 0], buttons: Array(17).fill({ value: 0 }) }]"
@@ -399,7 +399,7 @@ def self_test(browser: Any, folder: Path) -> tuple[dict[str, Any], Visitor]:
         return result, visitor
 
 
-def test_the_exported_page_equals_torch(browser: Any, runs: Path, runtime: Path, tmp_path: Path):
+def test_exported_page_equals_torch(browser: Any, runs: Path, runtime: Path, tmp_path: Path):
     from seedbed.cli import main
 
     out = tmp_path / "web"
@@ -412,16 +412,16 @@ def test_the_exported_page_equals_torch(browser: Any, runs: Path, runtime: Path,
     places = (out / "arrays.bin").read_bytes()
     (out / "arrays.bin").write_bytes(places[:-4000] + bytes(4000))
     result, visitor = self_test(browser, out)
-    assert not result["ok"] and "self-test failed" in visitor.page.inner_text("#trouble")
+    assert not result["ok"] and "self-test failed" in visitor.page.inner_text("#error")
     visitor.context.close()
     shutil.rmtree(out / "ort")
     result, visitor = self_test(browser, out)
-    assert not result["ok"] and "is the folder ort/ beside this page?" in visitor.page.inner_text("#trouble")
+    assert not result["ok"] and "is the folder ort/ beside this page?" in visitor.page.inner_text("#error")
     visitor.context.close()
 
 
 @pytest.mark.timeout(900)
-def test_the_five_million_generator_runs_in_the_page(browser: Any, runtime: Path, tmp_path: Path):
+def test_five_million_generator_runs_in_the_page(browser: Any, runtime: Path, tmp_path: Path):
     """192x256 pixels and memories at four sizes: what the page packs is what training packs, to the last bit."""
     import torch
     from play import built

@@ -1,19 +1,19 @@
-"""The world's player: it dreams what training computes, starts where it should, and its simulator tells the truth."""
+"""The world's player: it rollouts what training computes, starts where it should, and its simulator tells the truth."""
 
 import numpy as np
 import pytest
 import torch
 
 from seedbed import config as configs
-from seedbed.data.recording import measure_axes, scale_actions
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.world.export_web import OnnxNet
 from seedbed.recipes.world.memory import reduce, to_bytes, to_float
 from seedbed.recipes.world.objective import open_window, rows_of
-from seedbed.recipes.world.place import poses_of
 from seedbed.recipes.world.player import WorldPlayer, control_facts
-from seedbed.train.playing import RECORDING, SIMULATOR
+from seedbed.recipes.world.radiance_field import flat_poses
+from seedbed.recipes.world.recording.recording import measure_axes, scale_actions
+from seedbed.train.player import RECORDING, SIMULATOR
 
 SMALL = ["data.frames=900", "data.height=16", "data.width=16", "device=cpu", "model.size=0.1m", "model.memory=2"]
 
@@ -47,7 +47,7 @@ def again() -> WorldPlayer:
 
 @pytest.fixture(scope="module")
 def plain() -> WorldPlayer:
-    return player("model.odometer=false")
+    return player("model.pose_tracking=false")
 
 
 def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> torch.Tensor:
@@ -60,8 +60,8 @@ def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> to
         "action": torch.from_numpy(recording.scaled()[rows][None]),
         "index": torch.tensor([index]),
     }
-    if system.config.model.odometer:
-        batch["pose"] = torch.from_numpy(poses_of(recording)[rows][None])
+    if system.config.model.pose_tracking:
+        batch["pose"] = torch.from_numpy(flat_poses(recording)[rows][None])
     window = open_window(rows_of(batch), system.layout)
     with torch.no_grad():
         return system.net(window.memory.tensors(), window.action_BA, torch.zeros(1), system.own_noise(batch["index"], turn))
@@ -71,18 +71,18 @@ def training_forward(played: WorldPlayer, row: int, index: int, turn: int) -> to
 def test_fed_with_recorded_frames_the_player_is_the_training_forward(which: str, request: pytest.FixtureRequest):
     """The memory is woken to the recorded frames after each step: every prediction must equal training's in every bit."""
     played = request.getfixturevalue(which)
-    dream, predicted = played.enter(), []
+    rollout, predicted = played.new_rollout(), []
     real = played.predict
     played.predict = lambda *given: predicted.append(real(*given)) or predicted[-1]
     try:
-        dream.reset(5, RECORDING)
-        first = dream.at
+        rollout.reset(5, RECORDING)
+        first = rollout.at
         for turn in range(4):
-            assert dream.step(np.full(len(played.axes), 99.0, np.float32))  # the recording steers, not the visitor
+            assert rollout.step(np.full(len(played.axes), 99.0, np.float32))  # the recording steers, not the visitor
             assert torch.equal(predicted[-1], training_forward(played, first + turn, 5, turn))
-            assert np.array_equal(dream.frame_HWC, to_bytes(predicted[-1])[0].numpy())
-            dream.anchor()
-            assert np.array_equal(dream.frame_HWC, played.recording.frames_THWC[first + turn + 1])
+            assert np.array_equal(rollout.frame_HWC, to_bytes(predicted[-1])[0].numpy())
+            rollout.anchor()
+            assert np.array_equal(rollout.frame_HWC, played.recording.frames_THWC[first + turn + 1])
     finally:
         played.predict = real
 
@@ -93,9 +93,9 @@ def test_raw_controls_are_scaled_as_in_training(played: WorldPlayer):
     assert np.array_equal(scale_actions(recording.actions_TA, recording.axes)[inside_T], recording.scaled()[inside_T])
 
 
-def test_a_walk_repeated_is_the_same_walk_and_others_do_not_disturb_it(played: WorldPlayer):
+def test_rollout_is_deterministic_and_sessions_are_independent(played: WorldPlayer):
     controls = [np.array(played.recording.actions_TA[row]) for row in range(6)]
-    one, other = played.enter(), played.enter()
+    one, other = played.new_rollout(), played.new_rollout()
     one.reset(2)
     for number, action in enumerate(controls):
         one.step(action)
@@ -115,10 +115,10 @@ def test_a_walk_repeated_is_the_same_walk_and_others_do_not_disturb_it(played: W
 def test_controls_and_level_change_the_dream(played: WorldPlayer):
     shown = []
     for scale, level in ((1.0, 0.0), (-1.0, 0.0), (1.0, 0.5)):
-        dream = played.enter()
-        dream.level = level
-        dream.step(np.array([scale * axis.full[1] for axis in played.axes], np.float32))
-        shown.append(dream.frame_HWC)
+        rollout = played.new_rollout()
+        rollout.level = level
+        rollout.step(np.array([scale * axis.full[1] for axis in played.axes], np.float32))
+        shown.append(rollout.frame_HWC)
     assert not np.array_equal(shown[0], shown[1]) and not np.array_equal(shown[0], shown[2])
 
 
@@ -126,57 +126,57 @@ def test_starts_are_frames_that_were_not_trained_on(played: WorldPlayer):
     low, high = played.recording.spans("train")[0]
     assert len(played.starts) == played.num_seeds > 5
     assert ((played.starts < low) | (played.starts >= high)).all()
-    dream = played.enter()
-    dream.reset(3)
-    assert np.array_equal(dream.frame_HWC, played.recording.frames_THWC[played.starts[3]])
-    assert dream.beside_HWC is None and dream.num_steps == 0
+    rollout = played.new_rollout()
+    rollout.reset(3)
+    assert np.array_equal(rollout.frame_HWC, played.recording.frames_THWC[played.starts[3]])
+    assert rollout.reference_HWC is None and rollout.num_steps == 0
 
 
-def test_the_simulator_beside_shows_exactly_what_was_recorded(played: WorldPlayer):
-    """The recorded controls carried out again lead to the recorded pictures: the truth beside the dream is the truth."""
-    dream = played.enter()
-    dream.reset(4, SIMULATOR)
+def test_reference_simulator_reproduces_the_recording(played: WorldPlayer):
+    """The recorded controls carried out again lead to the recorded pictures: the truth beside the rollout is the truth."""
+    rollout = played.new_rollout()
+    rollout.reset(4, SIMULATOR)
     first, recording = int(played.starts[4]), played.recording
     for step in range(6):
-        dream.step(np.array(recording.actions_TA[first + step]))
-        assert dream.beside_HWC is not None and dream.pose_44 is not None
-        close = np.abs(dream.beside_HWC.astype(int) - recording.frames_THWC[first + step + 1]) <= 1
+        rollout.step(np.array(recording.actions_TA[first + step]))
+        assert rollout.reference_HWC is not None and rollout.pose_44 is not None
+        close = np.abs(rollout.reference_HWC.astype(int) - recording.frames_THWC[first + step + 1]) <= 1
         assert close.mean() > 0.99
-    assert np.allclose(dream.pose_44, recording.pose_T44[first + 6], atol=1e-5)
-    assert np.allclose(dream.done_A, dream.action_A, atol=1e-6)
+    assert np.allclose(rollout.pose_44, recording.pose_T44[first + 6], atol=1e-5)
+    assert np.allclose(rollout.applied_A, rollout.action_A, atol=1e-6)
 
 
-def test_a_wall_is_told_in_what_was_done(played: WorldPlayer):
-    dream = played.enter()
-    dream.reset(0, SIMULATOR)
+def test_executed_controls_show_a_collision(played: WorldPlayer):
+    rollout = played.new_rollout()
+    rollout.reset(0, SIMULATOR)
     for _ in range(100):
-        dream.step(np.array([0.5, 0, 0, 0, 0, 0, 1 / 30], np.float32))
-    assert np.abs(dream.done_A[:3]).max() < 0.4 and dream.action_A[0] == 0.5
+        rollout.step(np.array([0.5, 0, 0, 0, 0, 0, 1 / 30], np.float32))
+    assert np.abs(rollout.applied_A[:3]).max() < 0.4 and rollout.action_A[0] == 0.5
 
 
-def test_the_recording_ends_with_its_part(played: WorldPlayer):
-    dream = played.enter()
-    dream.reset(played.num_seeds - 1, RECORDING)
+def test_recorded_reference_ends_with_its_split(played: WorldPlayer):
+    rollout = played.new_rollout()
+    rollout.reset(played.num_seeds - 1, RECORDING)
     num = 0
-    while dream.step(np.zeros(len(played.axes), np.float32)):
+    while rollout.step(np.zeros(len(played.axes), np.float32)):
         num += 1
         assert num < played.recording.num_frames
-    assert dream.num_steps == num and not dream.step(np.zeros(len(played.axes), np.float32))
-    dream.anchor()
+    assert rollout.num_steps == num and not rollout.step(np.zeros(len(played.axes), np.float32))
+    rollout.anchor()
 
 
 def test_waking_up_needs_something_real(played: WorldPlayer):
-    dream = played.enter()
-    with pytest.raises(UserError, match="nothing real"):
-        dream.anchor()
+    rollout = played.new_rollout()
+    with pytest.raises(UserError, match="no reference"):
+        rollout.anchor()
 
 
-def test_the_memory_is_shown_as_the_network_gets_it(pyramid: WorldPlayer):
-    dream = pyramid.enter()
-    dream.step(np.zeros(len(pyramid.axes), np.float32))
-    for frames_NHWC, (name, kept) in zip(dream.memory_pictures(), dream.memory.kept.items(), strict=True):
+def test_memory_view_equals_the_network_input(pyramid: WorldPlayer):
+    rollout = pyramid.new_rollout()
+    rollout.step(np.zeros(len(pyramid.axes), np.float32))
+    for frames_NHWC, (name, kept) in zip(rollout.memory_images(), rollout.memory.kept.items(), strict=True):
         assert torch.equal(to_float(torch.from_numpy(frames_NHWC)).flatten(0, 1), kept[0]), name
-    assert np.array_equal(dream.memory_pictures()[0][-1], dream.frame_HWC)
+    assert np.array_equal(rollout.memory_images()[0][-1], rollout.frame_HWC)
 
 
 def test_coarse_memories_are_exact_means_of_bytes():
@@ -200,31 +200,31 @@ def test_facts_stay_inside_what_was_recorded(played: WorldPlayer):
 
 
 def test_buttons_are_told_from_axes():
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     names = [("noop", ""), ("fire", ""), ("up", ""), ("dt", "s")]
-    one_hot = np.concatenate((np.eye(3)[dice.integers(0, 3, 400)], np.full((400, 1), 0.1)), axis=1)
+    one_hot = np.concatenate((np.eye(3)[rng.integers(0, 3, 400)], np.full((400, 1), 0.1)), axis=1)
     facts = control_facts(one_hot, tuple(measure_axes(one_hot, names)))
     assert facts["buttons"] == [True, True, True, False] and facts["one_of"] and facts["joint"] is None
     free = one_hot.copy()
-    free[:, :3] = dice.integers(0, 2, (400, 3))
+    free[:, :3] = rng.integers(0, 2, (400, 3))
     facts = control_facts(free, tuple(measure_axes(free, names)))
     assert facts["buttons"] == [True, True, True, False] and not facts["one_of"] and facts["joint"] is not None
-    free[:, 0] = dice.normal(size=400)
+    free[:, 0] = rng.normal(size=400)
     assert control_facts(free, tuple(measure_axes(free, names)))["buttons"] == [False, True, True, False]
 
 
-def test_the_players_weights_are_its_own(played: WorldPlayer):
+def test_player_has_its_own_weights(played: WorldPlayer):
     copied = WorldPlayer(played.system, "torch")
     assert copied.recording is played.recording
     pairs = zip(copied.system.parameters(), played.system.parameters(), strict=True)
     assert all(a.data_ptr() != b.data_ptr() for a, b in pairs)
 
 
-def test_the_denoiser_can_be_played_by_torch_only():
+def test_denoiser_is_played_by_torch_only():
     played = player(preset="edm")
-    dream = played.enter()
-    before = dream.frame_HWC
-    assert dream.step(np.zeros(len(played.axes), np.float32)) and not np.array_equal(dream.frame_HWC, before)
+    rollout = played.new_rollout()
+    before = rollout.frame_HWC
+    assert rollout.step(np.zeros(len(played.axes), np.float32)) and not np.array_equal(rollout.frame_HWC, before)
     with pytest.raises(UserError, match="--runtime torch"):
         OnnxNet(played.system)
 
@@ -235,11 +235,11 @@ def test_onnx_runtime_dreams_the_same(which: str, request: pytest.FixtureRequest
     pytest.importorskip("onnxruntime")
     pyramid = request.getfixturevalue(which)
     net = OnnxNet(pyramid.system)
-    memory, index = pyramid.enter().memory, torch.tensor([3])
+    memory, index = pyramid.new_rollout().memory, torch.tensor([3])
     for turn in range(3):
         action = torch.from_numpy(pyramid.recording.scaled()[turn : turn + 1])
         with torch.inference_mode():
-            want = pyramid.system.dream(memory, action, index, turn, 0.1)
-            got = net.dream(memory, action, index, turn, 0.1)
-            memory = pyramid.system.onward(memory, action, want)
+            want = pyramid.system.predict_frame(memory, action, index, turn, 0.1)
+            got = net.predict_frame(memory, action, index, turn, 0.1)
+            memory = pyramid.system.advance(memory, action, want)
         assert (want - got).abs().max() < 1e-4

@@ -54,7 +54,7 @@ def command_on_path(folder: Path) -> str:
     return f"{folder}{os.pathsep}{os.environ['PATH']}"
 
 
-def test_the_readme_has_commands_to_try():
+def test_readme_has_commands_to_try():
     assert len(quick()) >= 5
     assert all(line.split()[0] in ("make", "seedbed") for line in commands())
 
@@ -71,7 +71,7 @@ def run_all(lines: list[str], tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_example_of_the_readme_runs(tmp_path: Path):
+def test_example_of_the_readme_runs(tmp_path: Path):
     first = next(line for line in quick() if "examples/" in line)
     folder = run_all([first], tmp_path)
     (picture,) = (folder / "runs" / "seedling" / "samples").rglob("*.png")
@@ -113,13 +113,13 @@ def test_make_demo_from_a_bare_copy(tmp_path: Path):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path):
+def test_links_of_pages_resolve(page: Path):
     targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
     lost = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not lost
 
 
-def test_the_tree_of_the_readme_exists():
+def test_readme_tree_exists():
     block = re.search(r"^## The tree\n+```text\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
     assert block
     parent, seen = "", []
@@ -145,13 +145,13 @@ def test_verbs_on_the_pages_exist(page: Path):
 
 def known_keys() -> set[str]:
     """Keys of every config, those of the recipes and of the example, and what a Slurm job may ask for."""
-    from seedbed.launch.slurm_script import Ask
+    from seedbed.launch.slurm_script import Resources
     from seedbed.recipes import find, names
 
     example, name = find(str(ROOT / "examples" / "my_recipe.py"))
     configs = [make() for recipe in names() for make in find(recipe)[0].presets.values()]
     keys = {key for config in [*configs, example.preset(name)] for key in flatten(config)}
-    return keys | {f"slurm.{key}" for key in flatten(Ask())}
+    return keys | {f"slurm.{key}" for key in flatten(Resources())}
 
 
 def our_words(page: Path) -> str:
@@ -173,21 +173,13 @@ def test_config_keys_on_the_pages_exist(page: Path):
     assert {*set_in_code, *named} - files - python - {"key"} <= known
 
 
-def test_every_kind_of_event_is_on_the_page_of_runs():
-    sources = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
-    kinds = set(re.findall(r"\.event\([^,()]+, \"(\w+)\"", sources))
-    told = re.search(r"^Kinds of events: (.*)$", (ROOT / "docs" / "runs.md").read_text(), re.MULTILINE)
-    assert told and len(kinds) > 5
-    assert kinds <= set(re.findall(r"`(\w+)`", told[1]))
-
-
-def test_the_table_of_gpt_presets_is_true():
+def test_readme_table_of_gpt_presets_is_true():
     from seedbed.recipes import find
 
-    told = re.findall(r"^\| `([\w-]+)` \| ([\d/ ]+) \| (\d+) \| ([^|]+) \| (\d+) x (\d+) \|", GPT_PAGE, re.MULTILINE)
+    reported = re.findall(r"^\| `([\w-]+)` \| ([\d/ ]+) \| (\d+) \| ([^|]+) \| (\d+) x (\d+) \|", GPT_PAGE, re.MULTILINE)
     presets = {name: make() for name, make in find("gpt")[0].presets.items()}
-    assert [row[0] for row in told] == list(presets)
-    for name, shape, block, text, batch, accum in told:
+    assert [row[0] for row in reported] == list(presets)
+    for name, shape, block, text, batch, accum in reported:
         config = presets[name]
         model = config.model
         assert [int(n) for n in shape.split("/")] == [model.depth, model.heads, model.width], name
@@ -196,14 +188,16 @@ def test_the_table_of_gpt_presets_is_true():
             assert f"`{config.data.tokenizer}`" in text, name
 
 
-def test_the_table_of_thinker_presets_is_true():
+def test_readme_table_of_thinker_presets_is_true():
     from seedbed.recipes import find
 
     page = (ROOT / "docs" / "thinker.md").read_text()
-    told = re.findall(r"^\| `([\w-]+)` \| `(\w+)` \| (\d+) \| `([\d:]+)` \| `([\d:]+)` \| (\d+) x (\d+) \|", page, re.MULTILINE)
+    reported = re.findall(
+        r"^\| `([\w-]+)` \| `(\w+)` \| (\d+) \| `([\d:]+)` \| `([\d:]+)` \| (\d+) x (\d+) \|", page, re.MULTILINE
+    )
     presets = {name: make() for name, make in find("thinker")[0].presets.items()}
-    assert [row[0] for row in told] == list(presets)
-    for name, task, length, latents, steps, batch, num_steps in told:
+    assert [row[0] for row in reported] == list(presets)
+    for name, task, length, latents, steps, batch, num_steps in reported:
         config = presets[name]
         assert (task, int(length)) == (config.data.task, config.data.length), name
         assert (latents, steps) == (config.model.n_latent, config.model.n_step), name

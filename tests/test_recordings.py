@@ -1,6 +1,7 @@
 """Takes of every format become recordings whose controls are the truth; what is wrong with them costs one clear line."""
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -8,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from world_takes import NUM, SIDE, WRITERS, Truth, write_stray, write_video
+from world_captures import NUM, SIDE, WRITERS, Truth, write_stray, write_video
 
 from seedbed.cli import main
-from seedbed.data import poses
-from seedbed.data.recording import open_recording
-from seedbed.data.recordings.importing import Mending, prepare_recording
-from seedbed.data.recordings.take import motions
-from seedbed.data.recordings.video import upright
 from seedbed.errors import UserError
+from seedbed.recipes.world.recording import poses
+from seedbed.recipes.world.recording.capture import motions
+from seedbed.recipes.world.recording.importing import Correction, prepare_recording
+from seedbed.recipes.world.recording.recording import open_recording
+from seedbed.recipes.world.recording.video import upright
 
 pytest.importorskip("av", reason="videos need av")
 
@@ -35,12 +36,12 @@ def takes(truth: Truth, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def prepare(path: Path, out: Path, **mending):
-    return prepare_recording(str(path), SIDE, SIDE, Mending(**mending), out=out)
+def prepare(path: Path, out: Path, **correction):
+    return prepare_recording(str(path), SIDE, SIDE, Correction(**correction), out=out)
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_an_import_gives_the_true_controls(name: str, truth: Truth, takes: Path, tmp_path: Path):
+def test_import_gives_the_true_controls(name: str, truth: Truth, takes: Path, tmp_path: Path):
     recording = prepare(takes / name, tmp_path / "out")
     assert recording.num_frames == NUM
     assert [axis.name for axis in recording.axes] == ["x", "y", "z", "roll", "pitch", "yaw", "dt"]
@@ -63,7 +64,7 @@ def test_poses_of_the_other_camera_are_turned_about(truth: Truth, tmp_path: Path
 
 
 @pytest.mark.parametrize("degrees", [90, 180, 270])
-def test_a_turned_video_turns_its_camera(truth: Truth, degrees: int):
+def test_turned_video_turns_its_camera(truth: Truth, degrees: int):
     """Turning the pictures counter-clockwise is rolling the camera: the same picture is rendered from the turned pose."""
     turned_T44 = poses.body_pose(truth.pose_T44[:4], upright(np.eye(3), degrees))
     rendered = truth.world.render(torch.from_numpy(turned_T44)).numpy().astype(int)
@@ -71,10 +72,13 @@ def test_a_turned_video_turns_its_camera(truth: Truth, degrees: int):
     assert (np.abs(rendered - expected).max(-1) <= 1).mean() > 0.98
 
 
-def test_shifted_and_flipped_takes_are_refused_and_mended(truth: Truth, takes: Path, tmp_path: Path):
-    for mending, says in (({"shift": 2}, r"2 frames too early.*\n.*prepare \S+ --out"), ({"flip": ("yaw",)}, "yaw runs against")):
+def test_shifted_and_flipped_recordings_are_refused_and_corrected(truth: Truth, takes: Path, tmp_path: Path):
+    for correction, says in (
+        ({"shift": 2}, r"2 frames too early.*\n.*prepare \S+ --out"),
+        ({"flip": ("yaw",)}, "yaw runs against"),
+    ):
         with pytest.raises(UserError, match=says):
-            prepare(takes / "record3d", tmp_path / "wrong", **mending)
+            prepare(takes / "record3d", tmp_path / "wrong", **correction)
         assert not (tmp_path / "wrong").exists(), "a refused recording was left behind"
     kept = prepare(takes / "record3d", tmp_path / "late", shift=2, accept=True)
     assert kept.num_frames == NUM - 2 and kept.facts["recording"]["accepted"]
@@ -82,12 +86,12 @@ def test_shifted_and_flipped_takes_are_refused_and_mended(truth: Truth, takes: P
     np.testing.assert_allclose(kept.actions_TA[:-1, 6], kept.dt_T[:-1], atol=1e-6, err_msg="time stays with the frames")
     with pytest.raises(UserError, match=r"too early.*\n.*--shift-actions -2"):
         prepare(tmp_path / "late", tmp_path / "again")
-    mended = prepare(tmp_path / "late", tmp_path / "mended", shift=-2)
-    np.testing.assert_allclose(mended.actions_TA[:-1, :6], truth.action_T6[2:-3], atol=2e-6)
-    np.testing.assert_array_equal(mended.frames_THWC, kept.frames_THWC[2:])
+    corrected = prepare(tmp_path / "late", tmp_path / "corrected", shift=-2)
+    np.testing.assert_allclose(corrected.actions_TA[:-1, :6], truth.action_T6[2:-3], atol=2e-6)
+    np.testing.assert_array_equal(corrected.frames_THWC, kept.frames_THWC[2:])
 
 
-def test_the_command_line_prepares_inspects_and_verifies(takes: Path, tmp_path: Path, capsys, monkeypatch):
+def test_command_line_prepares_inspects_and_verifies(takes: Path, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["data", "prepare", str(takes / "tum"), "--size", "32x40", "--out", "walk", "--json"]
     assert main(words) == 0
@@ -96,18 +100,22 @@ def test_the_command_line_prepares_inspects_and_verifies(takes: Path, tmp_path: 
     assert main(words) == 0 and json.loads(capsys.readouterr().out)["fingerprint"] == first["fingerprint"]
     assert main(["data", "inspect", "walk"]) == 0
     shown = capsys.readouterr().out
-    assert "lag doctor      lag +0" in shown and "forward : back" in shown and "never used" not in shown
+    assert re.search(r"\nlag +lag \+0", shown) and "forward : back" in shown and "never used" not in shown
     assert (tmp_path / "walk" / "sheet.png").stat().st_size > 20_000
     assert main(["data", "verify", "walk"]) == 0
 
 
-def test_the_command_line_records(tmp_path: Path, capsys, monkeypatch):
+def test_command_line_records(tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["data", "record", "box", "--frames", "60", "--size", "16x24", "--seed", "3", "--out", "yard"]) == 0
     shown = capsys.readouterr()
-    assert "seedbed train world/mine data.recording=" in shown.out and "lag doctor: cannot tell" in shown.err
+    assert "seedbed train world/mine data.recording=" in shown.out and "lag: undetermined" in shown.err
     assert open_recording("yard").frames_THWC.shape == (60, 16, 24, 3)
-    for words, says in (("box --size 64x", "is no size"), ("boxx", "there is no simulator"), ("box --frames 3", "at least 10")):
+    for words, says in (
+        ("box --size 64x", "is not a size"),
+        ("boxx", "there is no simulator"),
+        ("box --frames 3", "at least 10"),
+    ):
         assert main(["data", "record", *words.split()]) == 2
         assert says in capsys.readouterr().err
 
@@ -197,13 +205,13 @@ WRONG = [
     ("actions", rewrite("actions.csv", lambda t: "speed" + t[4:]), "the first must be time or frame"),
     ("actions", rewrite("actions.csv", swap_lines(5, 6)), "time does not rise at row"),
     ("actions", rewrite("actions.csv", lambda t: "frame" + t[4:] + "999,0,0,0,0,0,0\n"), "240 frames, actions.csv 241 rows"),
-    ("actions", rewrite("actions.csv", lambda t: "time,x\n9000,1\n9001,1\n"), "do not meet"),
+    ("actions", rewrite("actions.csv", lambda t: "time,x\n9000,1\n9001,1\n"), "do not overlap"),
     ("actions", lambda f: (f / "walk.mp4").rename(f / "walk.txt"), "no video"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "spoil", "says"), WRONG, ids=[f"{w[0]}-{n}" for n, w in enumerate(WRONG)])
-def test_a_spoilt_take_costs_one_clear_line(name, spoil, says, takes: Path, tmp_path: Path):
+def test_spoilt_take_costs_one_clear_line(name, spoil, says, takes: Path, tmp_path: Path):
     shutil.copytree(takes / name, tmp_path / name)
     spoil(tmp_path / name)
     with pytest.raises(UserError, match=says) as caught:
@@ -212,7 +220,7 @@ def test_a_spoilt_take_costs_one_clear_line(name, spoil, says, takes: Path, tmp_
     assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".out*partial"))
 
 
-def test_mending_is_for_takes_and_their_axes(takes: Path, tmp_path: Path, capsys, monkeypatch):
+def test_corrections_need_a_recording_and_existing_axes(takes: Path, tmp_path: Path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"--flip dt: there is no such axis; it has x, y"):
         prepare(takes / "tum", tmp_path / "out", flip=("dt",))
@@ -220,10 +228,10 @@ def test_mending_is_for_takes_and_their_axes(takes: Path, tmp_path: Path, capsys
         prepare(takes / "tum", tmp_path / "out", shift=64 * 9)
     (tmp_path / "a.txt").write_text("some text " * 100)
     assert main(["data", "prepare", "a.txt", "--flip", "yaw"]) == 2
-    assert "has no controls to mend" in capsys.readouterr().err
+    assert "has no controls to correct" in capsys.readouterr().err
 
 
-def test_a_missing_package_is_named(takes: Path, tmp_path: Path, monkeypatch):
+def test_missing_package_is_named(takes: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(UserError, match=r'pip install "seedbed\[video\]"'):
@@ -241,7 +249,7 @@ def test_opencv_decodes_where_av_is_missing(name: str, takes: Path, tmp_path: Pa
     assert np.abs(by_cv.frames_THWC.astype(int) - by_av.frames_THWC).mean() < 1.0, "colours in another order, or other frames"
 
 
-def test_a_column_of_episodes_keeps_takes_apart(truth: Truth, tmp_path: Path):
+def test_column_of_episodes_keeps_takes_apart(truth: Truth, tmp_path: Path):
     folder = tmp_path / "take"
     folder.mkdir()
     write_video(folder / "a.mp4", truth.frames_THWC[:60])
@@ -254,7 +262,7 @@ def test_a_column_of_episodes_keeps_takes_apart(truth: Truth, tmp_path: Path):
     np.testing.assert_allclose(recording.actions_TA[:19, 0], truth.action_T6[:19, 5], atol=1e-6)
 
 
-def test_columns_of_a_pose_stand_for_controls(truth: Truth, tmp_path: Path):
+def test_pose_columns_replace_controls(truth: Truth, tmp_path: Path):
     folder = tmp_path / "take"
     folder.mkdir()
     write_video(folder / "a.mp4", truth.frames_THWC[:60])
@@ -271,7 +279,7 @@ def test_columns_of_a_pose_stand_for_controls(truth: Truth, tmp_path: Path):
 
 
 @pytest.mark.parametrize(("name", "says"), [("walk.mp4", "has no controls; put it into a folder"), ("scan.r3d", "unpack it")])
-def test_a_file_that_is_not_enough(name: str, says: str, tmp_path: Path, capsys):
+def test_file_that_is_not_enough(name: str, says: str, tmp_path: Path, capsys):
     (tmp_path / name).write_bytes(b"something")
     assert main(["data", "prepare", str(tmp_path / name)]) == 2
     assert says in capsys.readouterr().err

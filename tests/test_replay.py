@@ -11,12 +11,12 @@ from conftest import ROOT
 from helpers import TOY, kinds, newest, start
 from torch import Tensor
 
-from seedbed.checks.replay import Finding, investigate
+from seedbed.checks.replay import ReplayReport, investigate
 from seedbed.checks.replay_show import replay
 from seedbed.cli import main
 from seedbed.launch import local
 from seedbed.recipes import Recipe
-from seedbed.train import checkpoint, loop
+from seedbed.train import checkpoint, checkpoint_loading, loop, rollback
 from seedbed.train.system import System
 
 EXAMPLE = str(ROOT / "examples" / "my_recipe.py")
@@ -122,16 +122,16 @@ def modules(recipe: str) -> list[str]:
 
 
 def ten() -> Iterator[tuple[str, str, Callable]]:
-    dice = random.Random(8)
+    rng = random.Random(8)
     for number in range(10):
         recipe = [EXAMPLE, "gpt/demo", "gpt/demo", TOY, "gpt/demo"][number % 5]
-        yield recipe, dice.choice(modules(recipe)), dice.choice(FORWARD if number < 5 else BACKWARD)
+        yield recipe, rng.choice(modules(recipe)), rng.choice(FORWARD if number < 5 else BACKWARD)
 
 
 @pytest.mark.parametrize(
     ("recipe", "name", "spoil"), list(ten()), ids=lambda v: getattr(v, "__name__", str(v).rpartition("/")[2])
 )
-def test_what_was_planted_is_named(tmp_path: Path, monkeypatch, recipe: str, name: str, spoil: Callable) -> None:
+def test_injected_fault_is_named_by_replay(tmp_path: Path, monkeypatch, recipe: str, name: str, spoil: Callable) -> None:
     row = 2
     sample = 6 * BATCH[recipe] + row
     planted(monkeypatch, name, spoil, {sample})
@@ -139,9 +139,9 @@ def test_what_was_planted_is_named(tmp_path: Path, monkeypatch, recipe: str, nam
     found = investigate(tmp_path, "one", None)
     assert found.step == 7 and found.reproduced, found.notes
     assert found.kind == ("forward" if spoil in FORWARD else "backward"), found.sentence()
-    assert found.place is not None and found.place.module == name, found.sentence()
+    assert found.origin is not None and found.origin.module == name, found.sentence()
     assert [(r.row, r.sample) for r in found.rows] == [(row, sample)]
-    assert found.what and found.where and found.why and found.fix
+    assert found.finding.what and found.finding.where and found.finding.why and found.finding.fix
 
 
 def poison_weight(job: loop.Job) -> None:
@@ -150,7 +150,7 @@ def poison_weight(job: loop.Job) -> None:
 
 
 def at_step(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[loop.Job], None]) -> None:
-    real, left = loop._take_step, [1]
+    real, left = loop.take_step, [1]
 
     def take(job: loop.Job) -> None:
         if job.step + 1 == step and left[0]:
@@ -158,7 +158,7 @@ def at_step(step: int, monkeypatch: pytest.MonkeyPatch, act: Callable[[loop.Job]
             act(job)
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
 
 
 def inject(what: str, recipe: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -193,7 +193,7 @@ KINDS = {"batch": "data", "gradient": "backward", "weight": "weight", "division"
 
 # Tokens are whole numbers, so gpt has no batch that is not finite. The policy is the loop's business: one recipe shows it.
 CASES = [(recipe, what, "rollback") for recipe in (EXAMPLE, "gpt/demo") for what in KINDS]
-CASES = [case for case in CASES if case[:2] != ("gpt/demo", "batch")]
+CASES = [subject for subject in CASES if subject[:2] != ("gpt/demo", "batch")]
 CASES += [(TOY, what, policy) for what in KINDS for policy in ("skip", "rollback", "stop")]
 
 
@@ -203,7 +203,7 @@ def test_four_faults_stop_or_roll_back_and_are_named(tmp_path: Path, monkeypatch
     status = start(tmp_path, "one", *settings, recipe=recipe)
     assert status == (0 if policy == "rollback" else 1)
     folder = tmp_path / "one" / "checkpoints"
-    whole = [checkpoint.load(path) for path in checkpoint.steps_in(folder)]
+    whole = [checkpoint_loading.load(path) for path in checkpoint.steps_in(folder)]
     assert whole and all(torch.isfinite(t).all() for c in whole for t in c.tensors["model"].values())
     bad = min(int(p.name[-6:]) for p in checkpoint.steps_in(tmp_path / "one" / "incidents"))
     if policy == "rollback":
@@ -213,17 +213,17 @@ def test_four_faults_stop_or_roll_back_and_are_named(tmp_path: Path, monkeypatch
     _check_place(found, what, recipe)
 
 
-def _check_place(found: Finding, what: str, recipe: str) -> None:
-    assert found.place is not None
+def _check_place(found: ReplayReport, what: str, recipe: str) -> None:
+    assert found.origin is not None
     if what == "weight":
-        assert found.place.op in found.what and "it was finite in step-0000" in found.why
+        assert found.origin.op in found.finding.what and "it was finite in step-0000" in found.finding.why
     elif what == "batch":
-        assert found.rows[0].item == (7 if recipe == TOY else found.rows[0].item) and found.place.op == "x"
+        assert found.rows[0].item == (7 if recipe == TOY else found.rows[0].item) and found.origin.op == "x"
     elif what == "division":
-        assert found.place.op.startswith("div") and "test_replay.py" in found.place.line
-        assert "float64 either" in found.why and "denominator" in found.fix
+        assert found.origin.op.startswith("div") and "test_replay.py" in found.origin.line
+        assert "float64 either" in found.finding.why and "denominator" in found.finding.fix
     else:
-        assert found.place.op == "SpoilBackward" and "its gradient is not" in found.what
+        assert found.origin.op == "SpoilBackward" and "its gradient is not" in found.finding.what
 
 
 HOOKS = {
@@ -235,7 +235,7 @@ HOOKS = {
 
 
 @pytest.mark.parametrize("kind", HOOKS)
-def test_hooks_that_spoil_gradients_are_named(tmp_path: Path, monkeypatch, kind: str) -> None:
+def test_gradient_hooks_with_faults_are_named(tmp_path: Path, monkeypatch, kind: str) -> None:
     real = Recipe.build
 
     def build(self: Recipe, config, data) -> System:
@@ -254,11 +254,11 @@ def test_hooks_that_spoil_gradients_are_named(tmp_path: Path, monkeypatch, kind:
     start(tmp_path, "one", *SMALL["gpt/demo"], "accum=2", recipe="gpt/demo")
     found = investigate(tmp_path, "one", None)
     assert found.reproduced and found.step == 7 and found.all_rows
-    assert found.place and found.place.module == "model.blocks.1.mlp" + (".up" if "modul" not in kind else "")
+    assert found.origin and found.origin.module == "model.blocks.1.mlp" + (".up" if "modul" not in kind else "")
     assert found.kind in ("backward", "gradient")
 
 
-def test_overflow_is_told_from_mathematics(tmp_path: Path, monkeypatch) -> None:
+def test_overflow_is_distinguished_from_undefined_mathematics(tmp_path: Path, monkeypatch) -> None:
     """What half precision cannot hold is finite in float64, and the verdict says so."""
 
     def blow(out: Tensor, mask: Tensor) -> Tensor:
@@ -267,24 +267,24 @@ def test_overflow_is_told_from_mathematics(tmp_path: Path, monkeypatch) -> None:
     planted(monkeypatch, "net.1", lambda out, mask: out + (blow(out, mask) - out), {49})
     start(tmp_path, "one", *SMALL[TOY])
     found = investigate(tmp_path, "one", None)
-    assert found.kind == "forward" and found.place and found.place.module == "net.1"
-    assert "finite in float64" in found.why and [r.finite for r in found.rungs] == [False, True]
+    assert found.kind == "forward" and found.origin and found.origin.module == "net.1"
+    assert "finite in float64" in found.finding.why and [r.finite for r in found.precisions] == [False, True]
 
 
-def test_noise_is_the_same_in_every_arithmetic(tmp_path: Path) -> None:
+def test_noise_is_equal_in_every_precision(tmp_path: Path) -> None:
     """Flow matching draws noise in the loss: only with the same draws can the losses agree to float32's digits."""
     start(tmp_path, "one", *SMALL[EXAMPLE], recipe=EXAMPLE)
-    from seedbed.checks.replay import ladder
-    from seedbed.checks.scene import examine, open_scene
+    from seedbed.checks.replay import precision_ladder
+    from seedbed.checks.replay_context import examine, open_replay
 
-    scene = open_scene(tmp_path, "one", 7)
-    run, wide = ladder(scene, examine(scene))
+    ctx = open_replay(tmp_path, "one", 7)
+    run, wide = precision_ladder(ctx, examine(ctx))
     assert wide.loss == pytest.approx(run.loss, rel=1e-6) and wide.loss != run.loss
     assert wide.norm == pytest.approx(run.norm, rel=1e-5)
 
 
 @pytest.mark.parametrize("settings", [["accum=4", "model.dropout=0.3"], ["precision=bf16"], ["ema=0.9", "optim.kind=muon"]])
-def test_any_step_comes_back_bit_for_bit(tmp_path: Path, settings: list[str]) -> None:
+def test_replay_of_any_step_is_bitwise(tmp_path: Path, settings: list[str]) -> None:
     start(tmp_path, "one", *settings)
     before = {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
     for step in (3, 6, 11):
@@ -293,56 +293,56 @@ def test_any_step_comes_back_bit_for_bit(tmp_path: Path, settings: list[str]) ->
     assert before == {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}, "replay only reads"
 
 
-def test_a_rolled_back_course_is_followed(tmp_path: Path, monkeypatch) -> None:
+def test_replay_follows_roll_backs(tmp_path: Path, monkeypatch) -> None:
     at_step(10, monkeypatch, poison_weight)
     start(tmp_path, "one", "guard.max_skips=0", "steps=20", "every.save=0", "keep=9")
     assert "rollback" in kinds(tmp_path, "one")
     assert investigate(tmp_path, "one", 11).reproduced, "the steps after the roll-back saw other data"
 
 
-def test_a_step_that_cannot_come_back_is_admitted(tmp_path: Path, capsys) -> None:
+def test_replay_that_differs_is_reported(tmp_path: Path, capsys) -> None:
     start(tmp_path, "one")
     rows = tmp_path / "one" / "rows.jsonl"
     lines = [json.loads(line) for line in rows.read_text().splitlines()]
     lines[5]["loss"] += 1e-7
     rows.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert replay(tmp_path, "one", 7) == 0, "the ring remembers what the rows forgot"
-    (tmp_path / "one" / "ring.json").unlink()
+    assert replay(tmp_path, "one", 7) == 0, "the step history holds what the rows lost"
+    (tmp_path / "one" / "step_history.json").unlink()
     capsys.readouterr()
     assert replay(tmp_path, "one", 7) == 1
-    said = capsys.readouterr().out
-    assert "NOT reproduced" in said and "step 6" in said
+    printed = capsys.readouterr().out
+    assert "NOT reproduced" in printed and "step 6" in printed
 
 
-def test_a_spike_is_traced_to_its_rows(tmp_path: Path) -> None:
+def test_spike_is_traced_to_its_rows(tmp_path: Path) -> None:
     settings = ["data.outlier=398", "data.num=400", "guard.window=16", "steps=50", "guard.policy=skip"]
     start(tmp_path, "one", *settings)
     spikes = [e["step"] for e in local.Run.open(tmp_path, "one").events() if e["kind"] == "spike"]
     found = investigate(tmp_path, "one", spikes[0])
     assert found.reproduced and found.kind == "spike" and found.rows[0].item is not None
     assert found.rows[0].item >= 398 and found.rows[0].loss >= found.rows[-1].loss
-    assert "beyond the batches before" in found.why
+    assert "beyond the batches before" in found.finding.why
 
 
-def test_the_verb_prints_and_gives_json(tmp_path: Path, capsys) -> None:
+def test_replay_prints_text_and_json(tmp_path: Path, capsys) -> None:
     start(tmp_path, "one", "data.poison=7")
     capsys.readouterr()
     assert main(["replay", "one", "--runs", str(tmp_path)]) == 0
-    said = capsys.readouterr().out
-    assert "the batch itself is bad" in said and "item 7 of the data set" in said and "fix" in said
+    printed = capsys.readouterr().out
+    assert "the batch itself is bad" in printed and "item 7 of the data set" in printed and "fix" in printed
     assert main(["replay", "one", "--runs", str(tmp_path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["kind"] == "data" and shown["rows"][0]["item"] == 7 and shown["calls"]
 
 
 @pytest.mark.parametrize(("words", "says"), [(["one"], "nothing went wrong"), (["two"], "no run"), (["one", "0"], "at least 1")])
-def test_what_cannot_be_replayed_is_said(tmp_path: Path, capsys, words: list[str], says: str) -> None:
+def test_replay_errors_are_one_line(tmp_path: Path, capsys, words: list[str], says: str) -> None:
     start(tmp_path, "one", "steps=2")
     assert main(["replay", *words, "--runs", str(tmp_path)]) == 2
     assert says in capsys.readouterr().err
 
 
-def test_a_damaged_incident_falls_back_to_a_checkpoint(tmp_path: Path) -> None:
+def test_damaged_incident_falls_back_to_a_checkpoint(tmp_path: Path) -> None:
     start(tmp_path, "one", "data.poison=7")
     (kept,) = checkpoint.steps_in(tmp_path / "one" / "incidents")
     (kept / "state.json").write_text("{")
@@ -350,7 +350,7 @@ def test_a_damaged_incident_falls_back_to_a_checkpoint(tmp_path: Path) -> None:
     assert found.kind == "data" and found.reproduced and "incidents" not in found.start
 
 
-def test_the_first_incidents_are_kept_and_no_more(tmp_path: Path) -> None:
+def test_incident_states_are_limited_in_number(tmp_path: Path) -> None:
     start(tmp_path, "one", "data.poison=7", "steps=100", "guard.policy=skip", "guard.max_skips=9")
-    assert len(checkpoint.steps_in(tmp_path / "one" / "incidents")) == loop.MAX_INCIDENTS
-    assert kinds(tmp_path, "one").count("nonfinite") > loop.MAX_INCIDENTS
+    assert len(checkpoint.steps_in(tmp_path / "one" / "incidents")) == rollback.MAX_INCIDENTS
+    assert kinds(tmp_path, "one").count("nonfinite") > rollback.MAX_INCIDENTS

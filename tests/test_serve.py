@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from _runs import make_runs
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
-from seedbed.serve import app, doors, live, shelf, talk, views
+from seedbed.serve import app, auth, live, playground, run_index, views
 from seedbed.track.run import Run
 
 TOKEN, HERE = "token", "127.0.0.1:8765"
@@ -39,8 +40,8 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def guarded(root: Path) -> doors.Doors:
-    return doors.Doors(app.workbench(root), doors.LOOPBACK, token=TOKEN)
+def guarded(root: Path) -> auth.Auth:
+    return auth.Auth(app.workbench(root), auth.LOOPBACK, token=TOKEN)
 
 
 @contextmanager
@@ -59,8 +60,8 @@ def get(root: Path, path: str) -> Any:
 # ---- curves ------------------------------------------------------------------------------------------------------------
 
 
-def test_columns_that_somebody_holds_stay_as_they_were(root: Path):
-    kept = shelf.Shelf(root)
+def test_columns_returned_earlier_do_not_change(root: Path):
+    kept = run_index.RunIndex(root)
     before = kept.columns("run-0000")
     with open(root / "run-0000" / "rows.jsonl", "a") as file:
         file.write('{"step": 9999, "loss": 0.5, "new": 1}\n')
@@ -87,7 +88,7 @@ WRONG = ["x=nothing", "points=many", "points=1", "points=1e9", "smooth=2", "smoo
 
 
 @pytest.mark.parametrize("query", WRONG)
-def test_wrong_questions_get_a_sentence(shared: Path, query: str):
+def test_wrong_query_is_a_one_line_error(shared: Path, query: str):
     with client(shared) as found:
         answer = found.get(f"/api/runs/run-0000/series?key=loss&{query}")
         assert answer.status_code == 404 and answer.json()["error"]
@@ -96,14 +97,14 @@ def test_wrong_questions_get_a_sentence(shared: Path, query: str):
 # ---- pages -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_list(shared: Path):
+def test_run_list_of_the_api(shared: Path):
     found = get(shared, "/api/runs")
     assert [run["name"] for run in found["runs"]] == sorted((r["name"] for r in found["runs"]), key=lambda n: created(shared, n))[
         ::-1
     ]
     run = next(run for run in found["runs"] if run["name"] == "run-0000")
     assert (run["status"], run["title"], run["step"], run["metric"]) == ("done", "gpt/demo", 3000, "loss")
-    assert run["rate"] > 0 and 20 < len(run["spark"]) <= shelf.NUM_SPARK + 1
+    assert run["rate"] > 0 and 20 < len(run["spark"]) <= run_index.NUM_SPARK + 1
     assert {run["sweep"] for run in found["runs"]} == {None, "gpt-demo-04"}
 
 
@@ -111,7 +112,7 @@ def created(root: Path, name: str) -> str:
     return Run.open(root, name).config_json()["created"]
 
 
-def test_a_run_with_a_parent(shared: Path):
+def test_run_with_a_parent(shared: Path):
     page = get(shared, "/api/runs/run-0002")
     assert page["summary"]["parent"] == "run-0001"
     moved = {c["key"]: (c["parent"], c["value"]) for c in page["config"] if c["parent"] is not None}
@@ -119,16 +120,21 @@ def test_a_run_with_a_parent(shared: Path):
     assert [c["key"] for c in page["config"] if c["changed"]] == ["optim.lr"]
     assert get(shared, "/api/runs/run-0001")["children"] == ["run-0002"]
     assert page["command"] == "seedbed train ebt/demo optim.lr=0.003"
-    assert page["time"]["laps"]["train"] > page["time"]["laps"]["eval"] > 0
+    assert page["time"]["seconds"]["train"] > page["time"]["seconds"]["eval"] > 0
     assert "loss" in page["keys"] and "eval/loss" in page["keys"] and "step" not in page["keys"]
 
 
-def test_events_stand_on_every_axis(shared: Path):
+def test_events_have_a_position_on_every_axis(shared: Path):
     spike = next(e for e in get(shared, "/api/runs/run-0000")["events"] if e["kind"] == "spike")
-    assert spike["alarm"] and spike["at"] == {"step": 1500, "seconds": pytest.approx(0.123 * 150), "items": 640 * 150}
+    assert spike["severity"] == "warning"
+    assert spike["at"] == {
+        "step": 1500,
+        "seconds": pytest.approx(0.123 * 150),
+        "items": 640 * 150,
+    }
 
 
-def test_comparison_tells_noise_from_change(root: Path):
+def test_comparison_distinguishes_noise_from_change(root: Path):
     for name, level in (("a", 2.0), ("b", 1.0), ("c", 2.001), ("d", 3.0)):
         make_flat(root / name, level)
     found = get(root, "/api/compare?run=a&run=b&run=c&run=d")
@@ -145,8 +151,8 @@ def make_flat(path: Path, level: float) -> None:
     (path / "checkpoints").mkdir(parents=True)
     config = {"steps": 40, "optim": {"lr": level}}
     (path / "config.json").write_text(json.dumps({"recipe": "gpt", "preset": "demo", "config": config}))
-    dice = random.Random(0)
-    rows = [{"step": i, "loss": level + dice.gauss(0, 0.05), "seconds": i, "items": i} for i in range(1, 41)]
+    rng = random.Random(0)
+    rows = [{"step": i, "loss": level + rng.gauss(0, 0.05), "seconds": i, "items": i} for i in range(1, 41)]
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -202,7 +208,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_run_is_shown_as_far_as_it_goes(root: Path, damage: str):
+def test_damaged_run_is_shown_as_far_as_possible(root: Path, damage: str):
     DAMAGE[damage](root / "run-0002")
     with client(root) as found:
         assert len(found.get("/api/runs").json()["runs"]) == 4
@@ -213,7 +219,7 @@ def test_a_damaged_run_is_shown_as_far_as_it_goes(root: Path, damage: str):
         assert found.get("/api/journal").status_code == 200
 
 
-def test_a_run_that_is_removed_while_somebody_looks(root: Path):
+def test_run_removed_while_its_page_is_open(root: Path):
     with client(root) as found:
         assert found.get("/api/runs/run-0003").status_code == 200
         (root / "run-0003").rename(root / "moved")
@@ -223,7 +229,7 @@ def test_a_run_that_is_removed_while_somebody_looks(root: Path):
         assert "moved" in names and "run-0003" not in names
 
 
-def test_names_with_markup_are_only_names(root: Path):
+def test_markup_in_names_is_escaped(root: Path):
     name = "<img src=x onerror=alert(1)>"
     (root / "run-0000").rename(root / name)
     with client(root) as found:
@@ -234,7 +240,7 @@ def test_names_with_markup_are_only_names(root: Path):
         assert answer.json()["summary"]["name"] == name and answer.headers["content-type"] == "application/json"
 
 
-def test_no_runs_at_all(tmp_path: Path):
+def test_empty_runs_folder_is_served(tmp_path: Path):
     assert get(tmp_path / "nowhere" / "runs", "/api/runs")["runs"] == []
     assert get(tmp_path / "nowhere" / "runs", "/api/journal") == []
 
@@ -301,7 +307,7 @@ def tangled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 
 @pytest.mark.parametrize("path", OUT)
-def test_nothing_leads_out(tangled: TestClient, path: str):
+def test_path_traversal_is_refused(tangled: TestClient, path: str):
     answer = tangled.get(f"http://{HERE}{path}")
     assert answer.status_code == 404
     assert "secret" not in answer.text.replace("secret.txt", "") and "root:" not in answer.text
@@ -310,7 +316,7 @@ def test_nothing_leads_out(tangled: TestClient, path: str):
 # ---- notes -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_note_goes_to_the_journal_and_can_be_amended(root: Path):
+def test_note_is_added_to_the_journal_and_amended(root: Path):
     with client(root) as found:
         added = found.post("/api/runs/run-0001/note", json={"text": "depth <b>matters</b>\n--> more than width"})
         assert [note["text"] for note in added.json()] == ["depth <b>matters</b> --&gt; more than width"]
@@ -331,14 +337,14 @@ NO_NOTES = [b"", b"{", b"[]", b'{"text": 3}', b'{"text": "x", "instead_of": 3}',
 
 
 @pytest.mark.parametrize("body", NO_NOTES)
-def test_what_is_no_note(root: Path, body: bytes):
+def test_malformed_note_is_refused(root: Path, body: bytes):
     with client(root) as found:
         assert found.post("/api/runs/run-0001/note", content=body).status_code == 400
         assert not (root.parent / "JOURNAL.md").exists()
 
 
 @pytest.mark.parametrize(("name", "text"), [("run-0001", "  "), ("nothing", "x"), ("%2e%2e", "x")])
-def test_notes_that_cannot_be_taken(root: Path, name: str, text: str):
+def test_note_on_an_unknown_or_empty_target_is_refused(root: Path, name: str, text: str):
     with client(root) as found:
         assert found.post(f"/api/runs/{name}/note", json={"text": text}).status_code in (400, 409)
         assert found.get("/api/runs/run-0001/note").status_code == 405
@@ -350,7 +356,7 @@ def test_notes_that_cannot_be_taken(root: Path, name: str, text: str):
 LIVE = f"ws://{HERE}/api/live"
 
 
-def test_news_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_live_updates_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live, "PERIOD", 0.05)
     with client(root) as found:
         version = found.get("/api/runs").json()["version"]
@@ -365,18 +371,18 @@ def test_news_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPat
             assert news["runs"] == {"run-0000": ["rows"]}
             assert [(run["name"], run["step"], run["loss"]) for run in news["list"]["runs"]] == [("run-0000", 9999, 0.5)]
             (root / "run-0001").rename(root / "elsewhere")
-            told = socket.receive_json()["list"]
-            assert (told["gone"], [run["name"] for run in told["runs"]]) == (["run-0001"], ["elsewhere"])
+            reported = socket.receive_json()["list"]
+            assert (reported["gone"], [run["name"] for run in reported["runs"]]) == (["run-0001"], ["elsewhere"])
 
 
-def test_a_page_that_never_reads_is_let_go(root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_slow_websocket_client_is_disconnected(root: Path, monkeypatch: pytest.MonkeyPatch):
     """Its connection is full, so that nothing can be sent any more: it must not be waited for, nor kept."""
     monkeypatch.setattr(live, "PERIOD", 0.02)
-    monkeypatch.setattr(live, "PATIENCE", 0.1)
+    monkeypatch.setattr(live, "SEND_SECONDS", 0.1)
 
     async def receive() -> dict[str, Any]:
-        if said:
-            return said.pop(0)
+        if printed:
+            return printed.pop(0)
         await asyncio.sleep(60)
         return {"type": "websocket.disconnect"}
 
@@ -384,19 +390,19 @@ def test_a_page_that_never_reads_is_let_go(root: Path, monkeypatch: pytest.Monke
         if message["type"] != "websocket.accept":
             await asyncio.sleep(60)
 
-    said: list[dict[str, Any]] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": '{"list": true}'}]
-    pages = live.Live(shelf.Shelf(root))
+    printed: list[dict[str, Any]] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": '{"list": true}'}]
+    pages = live.Live(run_index.RunIndex(root))
 
     async def stay() -> None:
         socket = WebSocket({"type": "websocket", "path": "/", "headers": []}, receive, send)  # type: ignore[arg-type]
         await asyncio.wait_for(pages.page(socket), 5)
 
     asyncio.run(stay())
-    assert pages._num_pages == 0 and pages._clock is None
+    assert pages._num_pages == 0 and pages._polling is None
 
 
 @pytest.mark.parametrize("first", ["", "{", "[]", '{"runs": 3}', '{"version": "x"}', "null"])
-def test_a_page_that_talks_nonsense_is_let_go(root: Path, first: str):
+def test_malformed_websocket_request_is_disconnected(root: Path, first: str):
     with client(root) as found, found.websocket_connect(LIVE) as socket:
         socket.send_text(first)
         assert socket.receive()["type"] == "websocket.close"
@@ -411,9 +417,9 @@ for line in sys.stdin:
     asked = json.loads(line)
     if asked.get("stop"):
         print(json.dumps({"end": {"files": [], "stopped": True}}), flush=True)
-    elif asked["ask"].get("prompt") == "die":
+    elif asked["request"].get("prompt") == "die":
         sys.exit(1)
-    elif asked["ask"].get("prompt") == "endless":
+    elif asked["request"].get("prompt") == "endless":
         print(json.dumps({"piece": "on "}), flush=True)
     else:
         for piece in "abc":
@@ -423,72 +429,82 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def talking(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(talk, "process_for", lambda shelf, name: (sys.executable, "-c", PRETENDER))
+def loaded_run(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(playground, "process_for", lambda index, name: (sys.executable, "-c", PRETENDER))
     (root / "run-0000" / "checkpoints" / "step-000010").mkdir()
     return root
 
 
-def test_words_come_as_they_are_made(talking: Path):
-    with client(talking) as found, found.websocket_connect(f"ws://{HERE}/api/runs/run-0000/talk") as socket:
+def test_playground_streams_generated_text(loaded_run: Path):
+    with client(loaded_run) as found, found.websocket_connect(f"ws://{HERE}/api/runs/run-0000/playground") as socket:
         assert socket.receive_json()["ready"]["options"] == {"prompt": None, "tokens": 3}
-        socket.send_json({"ask": {"prompt": "x"}})
+        socket.send_json({"request": {"prompt": "x"}})
         assert [socket.receive_json() for _ in range(3)] == [{"piece": "a"}, {"piece": "b"}, {"piece": "c"}]
         assert socket.receive_json() == {"end": {"files": ["/files/runs/run-0000/samples/asked/a%20b.png"]}}
-        socket.send_json({"ask": {"prompt": "endless"}})
+        socket.send_json({"request": {"prompt": "endless"}})
         assert socket.receive_json() == {"piece": "on "}
         socket.send_json({"stop": True})
         assert socket.receive_json()["end"]["stopped"]
-        socket.send_json({"ask": {"prompt": "die"}})
+        socket.send_json({"request": {"prompt": "die"}})
         assert "ended" in socket.receive_json()["error"]
         socket.send_text("nonsense")
-        socket.send_json({"ask": {}})
+        socket.send_json({"request": {}})
         assert socket.receive_json() == {"piece": "a"}
 
 
 @pytest.mark.parametrize("name", ["run-0001", "nothing", "%2e%2e", "mine"])
-def test_runs_that_cannot_be_asked(talking: Path, name: str):
+def test_playground_refuses_runs_without_sampling(loaded_run: Path, name: str):
     """Without a checkpoint, not there, outside, or of a recipe file that a web page must not run."""
     config = {"recipe": "/somewhere/evil.py", "preset": "x", "config": {}}
-    (talking / "mine" / "checkpoints" / "step-000001").mkdir(parents=True)
-    (talking / "mine" / "config.json").write_text(json.dumps(config))
-    with client(talking) as found, found.websocket_connect(f"ws://{HERE}/api/runs/{name}/talk") as socket:
-        said = socket.receive_json()
-        assert said["final"] and said["error"]
+    (loaded_run / "mine" / "checkpoints" / "step-000001").mkdir(parents=True)
+    (loaded_run / "mine" / "config.json").write_text(json.dumps(config))
+    with client(loaded_run) as found, found.websocket_connect(f"ws://{HERE}/api/runs/{name}/playground") as socket:
+        printed = socket.receive_json()
+        assert printed["final"] and printed["error"]
+
+
+@dataclass(frozen=True)
+class SpeakerOptions:
+    prompt: str | None = None
+    tokens: int = 3
+    temperature: float = 0.8
+    shapes: tuple[str, ...] = ()
 
 
 class Speaker:
     """A system that says three words, unless somebody stops it."""
 
+    sample_options = SpeakerOptions
+
     def sample(self, request: Any, engine: Any) -> Any:
         from seedbed.train.system import Sample
 
-        options = request.read(prompt=None, tokens=3, temperature=0.8, shape=(1, 2))
+        options = asdict(request.read(SpeakerOptions))
         for word in ("one ", "two ", "three"):
             request.write(word)
         return Sample("one two three", (request.folder / "a.png",), options)
 
 
-def test_what_the_process_says(tmp_path: Path):
+def test_playground_worker_messages(tmp_path: Path):
     import io
     from contextlib import nullcontext
     from types import SimpleNamespace
 
     from seedbed.errors import UserError
-    from seedbed.launch import talker
+    from seedbed.launch import sample_worker
 
     engine = SimpleNamespace(evaluating=nullcontext)
     trained: Any = SimpleNamespace(system=Speaker(), engine=engine, run=SimpleNamespace(path=tmp_path))
-    assert talker.known_options(trained) == {"prompt": None, "tokens": 3, "temperature": 0.8}
+    assert sample_worker.default_options(trained) == {"prompt": None, "tokens": 3, "temperature": 0.8}
     out, stop = io.StringIO(), threading.Event()
-    said = talker.answer(trained, {"tokens": 5}, talker._Writer(out, stop))
+    printed = sample_worker.answer(trained, {"tokens": 5}, sample_worker._Writer(out, stop))
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [{"piece": w} for w in ("one ", "two ", "three")]
-    assert (said["files"], said["text"]) == (["samples/asked/a.png"], ""), "what was streamed is not said twice"
+    assert (printed["files"], printed["text"]) == (["samples/asked/a.png"], ""), "what was streamed is not said twice"
     stop.set()
-    with pytest.raises(talker.Stopped):
-        talker.answer(trained, {}, talker._Writer(out, stop))
+    with pytest.raises(sample_worker.Stopped):
+        sample_worker.answer(trained, {}, sample_worker._Writer(out, stop))
     with pytest.raises(UserError, match="nonsense"):
-        talker.answer(trained, {"nonsense": 1}, talker._Writer(out, threading.Event()))
+        sample_worker.answer(trained, {"nonsense": 1}, sample_worker._Writer(out, threading.Event()))
 
 
 # ---- a real server -----------------------------------------------------------------------------------------------------
@@ -498,7 +514,7 @@ def test_what_the_process_says(tmp_path: Path):
 def server(root: Path) -> Iterator[int]:
     import uvicorn
 
-    from seedbed.serve.run import bind
+    from seedbed.serve.server import bind
 
     bound = bind("127.0.0.1", 0)
     settings: dict[str, Any] = {"log_level": "critical", "http": "h11", "ws": "websockets-sansio", "timeout_graceful_shutdown": 1}
@@ -514,7 +530,7 @@ def server(root: Path) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def test_fifty_pages_at_once_and_one_that_never_reads(shared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_live_updates_reach_fifty_pages_beside_one_that_never_reads(shared: Path, monkeypatch: pytest.MonkeyPatch):
     import http.client
     import socket
 
@@ -551,7 +567,7 @@ def test_fifty_pages_at_once_and_one_that_never_reads(shared: Path, monkeypatch:
     assert not wrong, wrong[:5]
 
 
-def test_answers_do_not_wait_for_acknowledgements(shared: Path, monkeypatch: pytest.MonkeyPatch):
+def test_responses_do_not_wait_for_tcp_acknowledgements(shared: Path, monkeypatch: pytest.MonkeyPatch):
     """Small pieces are sent at once; otherwise every request costs 40 ms."""
     import asyncio.selector_events as loops
     import http.client
@@ -572,7 +588,7 @@ def test_answers_do_not_wait_for_acknowledgements(shared: Path, monkeypatch: pyt
         assert ours and all(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for sock in ours)
 
 
-def test_a_header_without_end_is_refused(shared: Path):
+def test_endless_request_header_is_refused(shared: Path):
     import socket
 
     with server(shared) as port, socket.create_connection(("127.0.0.1", port), timeout=20) as asked:
@@ -589,7 +605,7 @@ def test_a_header_without_end_is_refused(shared: Path):
         assert sent < 160 * 65536, "ten megabytes of header were taken"
 
 
-def test_looking_never_loads_torch(shared: Path):
+def test_pages_never_load_torch(shared: Path):
     code = (
         "import sys, pathlib; from starlette.testclient import TestClient; from seedbed.serve.app import workbench\n"
         f"c = TestClient(workbench(pathlib.Path({str(shared)!r})))\n"

@@ -77,7 +77,7 @@ def visit(browser: Any, address: str, tmp_path: Path) -> Iterator[Callable[..., 
         context = browser.new_context(**{"viewport": {"width": 1400, "height": 900}, **options})
         page = context.new_page()
         page.set_default_timeout(40_000)
-        page.on("console", lambda said: wrong.append(said.text) if said.type in ("error", "warning") else None)
+        page.on("console", lambda printed: wrong.append(printed.text) if printed.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("request", lambda asked: None if own(asked.url) else wrong.append(f"asked {asked.url}"))
         page.on("websocket", lambda opened: None if own(opened.url) else wrong.append(f"opened {opened.url}"))
@@ -107,7 +107,7 @@ def names(page: Any) -> list[str]:
     return page.locator("tr[data-path] .name a").all_inner_texts()
 
 
-def test_the_list_is_sorted_filtered_searched_and_grouped(visit):
+def test_run_list_is_sorted_filtered_searched_and_grouped(visit):
     page = visit("/")
     page.wait_for_selector("tr[data-path]")
     assert "map" in names(page) and "map-0001" not in names(page)
@@ -134,7 +134,7 @@ def test_the_list_is_sorted_filtered_searched_and_grouped(visit):
     assert page.locator("button.chip[aria-pressed=true]").inner_text().startswith("done")
 
 
-def test_a_live_run_grows_without_a_reload(visit, root: Path):
+def test_live_run_is_updated_without_a_reload(visit, root: Path):
     settings = ("steps=500000", "every.eval=2000", "every.save=100000", "guard.policy=skip")
     words = seedbed("--runs", str(root), "train", TOY, *settings, "--run", "growing", "--dirty", "--no-check")
     with process(words, out=subprocess.DEVNULL):
@@ -172,7 +172,7 @@ def test_curves_zoom_smooth_and_change_their_axes(visit):
     until(page, f"Math.max(...{chart}.data[0].x) < 40")
 
 
-def test_comparing_two_runs(visit):
+def test_comparison_of_two_runs(visit):
     page = visit("/")
     for name in ("run-0001", "run-0002"):
         page.check(f"[aria-label='Choose {name}']")
@@ -186,7 +186,7 @@ def test_comparing_two_runs(visit):
     until(page, "document.querySelector('.chart').data[0].x.length === 8")
 
 
-def test_a_note_is_found_in_the_journal(visit, root: Path):
+def test_note_is_found_in_the_journal(visit, root: Path):
     page = visit("/run/run-0003")
     page.fill("[aria-label='New note']", "width <b>beats</b> depth here")
     page.click("text=Add note")
@@ -204,7 +204,7 @@ def test_a_note_is_found_in_the_journal(visit, root: Path):
     assert "it was the seed" in page.inner_text("main")
 
 
-def test_a_sweep_as_a_map_and_as_lines(visit):
+def test_sweep_page_has_a_map_and_parallel_lines(visit):
     page = visit("/sweep/map")
     page.wait_for_selector(".heat .hm image")
     z = page.evaluate("document.querySelector('.heat').data[0].z")
@@ -219,7 +219,7 @@ COMPARED = "/compare?run=run-0000&run=run-0001"
 SMALL = {"/": "dark", "/run/run-0000": "light", COMPARED: "dark", "/sweep/map": "dark", "/journal": "light"}
 
 
-def test_pages_on_a_phone(visit):
+def test_phone_layout_of_pages(visit):
     for path, scheme in SMALL.items():
         page = visit(path, viewport={"width": 390, "height": 800}, color_scheme=scheme)
         page.wait_for_selector("main > div > *")
@@ -229,7 +229,7 @@ def test_pages_on_a_phone(visit):
         assert dark == (scheme == "dark")
 
 
-def test_keys_alone_open_and_compare(visit):
+def test_keyboard_opens_and_compares_runs(visit):
     page = visit("/")
     page.wait_for_selector("tr[data-path]")
     page.select_option("select[aria-label=Recipe]", label="flow/shapes")
@@ -247,7 +247,7 @@ def test_keys_alone_open_and_compare(visit):
     page.wait_for_url("**/run/*")
 
 
-def test_nothing_here_yet(browser: Any, tmp_path: Path):
+def test_empty_pages_say_so(browser: Any, tmp_path: Path):
     page = browser.new_page()
     page.set_default_timeout(40_000)
     words = seedbed("--runs", str(tmp_path / "runs"), "serve", "--port")
@@ -287,32 +287,32 @@ def test_markup_in_names_and_reasons_stays_text(visit, root: Path):
 
 
 @pytest.mark.parametrize(("recipe", "options"), [("gpt/demo", ()), ("ebt/demo", ("batch=4",))])
-def test_text_streams_in_the_playground(visit, root: Path, recipe: str, options: tuple[str, ...]):
+def test_playground_streams_text(visit, root: Path, recipe: str, options: tuple[str, ...]):
     name = f"asked-{recipe[:3]}"
     typed(root, "train", recipe, "steps=4", *TINY, *options, "--run", name, "--no-check")
     page = visit(f"/run/{name}")
     page.click("text=Playground")
-    page.wait_for_selector(".dials input[name=temperature]")
-    assert page.locator(".dials input[name=think]").count() == (recipe == "ebt/demo")
+    page.wait_for_selector(".options input[name=temperature]")
+    assert page.locator(".options input[name=optimize_steps]").count() == (recipe == "ebt/demo")
     page.fill("[aria-label=Prompt]", "The statement")
-    page.fill(".dials input[name=tokens]", "400")
+    page.fill(".options input[name=tokens]", "5000")
     page.evaluate("""() => {
-        const paper = document.querySelector('.paper');
+        const output = document.querySelector('.output');
         window.seen = [];
-        new MutationObserver(() => seen.push(paper.textContent.length)).observe(paper, { childList: true, subtree: true });
+        new MutationObserver(() => seen.push(output.textContent.length)).observe(output, { childList: true, subtree: true });
     }""")
     page.click("button:has-text('Generate')")
-    until(page, "document.querySelector('.paper').textContent.startsWith('The statement') && seen.length > 8")
+    until(page, "document.querySelector('.output').textContent.startsWith('The statement') && seen.length > 8")
     sizes = page.evaluate("seen")
     assert len(set(sizes)) > 5, "words came all at once"
     page.click("button:has-text('Stop')")
     page.wait_for_selector("button.primary:has-text('Generate')")
-    page.fill(".dials input[name=temperature]", "-1")
+    page.fill(".options input[name=temperature]", "-1")
     page.click("button:has-text('Generate')")
-    page.wait_for_selector(".paper [role=alert]")
+    page.wait_for_selector(".output [role=alert]")
 
 
-def test_the_world_is_played_from_its_run(visit, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_play_page_opens_from_the_run_page(visit, root: Path, monkeypatch: pytest.MonkeyPatch):
     from seedbed.launch import local
     from seedbed.recipes.world.system import World
     from seedbed.train.system import Sample

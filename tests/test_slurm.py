@@ -16,7 +16,8 @@ from seedbed.cli import main
 from seedbed.errors import UserError
 from seedbed.launch import slurm_script
 from seedbed.recipes import find
-from seedbed.track import code, queue
+from seedbed.report import slurm_queue
+from seedbed.track import code
 from seedbed.track.run import Run
 from seedbed.tune.sweep.folder import Sweep
 
@@ -32,8 +33,8 @@ class Commands:
 
     def add(self, name: str, out: str = "", err: str = "", status: int = 0) -> None:
         path = self.folder / name
-        told = "\n".join([f"printf '%s' '{out}'", f"printf '%s' '{err}' >&2", f"exit {status}"])
-        path.write_text(f'#!/bin/bash\necho "$@" >>{self.folder / (name + ".calls")}\n{told}\n')
+        reported = "\n".join([f"printf '%s' '{out}'", f"printf '%s' '{err}' >&2", f"exit {status}"])
+        path.write_text(f'#!/bin/bash\necho "$@" >>{self.folder / (name + ".calls")}\n{reported}\n')
         path.chmod(path.stat().st_mode | stat.S_IEXEC)
 
     def calls(self, name: str) -> list[str]:
@@ -72,7 +73,7 @@ def ready(commands: Commands, job: int = 41) -> Commands:
 # ---- what is submitted -----------------------------------------------------------------------------------------------
 
 
-def test_a_submitted_run_is_complete_before_it_starts(run, commands: Commands):
+def test_submitted_run_is_complete_before_it_starts(run, commands: Commands):
     status, out, err = run("train", "gpt/demo", "steps=8", "--on", "slurm", "--run", "far", "-m", "why", "slurm.time=4h")
     assert status == 2 and "no sbatch on PATH" in err and not Path("runs").exists()
     ready(commands)
@@ -89,7 +90,7 @@ def test_a_submitted_run_is_complete_before_it_starts(run, commands: Commands):
     assert found["status"] == "cancelled", "squeue answered, and knows of no such job"
 
 
-def test_the_copy_of_the_code_is_what_runs(run, commands: Commands, tmp_path: Path):
+def test_code_copy_is_what_the_job_runs(run, commands: Commands, tmp_path: Path):
     ready(commands)
     recipe = Path("mine.py")
     recipe.write_text(Path(TOY).read_text())
@@ -98,8 +99,8 @@ def test_the_copy_of_the_code_is_what_runs(run, commands: Commands, tmp_path: Pa
     assert not list(kept.rglob("__pycache__"))
     recipe.write_text("broken(")
     env = {**os.environ, "SEEDBED_CODE": str(kept), "PYTHONPATH": str(kept), "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"}
-    told = "import seedbed, sys; from seedbed.cli import main; print(seedbed.__file__); sys.exit(main(sys.argv[1:]))"
-    words = [sys.executable, "-c", told, "resume", "kept", "--no-check"]
+    reported = "import seedbed, sys; from seedbed.cli import main; print(seedbed.__file__); sys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", reported, "resume", "kept", "--no-check"]
     done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[0] == str(kept / "seedbed" / "__init__.py")
@@ -109,24 +110,24 @@ def test_the_copy_of_the_code_is_what_runs(run, commands: Commands, tmp_path: Pa
     assert Run(kept.parent).status()["status"] == "done"
 
 
-def test_a_copy_tells_the_state_it_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_code_copy_records_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     facts = {"version": "1", "commit": "c" * 40, "branch": "b", "dirty": True, "changed": ["a"], "untracked": [], "hostname": "x"}
     code.keep({**facts, "patch_left_out": [], "patch": "--- a\n"}, tmp_path)
     monkeypatch.setenv("SEEDBED_CODE", str(tmp_path))
-    told = code.state(Path.cwd())
-    assert told["commit"] == "c" * 40 and told["dirty"] and told["patch"] == "--- a\n"
-    assert told["hostname"] == os.uname().nodename, "the machine is that of the job"
+    reported = code.state(Path.cwd())
+    assert reported["commit"] == "c" * 40 and reported["dirty"] and reported["patch"] == "--- a\n"
+    assert reported["hostname"] == os.uname().nodename, "the machine is that of the job"
 
 
 @pytest.mark.parametrize("word", ["AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY"])
-def test_no_secret_of_the_environment_is_written(run, commands: Commands, monkeypatch: pytest.MonkeyPatch, word: str):
+def test_environment_secrets_are_not_written_by_a_submission(run, commands: Commands, monkeypatch: pytest.MonkeyPatch, word: str):
     monkeypatch.setenv(word, "hunter2hunter2")
     ready(commands)
     assert run("train", "gpt/demo", "--on", "slurm", "--run", "safe")[0] == 0
     assert [p for p in Path("runs").rglob("*") if p.is_file() and b"hunter2" in p.read_bytes()] == []
 
 
-def test_a_data_mistake_is_told_by_the_job_and_by_the_list(run, commands: Commands):
+def test_data_error_of_a_job_is_shown_in_its_output_and_the_list(run, commands: Commands):
     ready(commands)
     assert run("train", "gpt/demo", "data.text=nowhere.txt", "--on", "slurm", "--run", "lost", "slurm.gpus=0")[0] == 0
     status, _, err = run("resume", "lost")
@@ -137,7 +138,7 @@ def test_a_data_mistake_is_told_by_the_job_and_by_the_list(run, commands: Comman
 # ---- the script ------------------------------------------------------------------------------------------------------
 
 
-def test_a_dry_run_prints_everything_and_writes_nothing(run, commands: Commands):
+def test_dry_run_prints_everything_and_writes_nothing(run, commands: Commands):
     words = ["train", "gpt/demo", "--on", "slurm", "--dry", "--run", "far", "dist.replicate=4", "dist.shard=2", "device=cuda"]
     words += ["slurm.nodes=2", "slurm.cpus=6", "slurm.partition=gpu", "slurm.account=lab", "slurm.constraint=h100&ib"]
     words += ["slurm.setup=module load cuda", "slurm.extra=--qos=high --mem=64G", "slurm.warn=3m", "slurm.time=1-12"]
@@ -148,12 +149,12 @@ def test_a_dry_run_prints_everything_and_writes_nothing(run, commands: Commands)
     wanted |= {"partition": "gpu", "account": "lab", "constraint": "h100&ib", "time": "1-12:00:00", "signal": "B:USR1@180"}
     assert wanted.items() <= dict(directives).items()
     assert "#SBATCH --qos=high --mem=64G" in out and "\nmodule load cuda\n" in out and "WORLD_SIZE=8" in out
-    assert "apptainer exec --nv torch.sif python3 -m seedbed resume far" in out
+    assert "apptainer exec --nv torch.sif python3 -P -m seedbed resume far" in out
     assert "nothing was written or submitted" in out and out.rstrip().endswith(str(Path("runs/far/job.sbatch").absolute()))
     assert is_bash(out)
 
 
-def test_a_dry_sweep_and_a_dry_resume_write_nothing_either(run, commands: Commands):
+def test_dry_sweep_and_dry_resume_write_nothing(run, commands: Commands):
     status, out, _ = run("sweep", TOY, "optim.lr=1e-3,1e-2", "seed=1..3", "--on", "slurm", "--dry", "--name", "grid")
     assert status == 0 and f"ls -d {Path('runs/grid').absolute()}-*/checkpoints/step-*" in out
     assert "#SBATCH --array=1-6" in out and "--pack 1" in out and list(Path().iterdir()) == [] and is_bash(out)
@@ -164,7 +165,7 @@ def test_a_dry_sweep_and_a_dry_resume_write_nothing_either(run, commands: Comman
     assert status == 0 and "resume far steps=99" in out and sorted(Path().rglob("*")) == before
 
 
-def test_a_login_node_needs_no_torch(seedbed):
+def test_submission_loads_no_torch(seedbed):
     done = seedbed("train", "gpt/demo", "--on", "slurm", "--dry", python=("-X", "importtime"))
     assert done.returncode == 0, done.stderr[-2000:]
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -185,19 +186,21 @@ def test_awkward_folders_are_quoted(run, commands: Commands, tmp_path: Path):
     assert status == 2 and "quote" in err
 
 
-def test_a_stranger_s_run_folder_puts_no_command_into_the_script(run, commands: Commands):
+def test_shell_injection_by_a_run_folder_is_quoted(run, commands: Commands):
     ready(commands)
     assert run("train", TOY, "--on", "slurm", "--run", "far")[0] == 0
     odd = Path("runs/far").rename("runs/a $(touch gone)")
     facts = json.loads((odd / "config.json").read_text())
-    (odd / "config.json").write_text(json.dumps({**facts, "version": "1\ntouch gone\n", "hash": "`touch gone`"}))
+    (odd / "config.json").write_text(json.dumps({**facts, "hash": "`touch gone`"}))
+    assert run("resume", odd.name, "--on", "slurm", "--dry")[0] == 2, "a hash that is none is refused"
+    (odd / "config.json").write_text(json.dumps({**facts, "version": "1\ntouch gone\n"}))
     status, out, err = run("resume", odd.name, "--on", "slurm", "--dry")
     assert status == 0, err
     lines = [line for line in out.splitlines() if "touch gone" in line and not line.startswith("#")]
     assert lines and all(re.search(r"'[^']*\$\(touch gone\)[^']*'", line) for line in lines), lines
 
 
-def test_code_and_script_that_came_with_a_run_are_replaced_before_anything_runs(run, commands: Commands):
+def test_foreign_code_and_script_in_a_run_folder_are_replaced(run, commands: Commands):
     ready(commands)
     assert run("train", TOY, "--on", "slurm", "--run", "far")[0] == 0
     planted = [Path("runs/far/code/seedbed/cli/__init__.py"), Path("runs/far/code/torch.py"), Path("runs/far/job.sbatch")]
@@ -227,18 +230,18 @@ def play(text: str, folder: Path, *, code: int, signal: bool, saves: bool) -> st
     ("code", "signal", "saves", "says"),
     [
         (138, True, True, "requeue 41"),
-        (138, True, False, "not queued again"),
+        (138, True, False, "not requeued"),
         (0, True, True, ""),
         (2, True, True, ""),
         (143, False, True, ""),
         (0, False, True, ""),
     ],
 )
-def test_only_a_run_that_saved_because_of_the_time_is_queued_again(run, tmp_path, code, signal, saves, says):
+def test_requeue_only_after_a_save_at_the_time_limit(run, tmp_path, code, signal, saves, says):
     status, out, _ = run("train", TOY, "--on", "slurm", "--dry", "--run", "far", "--runs", str(tmp_path / "runs"))
     assert status == 0
-    told = play(out, tmp_path / "play", code=code, signal=signal, saves=saves)
-    assert says in told if says else told == ""
+    reported = play(out, tmp_path / "play", code=code, signal=signal, saves=saves)
+    assert says in reported if says else reported == ""
 
 
 # ---- wrong words -----------------------------------------------------------------------------------------------------
@@ -246,14 +249,14 @@ def test_only_a_run_that_saved_because_of_the_time_is_queued_again(run, tmp_path
 WRONG = [
     (("slurm.time=soon",), r"slurm\.time=soon is not a time; write 90m, 4h or 2d"),
     (("slurm.time=1:2:3:4",), r"is not a time"),
-    (("slurm.time=90s",), r"leaves nothing to train"),
+    (("slurm.time=90s",), r"leaves no time to train"),
     (("slurm.partitoin=x",), r"unknown key `slurm\.partitoin`; nearest: slurm\.partition"),
     (("slurm.nodes=0",), r"slurm\.nodes=0 is out of range"),
     (("slurm.nodes=many",), r"whole number"),
     (("slurm.gpus=2", "dist.replicate=4"), r"slurm\.nodes=1 with slurm\.gpus=2 each are 2 GPUs, but .* = 4"),
     (("slurm.gpus=8",), r"are 8 GPUs, but .* = 1; make them equal, as in dist\.replicate=8"),
     (("slurm.nodes=3", "dist.shard=8"), r"= 8 processes do not divide over slurm\.nodes=3"),
-    (("slurm.extra=qos",), r"further options of sbatch"),
+    (("slurm.extra=qos",), r"must be options of sbatch"),
     (("slurm.extra=--a\n--b",), r"one line"),
     (("slurm.workers=2",), r"for seedbed sweep"),
     (("--anomaly",), r"--anomaly is for a run on this machine"),
@@ -263,7 +266,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
-def test_a_mistake_is_told_before_anything_is_written(run, commands: Commands, words: tuple[str, ...], says: str):
+def test_slurm_settings_are_validated_before_anything_is_written(run, commands: Commands, words: tuple[str, ...], says: str):
     ready(commands)
     status, _, err = run("train", "gpt/demo", "--on", "slurm", *words)
     assert status == 2 and re.search(says, err), err
@@ -275,8 +278,8 @@ def test_a_mistake_is_told_before_anything_is_written(run, commands: Commands, w
     [
         (("train", "gpt/demo", "slurm.time=4h"), r"add --on slurm"),
         (("train", "gpt/demo", "--on", "slrum"), r"invalid choice"),
-        (("resume", "x", "--dry"), r"--dry goes with --on slurm"),
-        (("sweep", "gpt/demo", "seed=1,2", "--dry"), r"--dry goes with --on slurm"),
+        (("resume", "x", "--dry"), r"--dry needs --on slurm"),
+        (("sweep", "gpt/demo", "seed=1,2", "--dry"), r"--dry needs --on slurm"),
         (("sweep", "gpt/demo", "seed=1,2", "slurm.workers=2"), r"add --on slurm"),
         (("resume", "nothing", "--on", "slurm"), r"no run"),
         (("cancel", "nothing"), r"no run"),
@@ -284,7 +287,7 @@ def test_a_mistake_is_told_before_anything_is_written(run, commands: Commands, w
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_words_out_of_place(run, commands: Commands, words: tuple[str, ...], says: str):
+def test_slurm_options_without_slurm_are_refused(run, commands: Commands, words: tuple[str, ...], says: str):
     status, _, err = run(*words)
     assert status == 2 and re.search(says, err), err
 
@@ -294,20 +297,20 @@ REFUSALS = [
         "sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed",
         r"invalid partition .*; sinfo lists",
     ),
-    ("sbatch: error: Invalid generic resource (gres) specification", r"slurm\.gpus=0 asks for none"),
+    ("sbatch: error: Invalid generic resource (gres) specification", r"slurm\.gpus=0 requests none"),
     ("", r"exit status 1"),
 ]
 
 
-@pytest.mark.parametrize(("told", "says"), REFUSALS)
-def test_what_sbatch_refuses_is_one_line_and_leaves_no_run(run, commands: Commands, told: str, says: str):
-    ready(commands).add("sbatch", err=told, status=1)
+@pytest.mark.parametrize(("reported", "says"), REFUSALS)
+def test_sbatch_error_is_one_line_and_leaves_no_run(run, commands: Commands, reported: str, says: str):
+    ready(commands).add("sbatch", err=reported, status=1)
     status, _, err = run("train", "gpt/demo", "--on", "slurm", "--run", "far")
     assert status == 2 and re.search(f"sbatch refused: .*{says}", err) and len(err.strip().splitlines()) == 1
     assert list(Path("runs").iterdir()) == []
 
 
-def test_an_answer_without_a_number_is_refused(run, commands: Commands):
+def test_sbatch_output_without_a_job_id_is_refused(run, commands: Commands):
     ready(commands).add("sbatch", out="later, perhaps")
     status, _, err = run("train", "gpt/demo", "--on", "slurm")
     assert status == 2 and "later, perhaps" in err and list(Path("runs").iterdir()) == []
@@ -327,9 +330,9 @@ TIMES = {
 
 
 @pytest.mark.parametrize(("text", "num_seconds"), {**TIMES, "1-02:30:05": 95405}.items())
-def test_times_are_read_as_slurm_reads_them(text: str, num_seconds: int):
+def test_time_limits_are_parsed_like_slurm(text: str, num_seconds: int):
     assert slurm_script._seconds(text) == num_seconds
-    assert slurm_script._seconds(slurm_script._spelled(num_seconds)) == num_seconds
+    assert slurm_script._seconds(slurm_script._slurm_time(num_seconds)) == num_seconds
 
 
 @pytest.mark.parametrize(
@@ -342,7 +345,7 @@ def test_times_are_read_as_slurm_reads_them(text: str, num_seconds: int):
         (("device=cpu", "dist.replicate=2", "slurm.nodes=2"), (2, 1, 0)),
     ],
 )
-def test_processes_follow_from_the_degrees(words: tuple[str, ...], shape: tuple[int, int, int]):
+def test_layout_follows_from_replicate_and_shard(words: tuple[str, ...], shape: tuple[int, int, int]):
     from seedbed import config as configs
 
     ask, own = slurm_script.read([*words])
@@ -363,11 +366,11 @@ QUEUE = [
 ]
 
 
-@pytest.mark.parametrize(("told", "status", "standing", "shown"), QUEUE)
-def test_the_list_tells_the_word_of_the_queue(run, commands: Commands, told: str, status: int, standing: str, shown: str | None):
+@pytest.mark.parametrize(("reported", "status", "standing", "shown"), QUEUE)
+def test_run_list_shows_the_queue_state(run, commands: Commands, reported: str, status: int, standing: str, shown: str | None):
     ready(commands)
     assert run("train", "gpt/demo", "--on", "slurm", "--run", "far")[0] == 0
-    commands.add("squeue", out="" if status else told, err=told if status else "", status=status)
+    commands.add("squeue", out="" if status else reported, err=reported if status else "", status=status)
     (found,) = json.loads(run("runs", "list", "--json")[1])
     assert (found["status"], found["queue"]) == (standing, shown)
     table = run("runs", "list")[1]
@@ -376,7 +379,7 @@ def test_the_list_tells_the_word_of_the_queue(run, commands: Commands, told: str
     assert len(commands.calls("squeue")) == 3, "one call for each listing"
 
 
-def test_without_a_job_nobody_asks_and_without_squeue_nobody_complains(run, commands: Commands):
+def test_squeue_is_called_only_for_submitted_runs(run, commands: Commands):
     ready(commands)
     assert run("train", "gpt/demo", "--on", "slurm", "--run", "far")[0] == 0
     record = Path("runs/far/slurm.json").rename("aside")
@@ -390,11 +393,11 @@ def test_without_a_job_nobody_asks_and_without_squeue_nobody_complains(run, comm
     assert status == 2 and "squeue does not answer" in err
 
 
-def test_a_slow_squeue_does_not_hold_a_listing_up(run, commands: Commands, monkeypatch: pytest.MonkeyPatch):
+def test_slow_squeue_does_not_delay_listings(run, commands: Commands, monkeypatch: pytest.MonkeyPatch):
     ready(commands)
     assert run("train", "gpt/demo", "--on", "slurm", "--run", "far")[0] == 0
     (commands.folder / "squeue").write_text("#!/bin/bash\nread -r -t 30 <> <(:)\n")
-    monkeypatch.setattr(queue, "_PATIENCE", 0.2)
+    monkeypatch.setattr(slurm_queue, "_PATIENCE", 0.2)
     (found,) = json.loads(run("runs", "list", "--json")[1])
     assert (found["status"], found["queue"]) == ("queued", None)
 
@@ -403,7 +406,7 @@ def test_cancel_and_submit_again(run, commands: Commands):
     ready(commands).add("squeue", out="41|PENDING|Priority\n")
     assert run("train", "gpt/demo", "--on", "slurm", "--run", "far")[0] == 0
     status, _, err = run("resume", "far", "--on", "slurm")
-    assert status == 2 and "in the queue already as job 41; to take it back: seedbed cancel far" in err
+    assert status == 2 and "already in the queue as job 41; to remove it: seedbed cancel far" in err
     status, out, _ = run("cancel", "far")
     assert status == 0 and commands.calls("scancel") == ["41"] and "seedbed resume far --on slurm" in out
     ready(commands, job=42)
@@ -411,19 +414,19 @@ def test_cancel_and_submit_again(run, commands: Commands):
     assert status == 2 and "no job in the queue" in err
     status, out, err = run("resume", "far", "--on", "slurm", "--json")
     assert status == 0, err
-    assert json.loads(out)["job"] == "42" and queue.jobs(Path("runs/far")) == ["41", "42"]
+    assert json.loads(out)["job"] == "42" and slurm_queue.jobs(Path("runs/far")) == ["41", "42"]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"jobs": 3}', '{"jobs": [1, "x; rm", null]}'])
-def test_a_damaged_record_of_jobs_is_no_record(tmp_path: Path, text: str):
+def test_damaged_job_record_is_ignored(tmp_path: Path, text: str):
     (tmp_path / "slurm.json").write_text(text)
-    assert queue.jobs(tmp_path) == []
+    assert slurm_queue.jobs(tmp_path) == []
 
 
 # ---- sweeps ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_written_here_and_worked_on_there(run, commands: Commands):
+def test_sweep_is_created_here_and_trained_by_an_array(run, commands: Commands):
     ready(commands, job=57).add("squeue", out="57|RUNNING|None\n57|RUNNING|None\n57|PENDING|Resources\n")
     words = ("sweep", TOY, "optim.lr=1e-3,1e-2", "seed=1..3", "steps=4", "--name", "grid", "--on", "slurm")
     status, out, err = run(*words, "slurm.workers=3", "--no-check")
@@ -448,16 +451,16 @@ def test_workers_need_a_disk_with_locks(run, commands: Commands, monkeypatch: py
 
     monkeypatch.setattr("seedbed.track.locks.try_lock", no_locks)
     status, _, err = run("sweep", TOY, "seed=1,2", "--on", "slurm", "--name", "grid")
-    assert status == 2 and "without locks" in err and "slurm.workers=1" in err and commands.calls("sbatch") == []
+    assert status == 2 and "without file locks" in err and "slurm.workers=1" in err and commands.calls("sbatch") == []
 
 
-def test_a_sweep_that_has_ended_needs_no_workers(run, commands: Commands):
+def test_sweep_that_has_ended_needs_no_workers(run, commands: Commands):
     ready(commands)
     assert run("sweep", TOY, "seed=1,2", "steps=2", "--name", "grid", "--no-check", "--dirty")[0] == 0
     status, _, err = run("sweep", "--join", "grid", "--on", "slurm")
     assert status == 2 and "every trial of sweep grid has ended" in err
 
 
-def test_a_value_that_no_script_can_hold_is_refused():
+def test_value_that_cannot_be_quoted_for_sbatch_is_refused():
     with pytest.raises(UserError, match="line break"):
         slurm_script._quoted("a\nb")

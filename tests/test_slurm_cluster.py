@@ -60,8 +60,8 @@ def wait(what: str, is_so: Callable[[], Any], root: Path) -> None:
     deadline = time.monotonic() + 130
     while not is_so():
         if time.monotonic() > deadline:
-            said = "\n".join(p.read_text()[-2000:] for p in root.parent.rglob("slurm-*.out"))
-            pytest.fail(f"{what}: waited in vain\n{call('squeue', cwd=root.parent)}\n{said}")
+            printed = "\n".join(p.read_text()[-2000:] for p in root.parent.rglob("slurm-*.out"))
+            pytest.fail(f"{what}: waited in vain\n{call('squeue', cwd=root.parent)}\n{printed}")
         time.sleep(0.2)
 
 
@@ -96,7 +96,7 @@ def resumed_at(root: Path, name: str) -> list[int]:
     return [event["step"] for event in Run(root / name).events() if event["kind"] == "resume"]
 
 
-def test_a_requeued_job_goes_on_by_itself_and_ends_with_the_same_bits(root: Path):
+def test_requeued_job_resumes_and_ends_bitwise_equal(root: Path):
     settings = (*SMALL, *RARELY, "steps=200")
     job = submit(root, "train", "gpt/demo", *settings, "--run", "queued")
     assert (root / "queued" / "job.sbatch").is_file() and (root / "queued" / "code" / "seedbed" / "cli").is_dir()
@@ -113,7 +113,7 @@ def test_a_requeued_job_goes_on_by_itself_and_ends_with_the_same_bits(root: Path
     assert kinds(root, "queued").count("preflight") == 1, "checked before its first step, and not again"
 
 
-def test_a_time_limit_that_comes_near_saves_and_queues_again(root: Path):
+def test_time_limit_signal_saves_and_requeues(root: Path):
     settings = (*RARELY, "steps=1500")
     job = submit(root, "train", TOY, *settings, "slurm.time=10m", "--run", "timed", "--no-check")
     wait_for_step(root, "timed", 20)
@@ -126,7 +126,7 @@ def test_a_time_limit_that_comes_near_saves_and_queues_again(root: Path):
     assert_same_end(root, "straight", "timed")
 
 
-def test_cancel_leaves_a_run_that_can_go_on(root: Path):
+def test_cancelled_run_can_be_resumed(root: Path):
     job = submit(root, "train", TOY, *RARELY, "steps=1000000", "--run", "long", "--no-check")
     wait_for_step(root, "long", 20)
     done = subprocess.run(
@@ -136,7 +136,7 @@ def test_cancel_leaves_a_run_that_can_go_on(root: Path):
         text=True,
         check=False,
     )
-    assert done.returncode == 2 and f"in the queue already as job {job}" in done.stderr
+    assert done.returncode == 2 and f"already in the queue as job {job}" in done.stderr
     assert f"cancelled job {job}" in seedbed(root, "cancel", "long")
     wait(f"job {job} cancelled", lambda: job_facts(job, "JobState") == "CANCELLED", root)
     wait("the run interrupted", lambda: Run(root / "long").status().get("status") == "interrupted", root)
@@ -148,7 +148,7 @@ def test_cancel_leaves_a_run_that_can_go_on(root: Path):
     assert Run(root / "long").rows()[-1]["step"] == saved + 40
 
 
-def test_a_sweep_is_an_array_and_holds_to_the_code_it_was_submitted_with(root: Path):
+def test_sweep_array_uses_the_submitted_code(root: Path):
     recipe = root.parent / "mine.py"
     shutil.copy(TOY, recipe)
     words = (
@@ -165,7 +165,7 @@ def test_a_sweep_is_an_array_and_holds_to_the_code_it_was_submitted_with(root: P
     recipe.write_text("this is no Python any more")
     found = Sweep.open(root, "grid")
     wait("the sweep done", lambda: all(found.result(trial) for trial in found.trials()), root)
-    assert [found.standing(trial).state for trial in found.trials()] == ["done"] * 6
+    assert [found.status(trial).state for trial in found.trials()] == ["done"] * 6
     wait(f"job {job} out of the queue", lambda: not call("squeue", "-h", "--me", "--name=grid", cwd=root.parent), root)
     outputs = sorted(found.path.glob("slurm-*.out"))
     assert [p.name for p in outputs] == [f"slurm-{job}_{n}.out" for n in (1, 2, 3)]
@@ -188,7 +188,7 @@ def test_ranks_of_one_job_train_together_and_are_requeued_together(root: Path):
     assert len(losses[0]) == 80 and losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_what_the_cluster_refuses_is_told_in_its_words_and_leaves_nothing(root: Path):
+def test_sbatch_error_of_a_cluster_is_quoted_and_leaves_no_run(root: Path):
     words = [
         sys.executable,
         "-m",

@@ -11,6 +11,7 @@ import pkgutil
 import re
 import shutil
 from pathlib import Path
+from types import FunctionType
 
 import pytest
 from conftest import ROOT
@@ -20,31 +21,32 @@ from seedbed.config import Config, flatten
 
 NAMES = {
     "Config", "Data", "Engine", "Every", "Guard", "Optim", "Probe", "Request",
-    "Sample", "Schedule", "Source", "System", "UserError", "number",
+    "Sample", "Schedule", "Source", "System", "UserError", "number", "option",
 }  # fmt: skip
 
 VERBS = {
     "demo", "doctor", "check", "train", "resume", "cancel", "sample", "export", "find-lr", "find-batch", "profile", "plan",
-    "replay", "overfit", "sweep", "think", "ablate", "serve", "play", "drill",
+    "replay", "overfit", "sweep", "inference-curve", "ablate", "serve", "play", "drill",
     "runs list", "runs show", "runs checkpoints", "runs diff", "runs rm", "note", "journal",
     "runs export", "runs mirror", "report", "top", "watch", "completion",
     "data prepare", "data inspect", "data verify", "data bench", "data show", "data record",
 }  # fmt: skip
 
 SYSTEM = {
-    "loss", "update", "num_targets", "evaluate", "sample", "describe", "export", "players",
-    "compile_units", "variant", "flops_per_item", "probe", "state", "load_state",
-    "packs", "envelope", "dials", "packed_loss",
-    "think", "alarms", "play", "export_web",
-    "shard_units", "why_one_rank", "working",
+    "loss", "update", "num_targets", "evaluate", "sample", "variant", "state", "load_state", "compile_units",
+}  # fmt: skip
+
+CAPABILITIES = {
+    "Exportable", "WebExportable", "Playable", "InferenceOptimizable", "Packable", "Probed", "Described", "CountsFlops",
+    "HasAlarms", "HasVariants", "Strided", "HasOptimizers", "Shardable", "SingleRank", "HasRankLocalBuffers",
 }  # fmt: skip
 
 KEYS = {
     "steps", "budget", "batch", "accum", "seed", "ema", "ema2", "precision", "device", "keep",
-    "compile", "compile_autograd", "compile_optimizer", "capture", "recompute", "float8", "attention",
+    "compile", "compile_autograd", "compile_optimizer", "capture", "remat", "float8", "attention",
     "optim.kind", "optim.lr", "optim.muon_lr", "optim.beta1", "optim.beta2", "optim.eps", "optim.weight_decay",
     "optim.muon_weight_decay", "optim.momentum", "optim.clip",
-    "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor",
+    "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor", "schedule.div", "schedule.final_div",
     "limit.train", "limit.valid", "limit.test",
     "dist.replicate", "dist.shard",
     "every.log", "every.eval", "every.sample", "every.save",
@@ -74,9 +76,19 @@ def test_config_keys():
     assert set(flatten(Config(model=None, data=None))) == KEYS
 
 
-def test_what_a_system_may_override():
-    own = {name for name, value in vars(package.System).items() if callable(value) and not name.startswith("_")}
-    assert own == SYSTEM
+def test_system_overridable_methods():
+    own = {name for name, value in vars(package.System).items() if isinstance(value, FunctionType) and not name.startswith("_")}
+    assert own == SYSTEM and len(own) <= 10
+
+
+def test_capabilities():
+    from typing import Protocol
+
+    from seedbed.train import capabilities
+
+    found = {name for name, value in vars(capabilities).items() if isinstance(value, type) and Protocol in value.__bases__}
+    assert found == CAPABILITIES
+    assert not any(isinstance(package.System(), getattr(capabilities, name)) for name in found)
 
 
 def test_gpt_presets():
@@ -90,7 +102,7 @@ def test_gpt_presets():
         assert isinstance(make(), Config)
 
 
-def test_every_module_imports():
+def test_modules_import():
     own = {"seedbed.nn.kernels", "seedbed.nn.narrow_kernels", "seedbed.nn.gated_kernels"}
     gpu_only = set() if importlib.util.find_spec("triton") else own
     for found in pkgutil.walk_packages(package.__path__, "seedbed."):
@@ -98,7 +110,7 @@ def test_every_module_imports():
             importlib.import_module(found.name)
 
 
-def test_every_folder_is_a_package():
+def test_folders_are_packages():
     folders = {path.parent for path in (ROOT / "src" / "seedbed").rglob("*.py")}
     assert [f for f in folders if not (f / "__init__.py").is_file()] == []
 
@@ -177,7 +189,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "says"), WRONG, ids=lambda value: " ".join(value) if isinstance(value, tuple) else "")
-def test_a_mistake_costs_two_lines_and_a_status(command, tmp_path: Path, arguments: tuple[str, ...], says: str):
+def test_errors_are_at_most_two_lines_with_an_exit_code(command, tmp_path: Path, arguments: tuple[str, ...], says: str):
     status, _, shown = command(*arguments)
     assert status == 2
     assert re.search(says, shown), shown

@@ -16,7 +16,8 @@ from helpers import TOY, assert_same_end, kinds, rows, start, stop_at
 
 from seedbed.cli import main
 from seedbed.launch import local, trials
-from seedbed.track import journal
+from seedbed.launch.resume import resume
+from seedbed.report import journal
 from seedbed.track.run import Run
 from seedbed.tune.sweep.folder import Sweep
 
@@ -29,7 +30,7 @@ Answer = tuple[int, str, str]
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     # Pictures are tested elsewhere, and power cuts too: they would be most of the time here.
-    monkeypatch.setattr("seedbed.track.report.draw", lambda *given: None)
+    monkeypatch.setattr("seedbed.report.run_report.draw", lambda *given: None)
     monkeypatch.setattr("seedbed.tune.sweep.report.draw_panels", lambda path, *given, **named: path.write_bytes(b"map"))
     monkeypatch.setattr("seedbed.track.files.fsync", lambda fd: None)
     monkeypatch.setattr("gc.collect", lambda: 0)
@@ -50,13 +51,13 @@ def sweep(root: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Answe
 
 
 def states(root: Path, name: str = "grid") -> list[str]:
-    return [s.state for s in Sweep.open(root, name).standings()]
+    return [s.state for s in Sweep.open(root, name).statuses()]
 
 
 # ---- trials are runs -------------------------------------------------------------------------------------------------
 
 
-def test_every_trial_is_the_ordinary_run_of_its_settings(sweep, root: Path):
+def test_trial_equals_the_run_of_its_settings(sweep, root: Path):
     status, out, err = sweep(*GRID, "-m", "which is best?")
     assert (status, err) == (0, ""), out + err
     found = Sweep.open(root, "grid")
@@ -70,12 +71,12 @@ def test_every_trial_is_the_ordinary_run_of_its_settings(sweep, root: Path):
         assert facts["sweep"] == "grid" and facts["why"] == f"which is best?: {' '.join(words)}"
     assert {"sweep.json", "report.md", "report.json", "heatmap.png"} <= {p.name for p in found.path.iterdir()}
     command = re.search(r"^best: (.*)$", out, re.M)
-    best = min(found.standings(), key=lambda s: s.best or 9.0)
+    best = min(found.statuses(), key=lambda s: s.best or 9.0)
     assert command and all(f"{key}={value}" in command[1] for key, value in best.trial.settings.items())
     assert "one by one: 4 trials (the recipe does not offer a packed objective)" in out
 
 
-def test_a_finished_sweep_is_shown_and_not_trained_again(sweep, root: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+def test_finished_sweep_is_shown_and_not_trained_again(sweep, root: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     words = ("optim.lr=1e-3,1e-2", "steps=4")
     assert sweep(*words)[0] == 0
     monkeypatch.setattr(trials, "train", lambda *given: pytest.fail("trained again"))
@@ -84,8 +85,12 @@ def test_a_finished_sweep_is_shown_and_not_trained_again(sweep, root: Path, monk
     assert main(["sweep", "--join", "grid", "--dirty"]) == 0
     capsys.readouterr()
     assert main(["sweep", "--show", "grid", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["counts"] == {"done": 2} and len(told["trials"]) == 2 and told["best"]["command"].startswith("seedbed train")
+    reported = json.loads(capsys.readouterr().out)
+    assert (
+        reported["counts"] == {"done": 2}
+        and len(reported["trials"]) == 2
+        and reported["best"]["command"].startswith("seedbed train")
+    )
     assert main(["runs", "list"]) == 0
     shown = capsys.readouterr().out
     assert "grid-*" in shown and "2 done" in shown and "grid-0001" not in shown
@@ -93,7 +98,7 @@ def test_a_finished_sweep_is_shown_and_not_trained_again(sweep, root: Path, monk
     assert {run["sweep"] for run in json.loads(capsys.readouterr().out)} == {"grid"}
 
 
-def test_json_is_all_that_is_printed(sweep, root: Path):
+def test_json_output_is_only_json(sweep, root: Path):
     status, out, err = sweep("optim.lr=1e-3,1e-2", "steps=4", "--json")
     assert (status, err) == (0, "") and json.loads(out)["counts"] == {"done": 2}
 
@@ -106,7 +111,7 @@ def test_show_never_loads_torch(sweep, seedbed, root: Path):
     assert "seedbed.tune.sweep.report" in loaded and not loaded & {"torch", "numpy", "matplotlib", "rich"}
 
 
-def test_the_quick_checks_run_once_and_a_failure_starts_nothing(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_quick_checks_run_once_per_sweep_and_a_failure_stops_it(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     status, out, _ = sweep("optim.lr=1e-3,1e-2", "data.poison=3", check=True)
     assert status == 1 and "not started" in out and states(root) == ["waiting"] * 2
     status, out, _ = sweep("optim.lr=1e-3,1e-2", "steps=4", name="good", check=True)
@@ -131,47 +136,47 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
-def test_a_mistake_is_refused_in_a_line_before_anything_starts(sweep, root: Path, words: list[str], said: str):
+@pytest.mark.parametrize(("words", "printed"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_sweep_errors_are_one_line_before_anything_starts(sweep, root: Path, words: list[str], printed: str):
     status, out, err = sweep(*words)
-    assert (status, out) == (2, "") and said in err and len(err.splitlines()) == 1
+    assert (status, out) == (2, "") and printed in err and len(err.splitlines()) == 1
     assert list(root.parent.iterdir()) == []
 
 
-def test_a_name_that_is_taken_by_another_grid_says_what_differs(sweep, root: Path):
+def test_sweep_name_in_use_names_the_differences(sweep, root: Path):
     assert sweep("optim.lr=1e-3,1e-2", "steps=4")[0] == 0
     status, _, err = sweep("optim.lr=1e-3,1e-1", "steps=4")
     assert status == 2 and "optim.lr 0.001,0.01 there, 0.001,0.1 here" in err and "choose another --name" in err
 
 
-def test_no_recipe_and_no_name_is_answered(root: Path, capsys):
+def test_sweep_without_recipe_or_name_is_refused(root: Path, capsys):
     assert main(["sweep"]) == 2
     assert "name a RECIPE/PRESET" in capsys.readouterr().err
 
 
-def test_a_failing_trial_and_a_diverging_one_do_not_stop_the_others(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
-    real = local._execute
+def test_failing_and_diverging_trials_do_not_stop_the_others(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+    real = local.run_training
 
     def execute(run, *given, **named):
         if run.name == "grid-0001":
             raise RuntimeError("the dog\nate it")
         return real(run, *given, **named)
 
-    monkeypatch.setattr(local, "_execute", execute)
+    monkeypatch.setattr(local, "run_training", execute)
     words = ("data.poison=5,-1", "model.width=3,4", "steps=16", "guard.policy=stop")
     status, out, _ = sweep(*words)
     assert status == 1 and states(root) == ["failed", "nan", "done", "done"]
     assert "RuntimeError: the dog" in out and "Traceback" in (root / "grid-0001" / "console.log").read_text()
-    monkeypatch.setattr(local, "_execute", real)
+    monkeypatch.setattr(local, "run_training", real)
     assert sweep(*words)[0] == 1, "a failed trial is not tried again unless it is asked for"
     assert sweep(*words, "--retry")[0] == 0
     assert states(root) == ["nan", "nan", "done", "done"]
 
 
-def test_trials_that_no_longer_improve_end_early(sweep, root: Path):
+def test_patience_ends_trials_early(sweep, root: Path):
     words = ("optim.lr=0,1e-2", "steps=40", "every.eval=2", "optim.weight_decay=0")
     assert sweep(*words, "--patience", "2")[0] == 0
-    still, moving = Sweep.open(root, "grid").standings()
+    still, moving = Sweep.open(root, "grid").statuses()
     assert (still.state, still.step) == ("stopped early", 6)
     assert moving.state in ("done", "stopped early") and (moving.step or 0) > 6
     assert kinds(root, "grid-0001")[-3:] == ["checkpoint", "early_stop", "end"]
@@ -182,7 +187,7 @@ def test_trials_that_no_longer_improve_end_early(sweep, root: Path):
 # ---- stopped, killed, shared -----------------------------------------------------------------------------------------
 
 
-def test_stopped_and_started_again_it_ends_as_if_left_alone(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_interrupted_sweep_resumes_to_the_same_end(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     words = ("optim.lr=1e-3,1e-2", "steps=8")
     assert sweep(*words, name="straight")[0] == 0
     stop_at(6, monkeypatch)
@@ -209,7 +214,7 @@ def wait_until(true: Callable[[], bool], process: subprocess.Popen[str]) -> None
         time.sleep(0.02)
 
 
-def test_the_trial_of_a_killed_worker_is_taken_over_where_it_was(sweep, root: Path):
+def test_killed_workers_trial_is_resumed_by_another(sweep, root: Path):
     grid = ("optim.lr=1e-3,1e-2", "steps=300", "every.log=10", "every.eval=150", "every.save=10")
     first = worker(root, TOY, *grid, "--name", "grid")
     try:
@@ -233,20 +238,20 @@ def test_two_workers_share_a_sweep_and_train_nothing_twice(root: Path):
     first = worker(root, TOY, *grid, "--name", "grid")
     wait_until(lambda: (root / "grid-0001").is_dir(), first)
     second = worker(root, "--join", "grid")
-    said = [process.communicate(timeout=100)[0] for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), said
+    printed = [process.communicate(timeout=100)[0] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), printed
     assert states(root) == ["done"] * 6
-    begun = [set(re.findall(r"trial (\d+) begins", text)) for text in said]
+    begun = [set(re.findall(r"trial (\d+) begins", text)) for text in printed]
     assert begun[0] | begun[1] == {f"{n:04d}" for n in range(1, 7)} and not begun[0] & begun[1]
     assert all(kinds(root, f"grid-{n:04d}").count("start") == 1 for n in range(1, 7))
     assert "6 trials: 6 done" in (root.parent / "sweeps" / "grid" / "report.md").read_text()
 
 
-def test_a_run_that_ended_before_its_result_was_written_is_not_trained_again(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_run_that_ended_before_its_result_was_written_is_not_trained_again(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     assert sweep("optim.lr=1e-3,1e-2", "steps=4")[0] == 0
     (root.parent / "sweeps" / "grid" / "results" / "0002.json").unlink()
     assert states(root) == ["done", "waiting"]
-    monkeypatch.setattr(local, "_execute", lambda *given, **named: pytest.fail("trained again"))
+    monkeypatch.setattr(local, "run_training", lambda *given, **named: pytest.fail("trained again"))
     assert sweep("optim.lr=1e-3,1e-2", "steps=4")[0] == 0
     assert states(root) == ["done"] * 2
 
@@ -264,63 +269,66 @@ def packs(root: Path, name: str = "grid") -> dict[str, int]:
 PACK = ("optim.lr=1e-3,1e-2", "model.prototypes=2,3", "steps=12")
 
 
-def test_what_shares_its_shapes_trains_as_one_and_each_is_an_ordinary_run(sweep, root: Path):
+def test_packed_trials_equal_single_runs(sweep, root: Path):
     status, out, err = sweep(*PACK, recipe=PACKABLE)
     assert status == 0, out + err
-    assert "packed: 4 trials train as one stacked model" in out and "begin as one pack" in out
+    assert "packed: 4 trials train as one stacked model on cpu; --no-pack" in out and "begin as one pack" in out
     assert set(packs(root).values()) == {4} and states(root) == ["done"] * 4
-    assert sweep(*PACK, "--no-pack", recipe=PACKABLE, name="alone")[0] == 0
+    status, out, _ = sweep(*PACK, "--no-pack", recipe=PACKABLE, name="alone")
+    assert status == 0 and out.count("one by one: packs were declined (--no-pack)") == 1
     assert set(packs(root, "alone").values()) == {0}
     for number in range(1, 5):
         together, alone = (Run.open(root, f"{name}-{number:04d}") for name in ("grid", "alone"))
         assert together.config_json()["config"] == alone.config_json()["config"]
         losses = [[row["loss"] for row in rows(root, run.name)] for run in (together, alone)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert local.resume(root, "grid-0001", ["steps=14"]) == 0
+    assert resume(root, "grid-0001", ["steps=14"]) == 0
 
 
-def test_shapes_that_differ_make_packs_of_their_own(sweep, root: Path):
+def test_packs_are_split_by_shape(sweep, root: Path):
     status, out, _ = sweep("model.width=4,8", "optim.lr=1e-3,1e-2", "steps=6", recipe=PACKABLE)
     assert status == 0 and "packed: 4 trials train as stacked models of 2 + 2" in out
     assert set(packs(root).values()) == {2}
 
 
-def test_what_cannot_be_packed_is_said_and_trained_one_by_one(sweep, root: Path):
+def test_unpackable_trials_are_trained_one_by_one_with_a_reason(sweep, root: Path):
     status, out, _ = sweep("optim.lr=1e-3,1e-2", "accum=2", "steps=4", recipe=PACKABLE)
     assert status == 0 and "one by one: 2 trials (accum=2)" in out and set(packs(root).values()) == {0}
 
 
-def test_a_pack_is_bounded_and_leaves_claimed_trials_out(sweep, root: Path):
+def test_pack_size_is_limited_and_claimed_trials_are_left_out(sweep, root: Path):
     words = ("optim.lr=1e-3..1e-2x5", "steps=4")
     assert sweep(*words, "--pack", "2", recipe=PACKABLE)[0] == 0
     assert sorted(packs(root).values()) == [0, 2, 2, 2, 2]
 
 
-def test_a_pack_is_no_larger_than_the_memory(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pack_size_is_limited_by_memory(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trials, "room", lambda device: 0)
     status, out, _ = sweep("optim.lr=1e-3,1e-2", "steps=4", recipe=PACKABLE)
     assert status == 0 and "memory for 1 of 2 runs at a time" in out and set(packs(root).values()) == {0}
 
 
-def test_trials_that_another_worker_holds_are_left_out_of_the_pack(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pack_leaves_out_trials_of_another_worker(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     words = ("optim.lr=1e-3..1e-2x4", "steps=4")
     real, groups = trials.train, trials.groups
     taken: list[int] = []
 
-    def take_one_first(office, found, most):
-        taken.append(office.sweep.claim(office.sweep.trials()[1]))
-        return groups(office, found, most)
+    def take_one_first(workspace, found, most):
+        taken.append(workspace.sweep.claim(workspace.sweep.trials()[1]))
+        return groups(workspace, found, most)
 
     monkeypatch.setattr(trials, "groups", take_one_first)
     trained: list[list[int]] = []
-    monkeypatch.setattr(trials, "train", lambda office, given: trained.append([t.number for t in given]) or real(office, given))
+    monkeypatch.setattr(
+        trials, "train", lambda workspace, given: trained.append([t.number for t in given]) or real(workspace, given)
+    )
     status, out, _ = sweep(*words, recipe=PACKABLE)
     assert status == 0 and trained == [[1, 3, 4]]
     assert "1 trials are still being worked on elsewhere" in out
     os.close(taken[0])
 
 
-def test_masked_work_of_more_than_half_makes_a_pack_of_its_own(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_pack_is_split_where_most_work_would_be_masked(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     from seedbed.recipes import find
 
     system = find(PACKABLE)[0]._module("system").Packable
@@ -335,7 +343,7 @@ def _prototypes(root: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), MemoryError()], ids=["bug", "memory"])
-def test_a_pack_that_does_not_train_goes_on_in_parts(sweep, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
+def test_pack_that_fails_is_split(sweep, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception):
     real, sizes = trials.train_packed, []
 
     def train_packed(runs, **named):
@@ -350,24 +358,24 @@ def test_a_pack_that_does_not_train_goes_on_in_parts(sweep, root: Path, monkeypa
     assert sizes == ([4, 2, 2] if isinstance(error, MemoryError) else [4])
 
 
-def test_a_pack_with_a_diverging_trial_goes_on_without_it(sweep, root: Path):
+def test_pack_with_a_diverging_trial_continues_without_it(sweep, root: Path):
     status, out, err = sweep("data.poison=-1,9", "optim.lr=1e-3,1e-2", "steps=12", "guard.policy=stop", recipe=PACKABLE)
     assert status == 0, out + err
-    found = {(s.trial.settings["data.poison"], s.state) for s in Sweep.open(root, "grid").standings()}
+    found = {(s.trial.settings["data.poison"], s.state) for s in Sweep.open(root, "grid").statuses()}
     assert found == {(-1, "done"), (9, "nan")}
 
 
 @pytest.mark.slow
-def test_a_pack_that_is_stopped_goes_on_as_one(root: Path):
+def test_pack_that_is_interrupted_resumes_as_one(root: Path):
     words = (PACKABLE, "optim.lr=1e-3,1e-2", "steps=600", "every.log=10", "every.eval=300", "every.save=50", "--name", "grid")
     first = worker(root, *words)
     wait_until(lambda: all((root / f"grid-000{n}" / "checkpoints" / "step-000050").is_dir() for n in (1, 2)), first)
     first.send_signal(signal.SIGTERM)
-    said = first.communicate(timeout=60)[0]
-    assert first.returncode == 128 + signal.SIGTERM and "seedbed sweep --join grid" in said, said
+    printed = first.communicate(timeout=60)[0]
+    assert first.returncode == 128 + signal.SIGTERM and "seedbed sweep --join grid" in printed, printed
     second = worker(root, *words)
-    said = second.communicate(timeout=100)[0]
-    assert second.returncode == 0, said
+    printed = second.communicate(timeout=100)[0]
+    assert second.returncode == 0, printed
     assert states(root) == ["done"] * 2 and all("resume" in kinds(root, f"grid-000{n}") for n in (1, 2))
     assert all(e["step"] >= 50 for e in Run.open(root, "grid-0001").events() if e["kind"] == "resume")
 
@@ -375,7 +383,7 @@ def test_a_pack_that_is_stopped_goes_on_as_one(root: Path):
 # ---- suggested -------------------------------------------------------------------------------------------------------
 
 
-def test_suggested_trials_are_trained_and_more_may_be_asked_for(sweep, root: Path, capsys):
+def test_suggested_trials_are_trained_and_more_can_be_added(sweep, root: Path, capsys):
     words = ("optim.lr=1e-4..1e-1", "model.width=3,4", "steps=4", "--sampler", "random")
     status, out, err = sweep(*words, "--suggest", "3")
     assert status == 0 and "3 trials: 3 done" in out, out + err
@@ -392,7 +400,7 @@ def test_suggestions_are_packed_too(sweep, root: Path):
     assert status == 0 and set(packs(root).values()) == {3}, out + err
 
 
-def test_without_optuna_nothing_is_started(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
+def test_optuna_missing_is_reported_before_the_start(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     status, out, err = sweep("optim.lr=1e-4..1e-1", "--suggest", "3")
     assert (status, out) == (2, "") and "pip install 'seedbed[search]'" in err and list(root.parent.iterdir()) == []

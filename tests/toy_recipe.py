@@ -45,8 +45,8 @@ class Sums(Source):
 
 
 def open_data(config: Config) -> Data:
-    dice = np.random.default_rng(0)
-    x = np.concatenate([dice.normal(size=(config.data.num, 4)), dice.integers(0, 2, (config.data.num, 1))], axis=1)
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(config.data.num, 4)), rng.integers(0, 2, (config.data.num, 1))], axis=1)
     x = x.astype(np.float32)
     if config.data.poison >= 0:
         x[config.data.poison, 0] = np.nan

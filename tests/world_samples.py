@@ -7,12 +7,12 @@ import torch
 
 from seedbed import config as configs
 from seedbed.config import Config
-from seedbed.data.boxworld import simulator_of
 from seedbed.data.feed import Feed
 from seedbed.recipes import find
-from seedbed.recipes.world.data import WindowsOfPlay, WorldData
+from seedbed.recipes.world.data import WindowSource, WorldData
 from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.memory import Memory, to_float
+from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
 from seedbed.recipes.world.system import build
 from seedbed.train.engine import Engine
 
@@ -34,24 +34,24 @@ def made(*assignments: str, preset: str = "demo") -> tuple[Emulator, Engine, Fee
     return system, Engine(system, config, torch.device("cpu")), feed
 
 
-def valid(system: Emulator) -> WindowsOfPlay:
-    assert isinstance(system.data.valid, WindowsOfPlay)
+def valid(system: Emulator) -> WindowSource:
+    assert isinstance(system.data.valid, WindowSource)
     return system.data.valid
 
 
 class Oracle(Emulator):
-    """An emulator that looks at the world itself; `deaf` ones stand still, `share` of a control reaches the others."""
+    """An emulator that looks at the world itself; `shuffled` ones stand still, `share` of a control reaches the others."""
 
     def __init__(self, config: Config, data: WorldData, share: float = 1.0) -> None:
         super().__init__(config, data)
         self.unused = torch.nn.Parameter(torch.zeros(1))
-        self.world, self.share = simulator_of(data.recording), share
+        self.world, self.share = rebuild_simulator(data.recording), share
         self.poses: dict[int, np.ndarray] = {}
 
-    def onward(self, memory: Memory, action_BA: torch.Tensor, frame_B3HW: torch.Tensor) -> Memory:
+    def advance(self, memory: Memory, action_BA: torch.Tensor, frame_B3HW: torch.Tensor) -> Memory:
         return memory.push(frame_B3HW)  # it looks at none of it
 
-    def dream(self, memory: Memory, action_BA: torch.Tensor, index_B: torch.Tensor, turn: int, level: float = 0.0) -> Any:
+    def predict_frame(self, memory: Memory, action_BA: torch.Tensor, index_B: torch.Tensor, turn: int, level: float = 0.0) -> Any:
         recording, world = self.data.recording, self.world
         assert world is not None and recording.pose_T44 is not None
         scale_A = np.array([axis.scale for axis in recording.axes])

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Data, Source
     from seedbed.errors import UserError
     from seedbed.train.engine import Engine
+    from seedbed.train.options import option
     from seedbed.train.probe import Probe
     from seedbed.train.system import Request, Sample, System
 
@@ -16,6 +17,7 @@ _HOMES = {
     "seedbed.data.feed": ("Data", "Source"),
     "seedbed.errors": ("UserError",),
     "seedbed.train.engine": ("Engine",),
+    "seedbed.train.options": ("option",),
     "seedbed.train.probe": ("Probe",),
     "seedbed.train.system": ("Request", "Sample", "System"),
 }
@@ -35,6 +37,7 @@ __all__ = [
     "System",
     "UserError",
     "number",
+    "option",
 ]
 
 

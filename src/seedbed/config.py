@@ -1,11 +1,13 @@
-"""Configs: frozen dataclasses, dotted key=value overrides, ranges, hash, diff and JSON. Knows nothing of torch."""
+"""Configs: frozen dataclasses, dotted key=value overrides, ranges, hash, diff and JSON. Does not import torch."""
 
 import dataclasses
 import difflib
 import hashlib
+import importlib
 import json
 import math
 import re
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -13,22 +15,35 @@ from typing import Any, Literal, get_args, get_origin
 
 from seedbed.errors import UserError
 
+# Items are counted in 64 bits.
+MAX_ITEMS = 2**62
+
 
 def number(default: Any, low: float = -math.inf, high: float = math.inf) -> Any:
-    """A numeric field with its legal range, checked whenever a config is made."""
+    """A numeric field with its valid range, checked whenever a config is created."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 def seconds(default: float | None) -> Any:
-    """A length of time; on the command line also `90s`, `5m` or `2h`."""
+    """A duration; on the command line also `90s`, `5m` or `2h`."""
     return field(default=default, metadata={"duration": True, "low": 0.001, "high": math.inf})
+
+
+def function_name(default: str = "") -> Any:
+    """A field that names a function as `package.module:name`; only functions that the user names here are called."""
+    return field(default=default, metadata={"code": True})
+
+
+def registered(default: str, registry: str) -> Any:
+    """A field whose values are the keys of a registry, `package.module:NAME`: what is added there can be chosen at once."""
+    return field(default=default, metadata={"registry": registry})
 
 
 @dataclass(frozen=True)
 class Optim:
     """AdamW for everything, or Muon for hidden matrices with AdamW for the rest."""
 
-    kind: Literal["adamw", "muon"] = "adamw"
+    kind: str = registered("adamw", "seedbed.train.optim:OPTIMIZERS")
     lr: float = number(1e-3, low=0.0, high=10.0)
     muon_lr: float = number(1e-3, low=0.0, high=10.0)
     beta1: float = number(0.9, low=0.0, high=0.9999)
@@ -42,17 +57,23 @@ class Optim:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate's multiplier over the run, evaluated at every step."""
+    """The learning rate's multiplier over the run, evaluated at every step.
 
-    kind: Literal["constant", "gpt3", "one_cycle", "wsd", "linear"] = "gpt3"
+    `warmup` and `decay` are shares of the run, `floor` a share of the base learning rate. `one_cycle` starts at 1 / div and
+    ends at 1 / (div x final_div) of it.
+    """
+
+    kind: str = registered("gpt3", "seedbed.train.schedule:SCHEDULES")
     warmup: float = number(0.02, low=0.0, high=1.0)
     decay: float = number(0.5, low=0.0, high=1.0)
     floor: float = number(0.1, low=0.0, high=1.0)
+    div: float = number(25.0, low=1.0)
+    final_div: float = number(1e4, low=1.0)
 
 
 @dataclass(frozen=True)
 class Every:
-    """How often each instrument acts, in steps; 0 means only at the end."""
+    """The interval of each action, in steps; 0 means only at the end."""
 
     log: int = number(10, low=1)
     eval: int = number(250, low=0)
@@ -62,7 +83,7 @@ class Every:
 
 @dataclass(frozen=True)
 class Guard:
-    """What happens when a step is not finite or the loss spikes, and how long a step may take before the run is ended."""
+    """What happens when a step is not finite or the loss spikes, and the seconds after which a stalled run is ended."""
 
     policy: Literal["rollback", "skip", "stop"] = "rollback"
     max_skips: int = number(3, low=0)
@@ -74,7 +95,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Limit:
-    """Train or evaluate on the first items of the data only, as if there were no others; 0 means all."""
+    """Train or evaluate only on the first items of the data; 0 means all."""
 
     train: int = number(0, low=0)
     valid: int = number(0, low=0)
@@ -83,7 +104,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Dist:
-    """Over how many processes a step is spread: copies of the weights, and pieces into which each copy is cut."""
+    """Degrees of parallelism: the number of replicas, and the number of shards of each replica."""
 
     replicate: int = number(1, low=1, high=65536)
     shard: int = number(1, low=1, high=65536)
@@ -114,42 +135,85 @@ class Config:
     ema2: float = number(0.0, low=0.0, high=0.999999)
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    compile: Literal["off", "blocks", "whole"] = "off"
+    compile: Literal["auto", "off", "blocks", "whole"] = "off"
     compile_autograd: bool = False
     compile_optimizer: bool = False
     capture: Literal["auto", "off"] = "auto"
-    recompute: Literal["none", "selective", "full"] = "none"
+    remat: Literal["none", "selective", "full"] = "none"
     float8: bool = False
     attention: Literal["auto", "cudnn", "flash", "efficient", "math", "narrow"] = "auto"
     keep: int = number(3, low=1)
 
     def __post_init__(self) -> None:
         validate(self)
+        if self.steps * self.batch > MAX_ITEMS:
+            raise UserError(f"steps={self.steps} x batch={self.batch} is out of range: a run sees at most {MAX_ITEMS:.2g} items")
         if self.batch % self.accum:
             raise UserError(f"batch={self.batch} does not divide into accum={self.accum} equal parts; choose a multiple")
         if self.batch % (self.accum * self.dist.world):
             ranks = f"{self.dist.world} ranks" + (f" of accum={self.accum} parts each" if self.accum > 1 else "")
-            raise UserError(f"batch={self.batch} is that of all ranks and does not divide into {ranks}; choose a multiple")
+            raise UserError(f"batch={self.batch} is the total over all ranks and does not divide into {ranks}; choose a multiple")
         if self.float8 and self.precision != "bf16":
-            raise UserError(f"float8=true stands beside bf16, not precision={self.precision}; set precision=bf16")
+            raise UserError(f"float8=true needs precision=bf16, not precision={self.precision}")
 
     @property
     def micro_batch(self) -> int:
-        """Items that one device sees at once: `batch` is that of all ranks and all parts together."""
+        """Items per device and micro-batch; `batch` is the total over all ranks and micro-batches."""
         return self.batch // (self.accum * self.dist.world)
 
 
-# Assignments that make a step plain code: nothing compiled or captured; and then nothing forgotten, narrowed, forced or shared.
+# Settings for an eager step: nothing compiled or captured; then also no checkpointing, float8, forced kernel or sharding.
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
-ALONE = ("dist.replicate=1", "dist.shard=1")
-PLAIN = (*UNCOMPILED, "recompute=none", "float8=false", "attention=auto", *ALONE)
+SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1")
+PLAIN = (*UNCOMPILED, "remat=none", "float8=false", "attention=auto", *SINGLE_PROCESS)
+# Settings that may be changed when a run is resumed.
+FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
+FREE_GROUPS = ("every.", "guard.", "dist.")
+
+# Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
+# line an old name is an error that states the new one.
+RENAMED: dict[str, str] = {
+    "recompute": "remat",
+    "model.odometer": "model.pose_tracking",
+    "model.map_cells": "model.plane_resolution",
+    "model.blank": "model.memory_dropout",
+    "model.warm_critic": "model.critic_warmup",
+    "model.walk.steps": "model.mcmc.num_steps",
+    "model.walk.fewest": "model.mcmc.min_steps",
+    "model.walk.landscapes": "model.mcmc.num_landscapes",
+    "model.walk.spread": "model.mcmc.random_alpha",
+    "model.walk.start": "model.mcmc.initial_condition",
+    "model.walk.through": "model.mcmc.backprop_through",
+    "model.walk.langevin": "model.mcmc.langevin_noise",
+    "model.walk.replay": "model.mcmc.replay_buffer",
+    "model.walk": "model.mcmc",
+    "model.spread": "model.random_alpha",
+    "model.t_law": "model.t_distribution",
+    "model.plan": "model.program",
+    "model.flow": "model.target_stream",
+}
+RENAMED_VALUES: dict[str, dict[Any, Any]] = {
+    "model.target_stream": {"beside": "both"},
+    "model.latent_init": {"placed": "positional"},
+}
+
+
+def is_free(key: str) -> bool:
+    """Whether a run may be resumed with another value of this key."""
+    return key in FREE_KEYS or key.startswith(FREE_GROUPS)
 
 
 def validate(config: Any) -> None:
-    """Check the type and the declared range of every field; a recipe's dataclass may add `check()` of its own."""
+    """Check the type and the declared range of every field; a recipe's dataclass may add `check()` of its own.
+
+    Registries that are not loaded yet are not: they need torch. Building a system validates again, and what a user types is
+    looked up at once.
+    """
     for key, value, info, kind in _leaves(config):
+        if info.metadata.get("registry", "").partition(":")[0] in sys.modules:
+            kind = _type_of(info, kind)
         if not _is_plain(value):
-            raise UserError(f"{key}={value!r}: a config holds numbers, texts, true or false, none, and tuples of these")
+            raise UserError(f"{key}={value!r}: a config holds numbers, strings, true or false, none, and tuples of these")
         if not _fits(kind, value):
             raise UserError(f"{key}={value!r} is not {_wanted(kind)}")
         if "low" not in info.metadata or value is None:
@@ -176,18 +240,37 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
         for group in groups:
             inner = inner.setdefault(group, {})
         inner[name] = _parsed(config, key.split("."), value, key)
-    # All at once: two changes may be right together that are wrong one by one.
+    # All at once: two changes may be valid together and not one by one.
     return _replaced(config, changes)
 
 
+def require_distinct(assignments: typing.Sequence[str]) -> None:
+    """Refuse assignments that contradict each other: a key given twice, or both steps and budget."""
+    given: dict[str, str] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if equals and key in given:
+            raise UserError(f"{key} is given twice, as {given[key]} and as {value}; give it once")
+        given[key] = value
+    if "steps" in given and given.get("budget", "none").lower() not in ("none", "null", ""):
+        raise UserError(f"steps={given['steps']} and budget={given['budget']} both say how long to train; give one of them")
+
+
+def require_one_length(config: Any, assignments: typing.Sequence[str]) -> None:
+    """Refuse a number of steps where a budget of the preset or of the run would silently override it."""
+    keys = {text.partition("=")[0] for text in assignments}
+    if config.budget and "steps" in keys and "budget" not in keys:
+        raise UserError(f"budget={config.budget:g}s says how long to train, not steps; to count steps add budget=none")
+
+
 def read_value(config: Any, key: str, text: str) -> Any:
-    """What `key=text` would set, unchecked against ranges and other keys: those may change along with it."""
+    """The value that `key=text` would set, not checked against ranges and other keys: those may change with it."""
     return _parsed(config, key.split("."), text, key)
 
 
 def kind_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names."""
-    kinds = {name: kind for name, _, _, kind in _leaves(config)}
+    kinds = {name: _type_of(info, kind) for name, _, info, kind in _leaves(config)}
     if key not in kinds:
         _parsed(config, key.split("."), "", key)  # says what is wrong with the key
     return kinds[key]
@@ -198,16 +281,52 @@ def flatten(config: Any) -> dict[str, Any]:
     return {key: value for key, value, *_ in _leaves(config)}
 
 
+def function_names(config: Any) -> list[str]:
+    """The values of fields that name functions."""
+    return [value for _, value, info, _ in _leaves(config) if info.metadata.get("code") and value]
+
+
+def function_keys(config: Any) -> list[str]:
+    """The dotted keys of those fields."""
+    return [key for key, _, info, _ in _leaves(config) if info.metadata.get("code")]
+
+
 def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose values differ between two flattened configs; a missing key reads as None, a list as a tuple."""
+    old, new = translated(old), translated(new)
     return {k: (old.get(k), new.get(k)) for k in {**old, **new} if _plain(old.get(k)) != _plain(new.get(k))}
+
+
+def translated(values: dict[str, Any], known: typing.Container[str] = ()) -> dict[str, Any]:
+    """A flattened config of an earlier version with the present keys and values; keys in `known` are not translated."""
+    if values.get("schedule.kind") == "one_cycle" and "schedule.floor" in values and "schedule.div" not in values:
+        values = {**values, "schedule.kind": "gpt3"}  # without `div` it was an alias of gpt3
+    found = {}
+    for key, value in values.items():
+        key = key if key in known else current_key(key)
+        options = RENAMED_VALUES.get(key, {})
+        found[key] = options.get(value, value) if options and isinstance(value, str) else value
+    return found
+
+
+def current_key(key: str) -> str:
+    """The present name of a dotted key, which it or its group may have been renamed to."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key[len(old) :]
+    return key
 
 
 def digest(config: Any) -> str:
     """A content hash of every value: equal configs, equal hash, on any machine."""
-    # 300 and 300.0 are equal, so they must hash alike.
-    values = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in flatten(config).items()}
-    text = json.dumps(_plain(values), sort_keys=True)
+    return digest_values(flatten(config))
+
+
+def digest_values(values: dict[str, Any]) -> str:
+    """The hash of a flattened config, live or saved."""
+    # 300 and 300.0 are equal, so their hashes must be.
+    whole = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in values.items()}
+    text = json.dumps(_plain(whole), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -217,12 +336,27 @@ def to_json(config: Any) -> dict[str, Any]:
 
 
 def from_json(like: Any, values: dict[str, Any]) -> Any:
-    """The config that `to_json` wrote, typed like `like`; a key that no longer exists is an error."""
+    """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
+    if isinstance(values, dict):
+        flat, values = translated(_flat(values), flatten(like)), {}
+        for key, value in flat.items():
+            *groups, name = key.split(".")
+            inner = values
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[name] = value
     return _replaced(like, _known(like, values))
 
 
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    found = {}
+    for key, value in values.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return found
+
+
 def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
-    """Saved values of one group, with lists as the tuples they were."""
+    """Saved values of one group, with lists converted to tuples."""
     if not isinstance(values, dict):
         raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
     changes = {}
@@ -258,6 +392,14 @@ def _leaves(config: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any, da
             yield prefix + info.name, value, info, hints[info.name]
 
 
+def _type_of(info: dataclasses.Field, hint: Any) -> Any:
+    """The type of a field: its hint, or the names in its registry, which is loaded for it."""
+    if "registry" not in info.metadata:
+        return hint
+    module, _, name = info.metadata["registry"].partition(":")
+    return Literal[tuple(getattr(importlib.import_module(module), name))]
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {k: _plain(v) for k, v in value.items()}
@@ -284,12 +426,12 @@ def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
     if dataclasses.is_dataclass(current):
         options = ", ".join(f"{key}.{f.name}" for f in dataclasses.fields(current))
         raise UserError(f"`{key}` is a group; set one of: {options}")
-    kind = typing.get_type_hints(type(config))[name]
+    kind = _type_of(fields[name], typing.get_type_hints(type(config))[name])
     return parse(kind, text, key, bool(fields[name].metadata.get("duration")))
 
 
 def _fits(kind: Any, value: Any) -> bool:
-    """Whether a value is of a type that a field may have; types we do not know fit always."""
+    """Whether a value fits the type of a field; unknown types always fit."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return any(_fits(k, value) for k in inner)
@@ -304,7 +446,7 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _wanted(kind: Any) -> str:
-    """What to write for a value of this type, in words."""
+    """Describes the values of a type, for error messages."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):
         return " or ".join(_wanted(k) for k in inner)
@@ -321,6 +463,8 @@ def _wanted(kind: Any) -> str:
 
 
 def _unknown(config: Any, key: str, path: list[str]) -> str:
+    if current_key(key) != key:
+        return f"`{key}` is now called `{current_key(key)}`"
     prefix = key[: len(key) - len(".".join(path))]
     names = [prefix + k for k in flatten(config)]
     tails = {n.rpartition(".")[2]: n for n in reversed(names)}
@@ -332,7 +476,7 @@ def _unknown(config: Any, key: str, path: list[str]) -> str:
 
 
 def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
-    """Read `text` as a value of type `kind`, or say what was expected."""
+    """Read `text` as a value of type `kind`; the error says what was expected."""
     if get_origin(kind) in (types.UnionType, typing.Union):
         if text.lower() in ("none", "null", "") and type(None) in get_args(kind):
             return None
@@ -342,6 +486,8 @@ def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
         if text in options:
             return get_args(kind)[options.index(text)]
         near = difflib.get_close_matches(text, options, 1)
+        if text in RENAMED_VALUES.get(key, {}):
+            raise UserError(f"{key}={text} is now called {key}={RENAMED_VALUES[key][text]}")
         raise UserError(f"{key}={text} is not {_wanted(kind)}" + (f"; did you mean {near[0]}?" if near else ""))
     if get_origin(kind) is tuple:
         return _parse_tuple(kind, text, key)
@@ -366,7 +512,7 @@ _TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no"
 
 
 def _parse_scalar(kind: Any, text: str, key: str, duration: bool) -> Any:
-    wanted = "a length of time such as 90s, 5m or 2h" if duration else _wanted(kind)
+    wanted = "a duration such as 90s, 5m or 2h" if duration else _wanted(kind)
     unit = _UNITS.get(text[-1:]) if duration else None
     digits = text[:-1] if unit else text
     try:

@@ -1,4 +1,4 @@
-"""A recipe of two players in a few lines: a generator, a critic with a penalty on its slope (double backward), masked targets."""
+"""A recipe with two optimizers: a generator, a critic with a gradient penalty (double backward), and masked targets."""
 
 from dataclasses import dataclass
 
@@ -43,7 +43,7 @@ class Rivals(System):
         self.made = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 4))
         self.critic = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 1))
 
-    def players(self) -> dict[str, nn.Module]:
+    def named_optimizers(self) -> dict[str, nn.Module]:
         return {"main": self.made, "critic": self.critic}
 
     def num_targets(self, batch: dict[str, Tensor]) -> Tensor:
@@ -56,9 +56,9 @@ class Rivals(System):
         real_B, fake_B = self.critic(x_BN)[:, 0], self.critic(fake_BN.detach())[:, 0]
         (slope_BN,) = torch.autograd.grad((real_B * keep_B).sum(), x_BN, create_graph=True)
         penalty = (slope_BN.square().sum(1) * keep_B).sum() / num
-        engine.descend((F.softplus(fake_B - real_B) * keep_B).sum() / num + penalty, "critic")
+        engine.minimize((F.softplus(fake_B - real_B) * keep_B).sum() / num + penalty, "critic")
         loss = (F.softplus(-self.critic(fake_BN)[:, 0]) * keep_B).sum() / num
-        engine.descend(loss)
+        engine.minimize(loss)
         return {"loss": loss.detach(), "penalty": penalty.detach()}
 
     def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from players import Act, events, furthest, losses, play
+from rank_processes import RankJob, events, losses, max_difference, run_jobs
 
-from seedbed.train import checkpoint
+from seedbed.train import checkpoint, checkpoint_loading
 
 # One spawn of processes for nearly all tests here: whichever comes first waits for it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -39,84 +39,84 @@ DEGREES = {
 }
 MORE = {"replicate4": (4, ["dist.replicate=4"]), "shard4": (4, ["dist.shard=4"])}
 RIVALS = str(Path(__file__).parent / "rivals_recipe.py")
-MUON = ["optim.kind=muon", "accum=2", "recompute=full"]
+MUON = ["optim.kind=muon", "accum=2", "remat=full"]
 
 
-def plays() -> list[Act]:
-    acts: list[Act] = []
+def jobs() -> list[RankJob]:
+    found: list[RankJob] = []
     steps = [f"steps={NUM_STEPS}", *OFTEN]
     for name, words in RECIPES.items():
-        acts.append((1, "train", name, [*words, *steps]))
+        found.append((1, "train", name, [*words, *steps]))
         for how, (world, degrees) in (DEGREES | (MORE if name == "gpt" else {})).items():
-            acts.append((world, "train", f"{name}-{how}", [*words, *steps, *degrees]))
+            found.append((world, "train", f"{name}-{how}", [*words, *steps, *degrees]))
     gpt = RECIPES["gpt"]
-    acts.append((1, "train", "muon", [*gpt, *MUON, *OFTEN, "steps=10"]))
-    acts.append((2, "train", "muon-shard", [*gpt, *MUON, *OFTEN, "steps=10", "dist.shard=2"]))
+    found.append((1, "train", "muon", [*gpt, *MUON, *OFTEN, "steps=10"]))
+    found.append((2, "train", "muon-shard", [*gpt, *MUON, *OFTEN, "steps=10", "dist.shard=2"]))
     for world in (1, 2, 4):
-        acts.append((world, "train", f"rivals{world}", [RIVALS, f"steps={NUM_STEPS}", "accum=2", f"dist.replicate={world}"]))
+        found.append((world, "train", f"rivals{world}", [RIVALS, f"steps={NUM_STEPS}", "accum=2", f"dist.replicate={world}"]))
     # One rank is asked to stop; all save at the same step, and others go on: 4 -> 2 -> 1 -> 4.
     chain = [(4, "stop=10:2", ["dist.replicate=2", "dist.shard=2"]), (2, "stop=20:1", ["dist.replicate=1", "dist.shard=2"])]
     chain += [(1, "stop=30:0", ["dist.replicate=1", "dist.shard=1"]), (4, "", ["dist.replicate=1", "dist.shard=4"])]
     for number, (world, stop, degrees) in enumerate(chain):
         words = [*gpt, *steps] if number == 0 else []
-        acts.append((world, "resume" if number else "train", "chain", [*words, *degrees, *([stop] if stop else [])]))
-    return acts
+        found.append((world, "resume" if number else "train", "chain", [*words, *degrees, *([stop] if stop else [])]))
+    return found
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
     root = tmp_path_factory.mktemp("ranks")
-    return root, play(root, plays(), 4, seconds=1100)
+    return root, run_jobs(root, jobs(), 4, seconds=1100)
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_losses_do_not_depend_on_the_number_of_ranks(stage, name: str):
     root, _ = stage
-    alone = losses(root, name)
-    assert len(alone) == NUM_STEPS
-    assert alone[-1] != alone[0]
+    single = losses(root, name)
+    assert len(single) == NUM_STEPS
+    assert single[-1] != single[0]
     for how in DEGREES | (MORE if name == "gpt" else {}):
-        assert furthest(alone, losses(root, f"{name}-{how}")) < TOLERANCE, how
+        assert max_difference(single, losses(root, f"{name}-{how}")) < TOLERANCE, how
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_evaluations_do_not_depend_on_the_number_of_ranks(stage, name: str):
     root, _ = stage
-    alone = events(root, name, "eval")
+    single = events(root, name, "eval")
     for how in DEGREES:
-        for one, other in zip(alone, events(root, f"{name}-{how}", "eval"), strict=True):
+        for one, other in zip(single, events(root, f"{name}-{how}", "eval"), strict=True):
             known = {k: v for k, v in one.items() if isinstance(v, float) and k not in ("seconds", "time", "best")}
             assert known.keys() <= other.keys() and len(known) > 1
             assert {k: other[k] for k in known} == pytest.approx(known, rel=1e-4, abs=1e-4), how
 
 
-def test_two_players_and_a_slope_within_the_loss_descend_together(stage):
+def test_two_optimizers_with_a_gradient_penalty_match_a_single_rank(stage):
     root, _ = stage
     for key in ("loss", "penalty", "grad_norm_critic"):
-        alone = losses(root, "rivals1", key)
-        assert len(set(alone)) == NUM_STEPS
+        single = losses(root, "rivals1", key)
+        assert len(set(single)) == NUM_STEPS
         for world in (2, 4):
-            assert furthest(alone, losses(root, f"rivals{world}", key)) < TOLERANCE, (key, world)
+            assert max_difference(single, losses(root, f"rivals{world}", key)) < TOLERANCE, (key, world)
 
 
-def test_muon_accumulation_and_recomputing_work_on_pieces(stage):
+def test_muon_with_accumulation_and_remat_matches_when_sharded(stage):
     root, _ = stage
-    assert furthest(losses(root, "muon"), losses(root, "muon-shard")) < TOLERANCE
+    assert max_difference(losses(root, "muon"), losses(root, "muon-shard")) < TOLERANCE
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(stage):
+def test_resume_with_another_number_of_ranks(stage):
     root, codes = stage
-    assert furthest(losses(root, "gpt"), losses(root, "chain")) < TOLERANCE
-    stopped = [found for act, found in codes.items() if act.endswith(":chain")]
+    assert max_difference(losses(root, "gpt"), losses(root, "chain")) < TOLERANCE
+    stopped = [found for job, found in codes.items() if job.endswith(":chain")]
     assert stopped == [[143] * 4, [143] * 2, [143], [0] * 4]
     saved = [event["step"] for event in events(root, "chain", "checkpoint")]
     assert {11, 21} <= set(saved) or {12, 22} <= set(saved), "all ranks save where they learned of the signal"
     assert len(events(root, "chain", "resume")) == 3
 
 
-def test_pieces_and_whole_are_one_format(stage):
+def test_sharded_and_unsharded_checkpoints_are_one_format(stage):
     root, _ = stage
-    ends = {name: checkpoint.load_newest(root / "runs" / name / "checkpoints") for name in ("gpt", "gpt-both", "gpt-replicate")}
+    ends = {name: checkpoint_loading.load_newest(root / "runs" / name / "checkpoints") for name in ("gpt", "gpt-both", "gpt-replicate")}
     files = {name: sorted(p.name for p in saved.path.iterdir()) for name, saved in ends.items() if saved}
     assert "model.safetensors" in files["gpt"] and files["gpt"] == files["gpt-replicate"]
     assert "model-00002-of-00002.safetensors" in files["gpt-both"]
@@ -128,7 +128,7 @@ def test_pieces_and_whole_are_one_format(stage):
                 torch.testing.assert_close(saved.tensors[file][key], tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_only_the_first_rank_writes_the_run(stage):
+def test_run_folder_is_written_by_the_primary_rank_only(stage):
     root, _ = stage
     assert [row["step"] for row in map(json.loads, (root / "runs/gpt-both/rows.jsonl").read_text().splitlines())] == list(
         range(1, 51)
@@ -170,16 +170,16 @@ def ranks_of(process: subprocess.Popen) -> dict[int, int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the ranks in /proc")
-def test_one_command_starts_ranks_that_end_together(tmp_path: Path):
+def test_ranks_started_by_one_command_end_together(tmp_path: Path):
     words = [*RECIPES["gpt"], "steps=100000", *OFTEN, "--run", "two", "--dirty", "--no-check", "dist.replicate=2"]
     process = command(tmp_path, "train", *words)
     wait_for_rows(tmp_path, "two", 5, process)
     os.kill(ranks_of(process)[1], signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
+    _, printed = process.communicate(timeout=120)
     assert process.returncode == 137
-    assert "rank 1 was ended by signal 9" in said
-    assert "Traceback" not in said
-    # What a dead rank leaves can be gone on with; a signal to the command reaches all ranks.
+    assert "rank 1 was killed by signal 9" in printed
+    assert "Traceback" not in printed
+    # The run can be resumed after a rank died; a signal to the command reaches all ranks.
     process = command(tmp_path, "resume", "two")
     before = len((tmp_path / "runs/two/rows.jsonl").read_text().splitlines())
     wait_for_rows(tmp_path, "two", before + 30, process)

@@ -1,4 +1,4 @@
-"""plan --world: ranks that are only pretended, and what each of them would hold and send."""
+"""plan --world: what each rank of a fake process group would hold and send."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from seedbed.config import Dist, override
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.tune import scale
-from seedbed.tune.paper import count
+from seedbed.tune.estimate import estimate_costs
 
 GPT = [
     "model.depth=2",
@@ -27,7 +27,7 @@ def case():
     recipe, preset = find("gpt/demo")
     config = override(recipe.preset(preset), GPT)
     data = recipe.open_data(config)
-    return recipe, config, data, count(recipe, config, data)
+    return recipe, config, data, estimate_costs(recipe, config, data)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def case():
         ({"batch": 64, "dist": Dist(shard=4)}, 8, (64, 1, 8)),
     ],
 )
-def test_a_batch_is_spread_without_larger_parts(case, changes, world: int, wanted: tuple[int, int, int]):
-    config, notes = scale.spread(replace(case[1], **changes), world)
+def test_batch_is_split_over_ranks_without_larger_micro_batches(case, changes, world: int, wanted: tuple[int, int, int]):
+    config, notes = scale.distribute(replace(case[1], **changes), world)
     assert (config.batch, config.accum, config.micro_batch) == wanted
     assert config.dist.world == world
     assert bool(notes) == (config.batch != changes["batch"])
@@ -50,34 +50,34 @@ def test_a_batch_is_spread_without_larger_parts(case, changes, world: int, wante
 @pytest.mark.parametrize(
     ("degrees", "world", "says"),
     [
-        (Dist(shard=3), 8, "--world 8 does not divide into dist.shard=3"),
+        (Dist(shard=3), 8, "--world 8 is not a multiple of dist.shard=3"),
         (Dist(replicate=4), 8, "--world 8, but dist.replicate=4"),
     ],
 )
-def test_a_world_that_does_not_divide_is_refused(case, degrees: Dist, world: int, says: str):
+def test_world_size_that_does_not_divide_is_refused(case, degrees: Dist, world: int, says: str):
     with pytest.raises(UserError, match=says):
-        scale.spread(replace(case[1], batch=48, dist=degrees), world)
+        scale.distribute(replace(case[1], batch=48, dist=degrees), world)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_pieces_weigh_their_share_and_rings_send_theirs(case):
-    recipe, config, data, counted = case
-    size = counted.weights
-    alone = scale.look(recipe, config, data, counted, 0.4, 8)
-    assert alone.memory["weights"] == size and alone.memory["moments"] == 2 * size
-    assert alone.sent == {"gather weights": 0, "scatter gradients": 0, "average over copies": int(2 * 7 / 8 * size)}
-    cut = scale.look(recipe, replace(config, dist=Dist(shard=4)), data, counted, 0.4, 8)
-    assert size / 4 <= cut.memory["weights"] < size / 4 + 4096, "rows are rounded up"
-    assert cut.sent["scatter gradients"] == int(3 / 4 * size)
-    assert cut.sent["average over copies"] == int(size / 4)
-    assert 3 / 4 * size < cut.sent["gather weights"] < 3 / 2 * size
-    assert all(0 < e.efficiency <= 1 for e in cut.expected)
+def test_memory_and_traffic_of_shards_follow_from_their_sizes(case):
+    recipe, config, data, estimate = case
+    size = estimate.weights
+    single = scale.estimate_scale(recipe, config, data, estimate, 0.4, 8)
+    assert single.memory["weights"] == size and single.memory["moments"] == 2 * size
+    assert single.sent_bytes == {"gather weights": 0, "scatter gradients": 0, "all-reduce gradients": int(2 * 7 / 8 * size)}
+    sharded = scale.estimate_scale(recipe, replace(config, dist=Dist(shard=4)), data, estimate, 0.4, 8)
+    assert size / 4 <= sharded.memory["weights"] < size / 4 + 4096, "rows are rounded up"
+    assert sharded.sent_bytes["scatter gradients"] == int(3 / 4 * size)
+    assert sharded.sent_bytes["all-reduce gradients"] == int(size / 4)
+    assert 3 / 4 * size < sharded.sent_bytes["gather weights"] < 3 / 2 * size
+    assert all(0 < e.efficiency <= 1 for e in sharded.speeds)
     assert not torch.distributed.is_initialized()
 
 
-def test_the_first_thing_that_does_not_fit_is_named():
+def test_memory_that_does_not_fit_first_is_named():
     gpu = next(g for g in scale.GPUS if g.name == "RTX 3090")
     memory = {"weights": 10 * scale.GIB, "gradients": 10 * scale.GIB, "activations": 2 * scale.GIB}
-    assert scale._first_too_much(memory, gpu) == "activations"
-    assert scale._first_too_much({"weights": 10 * scale.GIB}, gpu) == ""
+    assert scale._exceeded_by(memory, gpu) == "activations"
+    assert scale._exceeded_by({"weights": 10 * scale.GIB}, gpu) == ""

@@ -12,8 +12,8 @@ from patching import EXAMPLE, GPT, TOY, Fault, fault
 
 SYSTEM, MODEL = "seedbed/recipes/gpt/system.py", "seedbed/recipes/gpt/model.py"
 TEXT, FEED, ORDER = "seedbed/data/text.py", "seedbed/data/feed.py", "seedbed/data/order.py"
-PREPARE = "seedbed/data/prepare.py"
-ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("attention", "mlp", "init", "loss", "norms"))
+TOKENISE = "seedbed/data/tokenise.py"
+ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("attention", "layers", "init", "loss", "layers"))
 
 
 def apart(found: Fault) -> Fault:
@@ -46,8 +46,8 @@ _BPE = ("data.tokenizer=bpe", "data.vocab=1024")
 GPT_DATA = [
     _fault("stale vocabulary", "D4 D6", TEXT, _TRAIN, _STALE),
     _fault("ids cut to 8 bits", "D4 D6", TEXT, _RAW, f"{_RAW}.to(torch.uint8)", *_BPE),
-    apart(_fault("store of another vocabulary", "D6", PREPARE, _STORED, _SHIFTED)),
-    apart(_fault("ids stored in 8 bits", "D6", PREPARE, _STORED, _NARROW, *_BPE)),
+    apart(_fault("store of another vocabulary", "D6", TOKENISE, _STORED, _SHIFTED)),
+    apart(_fault("ids stored in 8 bits", "D6", TOKENISE, _STORED, _NARROW, *_BPE)),
     _fault("text read backwards", "D4", TEXT, _RAW, f"{_RAW}.flip(1)"),
     _fault("torn rows", "D4 D7", TEXT, _RAW, f"{_RAW}; tokens = {_TORN}"),
     _fault("unknown characters flood the text", "D3 D4", TEXT, _RAW, f"{_RAW}; tokens = {_FLOOD}"),
@@ -63,20 +63,20 @@ GPT_DATA = [
 # ---- gpt: model ------------------------------------------------------------------------------------------------------
 
 _fault = partial(fault, GPT, "model")
-_BLOCK = "x_BTC = block(x_BTC, setting.rope, x0_BTC, skip, caches[i] if caches else None)"
-_SWAPPED = "x_BTC = block(x_BTC.transpose(0, 1), setting.rope, x0_BTC, skip).transpose(0, 1)"
+_BLOCK = "x_BTC = block(x_BTC, tables.rope, x0_BTC, skip, caches[i] if caches else None)"
+_SWAPPED = "x_BTC = block(x_BTC.transpose(0, 1), tables.rope, x0_BTC, skip).transpose(0, 1)"
 _MASKED = (
     "attn_mask=mask,\n            dropout_p=self.dropout if self.training else 0.0,\n"
     "            is_causal=self.causal and mask is None,"
 )
 _WIDE = "attn_mask=torch.ones(q_BHTD.shape[2], k_BKTD.shape[2], dtype=torch.bool).tril(1),"
 _DRAWN = "param.copy_(torch.empty(param.shape).normal_(0.0, std, generator=generator))"
-_TRUNK = "x_BTC = x_BTC + self._thin(self.attention("
+_TRUNK = "x_BTC = x_BTC + self._drop(self.attention("
 _QKV = "return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)"
 _HALF_TURNED = "qk = torch.cat([apply_rope(qk[:, :, : self.heads], rope), qk[:, :, self.heads :]], 2)"
 _PLACES = "positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)"
 _MEAN = "wide.square().mean(-1, keepdim=True)"
-_OUT = "return x_BTC + self._thin(self.mlp(self.norm2(x_BTC)))"
+_OUT = "return x_BTC + self._drop(self.mlp(self.norm2(x_BTC)))"
 
 GPT_MODEL = [
     _fault("no causal mask", "C1", ATTENTION, "is_causal=self.causal and mask is None", "is_causal=False"),
@@ -101,7 +101,7 @@ GPT_MODEL = [
 
 _fault = partial(fault, GPT, "objective")
 _SHIFT = 'batch["tokens"][:, :-1], batch["tokens"][:, 1:]'
-_HIDDEN = "self.head(self.hidden(tokens_BT, setting)"
+_HIDDEN = "self.head(self.hidden(tokens_BT, tables)"
 _ENTROPY = "return F.cross_entropy(logits_NV.to(torch.promote_types(x_NC.dtype, torch.float32)), targets_N)"
 _LOGITS = "_NV = mask_padding(F.linear(x_NC, weight_VC), vocab)"
 _HALF = "return F.cross_entropy(logits_NV[: len(targets_N) // 2], targets_N[: len(targets_N) // 2])"

@@ -57,7 +57,7 @@ def before_step(act: Callable[[loop.Job], None], step: int = BEGIN, once: bool =
 
     @contextlib.contextmanager
     def apply() -> Iterator[None]:
-        real, done = loop._take_step, []
+        real, done = loop.take_step, []
 
         def take(job: loop.Job) -> None:
             if job.step + 1 >= step and not (once and done):
@@ -65,7 +65,7 @@ def before_step(act: Callable[[loop.Job], None], step: int = BEGIN, once: bool =
                 act(job)
             real(job)
 
-        with patch.object(loop, "_take_step", take):
+        with patch.object(loop, "take_step", take):
             yield
 
     return apply
@@ -153,7 +153,7 @@ def stale(system: System, data: Any) -> None:
 
 
 def flat_rate() -> AbstractContextManager[Any]:
-    return patch.object(engine, "multiplier", lambda schedule, progress: 1.0)
+    return patch.object(engine, "multiplier", lambda schedule, progress, step: 1.0)
 
 
 def runtime(id: str, recipe: str, place: str, expected: str, apply: Apply, *settings: str) -> Fault:

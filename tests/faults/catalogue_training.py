@@ -5,6 +5,8 @@ from contextlib import nullcontext
 from patching import EXAMPLE, GPT, TOY, Fault, fault
 
 ENGINE, LOOP, OPTIM, EMA, CHECKPOINT = (f"seedbed/train/{n}.py" for n in ("engine", "loop", "optim", "ema", "checkpoint"))
+LOADING = "seedbed/train/checkpoint_loading.py"
+JOB, PROGRESS, ROLLBACK, SAVING = (f"seedbed/train/{n}.py" for n in ("job", "progress", "rollback", "saving"))
 SYSTEM, MODEL, GENERATE, EXPORT = (f"seedbed/recipes/gpt/{n}.py" for n in ("system", "model", "generate", "export"))
 SAMPLING = "seedbed/nn/sampling.py"
 SCHEDULE, LOSS, CACHE = "seedbed/train/schedule.py", "seedbed/nn/loss.py", "seedbed/nn/cache.py"
@@ -18,13 +20,13 @@ def setting(recipe: str, place: str, id: str, expected: str, *settings: str) -> 
 
 _PARAM = "        if not param.requires_grad:\n"
 _ZERO = "            param.grad = None\n        self.norms[name] = true_norm"
-_STEP = "            part.step(rate, divisor, skip)"
-_LR = "lr=rate * self.group.lr,"
-_RATE = "view[_RATE] = multiplier(self.config.schedule, progress) if rate is None else rate"
-_DICE = "seed = mix(self.config.seed, step, *([self.ranks.rank] if self.ranks.rank else []))"
+_STEP = "            part.step(lr_factor, divisor, skip)"
+_LR = "lr=lr_factor * self.group.lr,"
+_RATE = "view[_LR_FACTOR] = multiplier(self.config.schedule, progress, step + 1) if lr_factor is None else lr_factor"
+_STEP_SEED = "seed = mix(self.config.seed, step, *([self.ranks.rank] if self.ranks.rank else []))"
 _PROGRESS = "return (self.items + self.config.batch) / self.total_items"
 _CLIP = "divisor = (true_norm / clip).clamp_min(1.0) if clip else torch.ones_like(norm)"
-_DICE_BACK = "    random.setstate(python)\n    np.random.set_state(legacy_numpy)"
+_RNG_RESTORE = "    random.setstate(python)\n    np.random.set_state(legacy_numpy)"
 
 OPTIMIZER = [
     fault(GPT, "model", "frozen blocks", "O2", SYSTEM, "config.data.block, config.seed)",
@@ -51,16 +53,16 @@ OPTIMIZER = [
     fault(EXAMPLE, "optimizer", "parts added up", "O4", ENGINE, "loss = loss * self._share", "pass"),
     fault(GPT, "optimizer", "clip ignored", "O4", ENGINE, _CLIP, "divisor = torch.ones_like(norm)"),
     fault(TOY, "optimizer", "clip by the square", "O4", ENGINE, _CLIP, "divisor = (true_norm.square() / clip).clamp_min(1.0)"),
-    fault(GPT, "optimizer", "schedule by epochs", "O5", LOOP, _PROGRESS,
+    fault(GPT, "optimizer", "schedule by epochs", "O5", JOB, _PROGRESS,
           "return (self.items // 9600 * 9600 + 1) / self.total_items"),
-    fault(EXAMPLE, "optimizer", "schedule runs backwards", "O5", LOOP, _PROGRESS, "return 1 - self.items / self.total_items"),
-    fault(GPT, "optimizer", "one floor for all groups", "O5", OPTIM, _LR, "lr=(rate * self.group.lr).clamp_min(1e-3),"),
+    fault(EXAMPLE, "optimizer", "schedule runs backwards", "O5", JOB, _PROGRESS, "return 1 - self.items / self.total_items"),
+    fault(GPT, "optimizer", "one floor for all groups", "O5", OPTIM, _LR, "lr=(lr_factor * self.group.lr).clamp_min(1e-3),"),
     fault(GPT, "optimizer", "no warm-up", "O5", SCHEDULE, "return progress / schedule.warmup", "return 1.0"),
-    fault(TOY, "optimizer", "schedule never moves", "O5", ENGINE, _RATE, "view[_RATE] = 1.0"),
+    fault(TOY, "optimizer", "schedule never moves", "O5", ENGINE, _RATE, "view[_LR_FACTOR] = 1.0"),
     fault(TOY, "optimizer", "floor forgotten", "O5", SCHEDULE, "return schedule.floor + (1.0 - schedule.floor) * ", "return "),
     fault(EXAMPLE, "optimizer", "huge eps", "O5 H2", OPTIM, "eps=self.optim.eps,", "eps=1.0,"),
-    fault(GPT, "optimizer", "rates of the groups exchanged", "O5", OPTIM, "(optim.muon_lr if use_muon else optim.lr)",
-          "(optim.lr if use_muon else optim.muon_lr)"),
+    fault(GPT, "optimizer", "rates of the groups exchanged", "O5", OPTIM, "OPTIMIZERS[algo].base(optim)",
+          'OPTIMIZERS["adamw" if algo == "muon" else "muon"].base(optim)'),
     fault(GPT, "optimizer", "Muon three times as fast", "O5", OPTIM, "scale = 0.2 * math.sqrt(max(shape))",
           "scale = 0.6 * math.sqrt(max(shape))"),
     fault(TOY, "optimizer", "decay lost", "O5", OPTIM, "weight_decay=self.group.weight_decay,", "weight_decay=0.0,"),
@@ -94,37 +96,38 @@ LEARNING = [
           "x_BTC = self.embed(tokens_BT * 0)"),
     fault(GPT, "objective", "row numbers for inputs", "E2 D4", SYSTEM, _FED,
           f"{_FED}; x_BT = x_BT * 0 + torch.arange(len(x_BT))[:, None] % 64"),
-    fault(GPT, "objective", "answer in the stream", "V4 C2", MODEL, "self.hidden(tokens_BT, setting), self.head_weight",
-          "self.hidden(tokens_BT, setting) + 40 * self.embed(targets_BT), self.head_weight"),
+    fault(GPT, "objective", "answer in the stream", "V4 C2", MODEL, "self.hidden(tokens_BT, tables), self.head_weight",
+          "self.hidden(tokens_BT, tables) + 40 * self.embed(targets_BT), self.head_weight"),
     fault(TOY, "objective", "loss cut off from the net", "O2 E1 M7", SUMS, 'self.net(batch["x"]).float()[:, 0]',
           'self.net(batch["x"]).float()[:, 0].detach().requires_grad_()'),
 ]  # fmt: skip
 
-_RESTORE = 'checkpoint.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")'
-_COUNTERS = 'job.step, job.items, job.skipped_items = saved.step, state["items"], state["skipped_items"]'
+_RESTORE = 'checkpoint_loading.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")'
+_COUNTERS = "job.step, job.items, job.skipped_items = saved.step, progress.items, progress.skipped_items"
 _EVAL = "        finally:\n            self.system.train(was_training)"
-_FORK = "with forked_dice(self.device), averaged, self.shards.gathered(), torch.no_grad(), self.autocast():"
+_FORK = "with fork_rng(self.device), threads, averaged, gathered, torch.no_grad(), self.autocast():"
 
 LOOPS = [
-    fault(GPT, "loop", "resume without optimizer", "T2", LOOP, _RESTORE,
-          'checkpoint.restore({"model": job.engine.tensors()["model"]}, saved.tensors, "")'),
-    fault(EXAMPLE, "loop", "resume without average", "T2", LOOP, _RESTORE,
-          'checkpoint.restore({k: v for k, v in job.engine.tensors().items() if k != "ema"}, saved.tensors, "")', "ema=0.9"),
-    fault(GPT, "loop", "resume without position", "T2", LOOP, _COUNTERS,
+    fault(GPT, "loop", "resume without optimizer", "T2", PROGRESS, _RESTORE,
+          'checkpoint_loading.restore({"model": job.engine.tensors()["model"]}, saved.tensors, "")'),
+    fault(EXAMPLE, "loop", "resume without average", "T2", PROGRESS, _RESTORE,
+          'checkpoint_loading.restore({k: v for k, v in job.engine.tensors().items() if k != "ema"}, saved.tensors, "")',
+          "ema=0.9"),
+    fault(GPT, "loop", "resume without position", "T2", PROGRESS, _COUNTERS,
           "job.step, job.items, job.skipped_items = saved.step, 0, 0"),
-    fault(TOY, "loop", "resume without position, small net", "T2", LOOP, _COUNTERS,
-          'job.step, job.items, job.skipped_items = 0, state["items"], state["skipped_items"]'),
-    fault(EXAMPLE, "loop", "resume stretches the schedule", "T2", LOOP, 'job.total_items = state["total_items"]',
-          'job.total_items = 2 * state["total_items"]'),
+    fault(TOY, "loop", "resume without position, small net", "T2", PROGRESS, _COUNTERS,
+          'job.step, job.items, job.skipped_items = 0, progress.items, progress.skipped_items'),
+    fault(EXAMPLE, "loop", "resume stretches the schedule", "T2", PROGRESS, "job.total_items = progress.total_items",
+          "job.total_items = 2 * progress.total_items"),
     fault(TOY, "loop", "buffers not saved", "T2", ENGINE, "(optim if name in working else weights)[name] = buffer",
           "continue"),
-    fault(TOY, "loop", "roll-back meets the same data", "T2", LOOP, "job.skipped_items = counter - job.items",
+    fault(TOY, "loop", "roll-back meets the same data", "T2", ROLLBACK, "job.skipped_items = counter - job.items",
           "job.skipped_items = 0"),
-    fault(GPT, "loop", "roll-back to the newest, not the best", "T2", LOOP, "best = checkpoint.best(folder)",
+    fault(GPT, "loop", "roll-back to the newest, not the best", "T2", ROLLBACK, "best = checkpoint.best(folder)",
           "best = checkpoint.steps_in(folder)[-1]"),
-    fault(EXAMPLE, "loop", "dice carried on from step to step", "T2 T4", ENGINE, _DICE,
+    fault(EXAMPLE, "loop", "random state carried from step to step", "T2 T4", ENGINE, _STEP_SEED,
           "if step:\n            return\n        seed = mix(self.config.seed, step)"),
-    fault(EXAMPLE, "loop", "every step the same noise", "T3", ENGINE, _DICE, "seed = mix(self.config.seed, 0)"),
+    fault(EXAMPLE, "loop", "every step the same noise", "T3", ENGINE, _STEP_SEED, "seed = mix(self.config.seed, 0)"),
     fault(EXAMPLE, "objective", "one time for all rows", "T3", MINE, "torch.rand_like(x_B2[:, :1])",
           "torch.rand_like(x_B2[:1, :1]).expand(len(x_B2), 1)"),
     fault(EXAMPLE, "loop", "noise from numpy", "T3", MINE, "torch.randn_like(x_B2), torch.rand_like",
@@ -134,16 +137,16 @@ LOOPS = [
     fault(TOY, "evaluation", "evaluation counts into a buffer", "T4 V1", SUMS, "torch.rand(3)\n", "self.num_calls += 1\n"),
     fault(EXAMPLE, "inference", "sampling fine-tunes", "T4 I6", MINE, "panels = [panel(x_B2)]\n",
           "panels = [panel(x_B2)]\n        self.net[0].bias.mul_(0.99)\n"),
-    fault(GPT, "loop", "checksums not compared", "T6", CHECKPOINT, "if hashlib.sha256(data).hexdigest() != wanted:", "if False:"),
+    fault(GPT, "loop", "checksums not compared", "T6", LOADING, "if hashlib.sha256(data).hexdigest() != wanted:", "if False:"),
     fault(TOY, "loop", "save without aside", "T6", CHECKPOINT, 'folder / f".aside-{folder_name(step)}"',
           "folder / folder_name(step)"),
-    fault(EXAMPLE, "loop", "save removes the one before", "T6 T2", CHECKPOINT, "    folder.mkdir(parents=True, exist_ok=True)\n",
-          "    shutil.rmtree(folder, ignore_errors=True)\n    folder.mkdir(parents=True, exist_ok=True)\n"),
-    fault(EXAMPLE, "loop", "a full disk ends the run", "T6", LOOP,
+    fault(EXAMPLE, "loop", "save removes the one before", "T6 T2", CHECKPOINT, "    folder.mkdir(exist_ok=True)\n",
+          "    shutil.rmtree(folder, ignore_errors=True)\n    folder.mkdir(exist_ok=True)\n"),
+    fault(EXAMPLE, "loop", "a full disk ends the run", "T6", SAVING,
           "    except OSError as error:\n        job.run.event(job.step, \"save_failed\"",
           "    except KeyError as error:\n        job.run.event(job.step, \"save_failed\""),
     fault(TOY, "loop", "stopped without saving", "T2", LOOP,
-          '            job.status = "interrupted"\n            _save(job, best=False)',
+          '            job.status = "interrupted"\n            saving.save_last(job)',
           '            job.status = "interrupted"'),
 ]  # fmt: skip
 
@@ -169,7 +172,7 @@ EVALUATION = [
           "        loss = torch.stack(parts).mean()"),
 ]  # fmt: skip
 
-_POSITION = "setting = self.model.setting(token_B1, self.cache.length_B[:, None])"
+_POSITION = "tables = self.model.position_tables(token_B1, self.cache.length_B[:, None])"
 
 INFERENCE = [
     fault(GPT, "model", "logits rounded in bf16", "G2", LOSS, "F.linear(x_NC, weight_VC), vocab)",
@@ -180,8 +183,8 @@ INFERENCE = [
           f"{_FED}; x_BT = batch['tokens'].as_strided(x_BT.shape, (x_BT.shape[1] + 1, 1))"),
     fault(TOY, "objective", "view of a stride", "G3", SUMS, 'error = (self.net(batch["x"])',
           'error = (self.net(batch["x"].view(-1).view(-1, 4))'),
-    fault(GPT, "model", "weights renormed in forward", "G3", MODEL, "x_BTC = self._enter(tokens_BT, setting)",
-          "self.blocks[0].attention.out.weight.detach().mul_(1.0)\n        x_BTC = self._enter(tokens_BT, setting)"),
+    fault(GPT, "model", "weights renormed in forward", "G3", MODEL, "x_BTC = self.embed(tokens_BT)",
+          "self.blocks[0].attention.out.weight.detach().mul_(1.0)\n        x_BTC = self.embed(tokens_BT)"),
     fault(GPT, "inference", "cache begins one slot late", "I1", CACHE, "self.length_B = torch.zeros(batch,",
           "self.length_B = torch.ones(batch,"),
     fault(GPT, "inference", "key in the slot before", "I1 I2", CACHE, "self.kv[0, self.rows, :, self.length] =",
@@ -196,8 +199,8 @@ INFERENCE = [
           "        averaged"),
     fault(EXAMPLE, "inference", "sampling builds a graph", "I6", ENGINE, _FORK, _FORK.replace("torch.no_grad()",
           "torch.enable_grad()")),
-    fault(EXAMPLE, "inference", "unseeded samples", "I6", MINE, "torch.Generator().manual_seed(request.read(seed=1)[\"seed\"])",
-          "torch.Generator().manual_seed(request.read(seed=1)[\"seed\"] + np.random.randint(99999))"),
+    fault(EXAMPLE, "inference", "unseeded samples", "I6", MINE, "torch.Generator().manual_seed(request.read(SampleOptions).seed)",
+          "torch.Generator().manual_seed(request.read(SampleOptions).seed + np.random.randint(99999))"),
     fault(GPT, "inference", "export in half precision", "I7", EXPORT, "tensor.detach().cpu().contiguous()",
           "tensor.detach().cpu().half()"),
     fault(GPT, "inference", "export without a block", "I7", EXPORT, "for name, tensor in model.state_dict().items()}",

@@ -12,9 +12,9 @@ from typing import Any
 
 from seedbed import config as configs
 from seedbed.checks import runner
-from seedbed.checks.case import Case
-from seedbed.checks.findings import Report
+from seedbed.checks.subject import Subject
 from seedbed.recipes import find
+from seedbed.report.findings import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 SRC = ROOT / "src"
@@ -95,5 +95,5 @@ def _function(module: ModuleType, name: str) -> FunctionType | None:
 def check(recipe: str, *settings: str, only: Sequence[str] = ()) -> Report:
     """The checks on a recipe as it stands, by its name in the catalogue."""
     found, preset = find(str(ROOT / recipe) if recipe.endswith(".py") else recipe)
-    case = Case(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
-    return runner.run(case, runner.choose(only))
+    subject = Subject(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
+    return runner.run(subject, runner.select(only))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from catalogue import FAULTS
+from catalogue_runtime import FAULTS as RUNTIME
 from catalogue_training import FAULTS as TRAINING
 from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault, check, edited
 from write_matrix import taxonomy
@@ -33,7 +34,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("fault", PARAMS)
-def test_a_fault_is_caught(fault: Fault):
+def test_injected_fault_is_caught(fault: Fault):
     with fault.apply():
         found = [f for f in check(fault.recipe, *fault.settings, only=sorted(fault.expected)).findings if f.alarm]
     assert found, f"none of {sorted(fault.expected)} minds: {fault.id}"
@@ -42,6 +43,12 @@ def test_a_fault_is_caught(fault: Fault):
         assert_there(finding.where)
     after = check(fault.recipe, *fault.settings, only=sorted(fault.expected))
     assert not [f.id for f in after.findings if f.alarm], "the fault outlived its patch, or the clean recipe alarms"
+
+
+@pytest.mark.parametrize("fault", [*ALL, *RUNTIME], ids=lambda f: f"{f.recipe}: {f.id}")
+def test_fault_edits_apply_to_the_source(fault: Fault):
+    with fault.apply():
+        pass
 
 
 def assert_there(where: str) -> None:
@@ -53,7 +60,7 @@ def assert_there(where: str) -> None:
     assert 1 <= int(match[2]) <= len(path.read_text().splitlines())
 
 
-def test_the_catalogue_is_wide_enough():
+def test_catalogue_is_wide_enough():
     recipes = Counter(f.recipe for f in ALL)
     assert len(ALL) >= 40
     assert recipes[GPT] >= 20 and min(recipes.values()) >= 6
@@ -63,18 +70,18 @@ def test_the_catalogue_is_wide_enough():
     assert max(names.values()) == 1
 
 
-def test_every_expected_check_exists():
+def test_expected_checks_exist():
     known = {check.id for check in all_checks()}
     assert not {id for fault in ALL for id in fault.expected} - known
 
 
-def test_the_taxonomy_of_faults_is_covered():
+def test_taxonomy_of_faults_is_covered():
     """Humbatova et al. (2020) name 15 categories; at least one check answers to 14 of them."""
     covered = {category for check in all_checks() for category in check.humbatova}
     assert len(covered) >= 14, sorted(set(range(1, 16)) - covered)
 
 
-def test_the_pages_list_every_check_and_the_taxonomy_as_it_is():
+def test_preflight_page_lists_every_check_and_the_taxonomy():
     page = (ROOT / "docs" / "preflight.md").read_text()
     assert [c.id for c in all_checks() if f"### {c.id} {c.title}\n" not in page] == []
     assert taxonomy(all_checks()) in page, "run tests/faults/write_matrix.py"
@@ -82,7 +89,7 @@ def test_the_pages_list_every_check_and_the_taxonomy_as_it_is():
     assert [f.id for f in ALL if f"| {f.id} |" not in matrix] == []
 
 
-def test_the_published_matrix_keeps_the_promise():
+def test_detection_matrix_meets_its_limits():
     matrix = (ROOT / "docs" / "detection-matrix.md").read_text()
     shares = [float(share) for share in re.findall(r"\(([\d.]+)%\)", matrix)]
     caught, meant, named = shares[:3]
@@ -90,15 +97,15 @@ def test_the_published_matrix_keeps_the_promise():
     assert "alarms on the clean recipes: demo 0, toy_recipe 0, my_recipe 0" in matrix
 
 
-def test_an_edit_must_match_and_is_undone():
-    from seedbed.nn import mlp
+def test_edit_must_match_and_is_undone():
+    from seedbed.nn import layers
 
-    file, before = "seedbed/nn/mlp.py", mlp.MLP.forward.__code__
+    file, before = "seedbed/nn/layers.py", layers.MLP.forward.__code__
     with edited(file, "h = self.up(x)", "h = self.up(-x)"):
-        assert mlp.MLP.forward.__code__ is not before
-        assert mlp.MLP.forward.__code__.co_filename == before.co_filename
-    assert mlp.MLP.forward.__code__ is before
+        assert layers.MLP.forward.__code__ is not before
+        assert layers.MLP.forward.__code__.co_filename == before.co_filename
+    assert layers.MLP.forward.__code__ is before
     with pytest.raises(AssertionError, match="0 times"), edited(file, "no such text", ""):
         pass
-    with pytest.raises(AssertionError, match="changes no function"), edited(file, '"""Feed-forward blocks', '"""Blocks'):
+    with pytest.raises(AssertionError, match="changes no function"), edited(file, '"""Norms, computed', '"""Computed'):
         pass

@@ -19,10 +19,10 @@ from catalogue_training import FAULTS as TRAINING
 from patching import ROOT, TOY, Fault, check
 
 from seedbed.checks import runner
-from seedbed.checks.case import Case
-from seedbed.checks.findings import Finding
 from seedbed.checks.registry import Check, all_checks
+from seedbed.checks.subject import Subject
 from seedbed.recipes import find
+from seedbed.report.findings import Finding
 
 # All of these on every fault; the slower groups only where they are expected to speak.
 ALWAYS = "ADMLCOV"
@@ -64,8 +64,8 @@ def in_files(folder: Path) -> list[dict]:
         path = folder / "mine.py"
         path.write_text((ROOT / TOY).read_text().replace(old, new))
         recipe, _ = find(f"{path}:toy")
-        case = Case(recipe, "toy", recipe.preset("toy"), folder)
-        (finding,) = runner.run(case, runner.choose([id])).findings
+        subject = Subject(recipe, "toy", recipe.preset("toy"), folder)
+        (finding,) = runner.run(subject, runner.select([id])).findings
         assert finding.alarm, f"{id} does not mind: {new}"
         told = {"where": finding.where, "lines": finding.lines("mine.py:toy")}
         results.append({"id": f"in a file: {id}", "recipe": TOY, "expected": [id], "found": {id: told}})

@@ -1,19 +1,18 @@
-"""What only a GPU can show: captured steps equal eager ones, dice move inside graphs, and data arrives as it was sent."""
+"""Captured steps equal eager ones, random numbers change inside graphs, and data arrives as it was sent: on a GPU."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import newest, resume, rows, start, stop_at
+from helpers import newest, no_host_sync, resume, rows, start, stop_at
 
 from seedbed.data.feed import Feed, WindowSource
-from seedbed.launch import local
 from seedbed.nn.loss import linear_cross_entropy
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.usefixtures("no_report")
 GPT = [
     "device=cuda",
     "data.text=reference",
@@ -25,11 +24,6 @@ GPT = [
     "every.eval=6",
     "every.save=6",
 ]
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
 
 
 def gpt(root: Path, name: str, *settings: str) -> list[float]:
@@ -62,7 +56,7 @@ def test_compiled_equals_eager(tmp_path: Path) -> None:
 def test_dropout_moves_between_replays_and_repeats_with_the_seed(tmp_path: Path) -> None:
     settings = ["model.dropout=0.3", "optim.lr=0", "data.mode=blocks", "data.valid=0.9"]
     one, two = (gpt(tmp_path, n, *settings) for n in ("one", "two"))
-    assert one == two, "the same seed gives the same dice"
+    assert one == two, "the same seed gives the same numbers"
     other = gpt(tmp_path, "other", *settings, "seed=2")
     assert other != one
 
@@ -78,7 +72,7 @@ def test_resume_on_cuda_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert lrs[0] == lrs[1]
 
 
-def test_a_poisoned_item_is_skipped_in_a_captured_step(tmp_path: Path) -> None:
+def test_poisoned_item_is_skipped_in_a_captured_step(tmp_path: Path) -> None:
     assert start(tmp_path, "one", "data.poison=7", "steps=24") == 0
     kinds = [e["kind"] for e in Run.open(tmp_path, "one").events()]
     assert kinds.count("nonfinite") == 2
@@ -86,7 +80,7 @@ def test_a_poisoned_item_is_skipped_in_a_captured_step(tmp_path: Path) -> None:
     assert "captured as one CUDA graph" in (tmp_path / "one" / "console.log").read_text()
 
 
-def test_a_step_that_cannot_be_captured_says_why_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_cannot_be_captured_continues_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = StepRunner._body
 
     def asks_the_host(self: StepRunner) -> torch.Tensor:
@@ -103,10 +97,10 @@ def test_a_step_that_cannot_be_captured_says_why_and_goes_on(tmp_path: Path, mon
 @pytest.mark.parametrize("limit", [None, 0])
 def test_batches_arrive_as_they_were_sent(limit: int | None) -> None:
     """Both tiers, under load: every byte of every batch, while the device is kept busy so that buffers are reused early."""
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     arrays = {
-        "frames": dice.integers(0, 256, (5000, 16, 16, 3), dtype=np.uint8),
-        "tokens": dice.integers(0, 60000, 5000, dtype=np.uint16),
+        "frames": rng.integers(0, 256, (5000, 16, 16, 3), dtype=np.uint8),
+        "tokens": rng.integers(0, 60000, 5000, dtype=np.uint16),
     }
     source = WindowSource(arrays, {"frames": 4, "tokens": 9})
     device = torch.device("cuda", 0)
@@ -158,14 +152,11 @@ def test_no_host_sync_in_a_step(tmp_path: Path) -> None:
 
     with open_job("gpt/demo", *GPT, "capture=off") as job:
         for step in range(3):
-            job.feed.load(job.counter)
+            job.stepper.feed.load(job.counter)
             job.engine.begin(step, 0.5)
-            job.runner()
+            job.stepper.runner()
         torch.cuda.synchronize()
-        job.feed.load(job.counter)
+        job.stepper.feed.load(job.counter)
         job.engine.begin(4, 0.5)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            job.runner()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        with no_host_sync():
+            job.stepper.runner()

@@ -6,28 +6,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import newest, rows, start
+from helpers import newest, no_host_sync, rows, train_once
 
 from seedbed import config as configs
 from seedbed.data.feed import Feed
-from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.recipes.flow.judge import JudgeConfig, train_judge
+from seedbed.recipes.flow.classifier import ClassifierConfig, train_classifier
 from seedbed.recipes.flow.sampling import Sampling, generate
 from seedbed.recipes.flow.system import Flow
+from seedbed.train.stepper import build
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.usefixtures("no_report")
 SMALL = ["device=cuda", "model.depth=2", "model.width=128", "model.heads=2", "batch=32", "steps=10", "ema2=0.99"]
 QUIET = ["every.log=1", "every.eval=0", "every.sample=0", "every.save=0"]
 
 
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs of all tests here: captured and compiled steps are compared with the same eager ones."""
+    return tmp_path_factory.mktemp("flow")
 
 
 def losses(root: Path, name: str, *settings: str) -> list[float]:
-    assert start(root, name, *SMALL, *QUIET, *settings, recipe="flow/demo") == 0
+    train_once(root, name, *SMALL, *QUIET, *settings, recipe="flow/demo")
     return [row["loss"] for row in rows(root, name)]
 
 
@@ -35,7 +36,8 @@ def made(*settings: str) -> tuple[Flow, Any, Feed]:
     recipe, preset = find("flow/demo")
     config = configs.override(recipe.preset(preset), [*SMALL, *settings])
     data = recipe.open_data(config)
-    engine, system = local._build(recipe, config, data)
+    engine = build(recipe, config, data)
+    system = engine.system
     assert isinstance(system, Flow)
     feed = Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)
     feed.load(0)
@@ -44,53 +46,50 @@ def made(*settings: str) -> tuple[Flow, Any, Feed]:
 
 @pytest.mark.parametrize("condition", ["adaln", "context"])
 @pytest.mark.parametrize("predict", ["v", "x"])
-def test_captured_equals_eager(tmp_path: Path, condition: str, predict: str) -> None:
+def test_captured_equals_eager(root: Path, condition: str, predict: str) -> None:
     settings = [f"model.condition={condition}", f"model.predict={predict}"]
-    eager = losses(tmp_path, "eager", *settings, "capture=off")
-    captured = losses(tmp_path, "captured", *settings)
-    assert "captured as one CUDA graph" in (tmp_path / "captured" / "console.log").read_text()
+    eager = losses(root, f"eager-{condition}-{predict}", *settings, "capture=off")
+    captured = losses(root, f"captured-{condition}-{predict}", *settings)
+    assert "captured as one CUDA graph" in (root / f"captured-{condition}-{predict}" / "console.log").read_text()
     np.testing.assert_allclose(captured, eager, rtol=1e-4)
-    a, b = newest(tmp_path, "eager"), newest(tmp_path, "captured")
+    a, b = newest(root, f"eager-{condition}-{predict}"), newest(root, f"captured-{condition}-{predict}")
     torch.testing.assert_close(a.tensors["ema2"], b.tensors["ema2"], rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("condition", ["adaln", "context"])
-def test_compiled_equals_eager(tmp_path: Path, condition: str) -> None:
+def test_compiled_equals_eager(root: Path, condition: str) -> None:
     settings = [f"model.condition={condition}", "model.predict=v"]
-    eager = losses(tmp_path, "eager", *settings, "capture=off")
+    eager = losses(root, f"eager-{condition}-v", *settings, "capture=off")
     for mode in ("blocks", "whole"):
-        compiled = losses(tmp_path, mode, *settings, f"compile={mode}")
-        log = (tmp_path / mode / "console.log").read_text()
+        compiled = losses(root, f"{mode}-{condition}", *settings, f"compile={mode}")
+        log = (root / f"{mode}-{condition}" / "console.log").read_text()
         assert f"compiled ({mode}), captured" in log, log
         np.testing.assert_allclose(compiled, eager, rtol=1e-3)
 
 
-def test_half_precision_follows_whole_precision(tmp_path: Path) -> None:
+def test_bf16_follows_fp32(root: Path) -> None:
     slow = "optim.lr=5e-4"  # at the demo's own rate ten steps blow rounding up to some per cent
-    whole = losses(tmp_path, "whole", slow)
-    half = losses(tmp_path, "half", slow, "precision=bf16", "compile=whole")
+    whole = losses(root, "whole", slow)
+    half = losses(root, "half", slow, "precision=bf16", "compile=whole")
     np.testing.assert_allclose(half, whole, rtol=3e-2)
     assert np.mean(half) == pytest.approx(np.mean(whole), rel=1e-2)
 
 
-def test_the_first_loss_is_that_of_the_cpu(tmp_path: Path) -> None:
+def test_first_loss_equals_cpu(root: Path) -> None:
     """Noise, times and hidden classes follow from counters, so both devices draw the same ones."""
-    cuda = losses(tmp_path, "cuda", "capture=off")
-    cpu = losses(tmp_path, "cpu", "device=cpu")
+    cuda = losses(root, "cuda", "capture=off")
+    cpu = losses(root, "cpu", "device=cpu")
     assert cuda[0] == pytest.approx(cpu[0], rel=1e-4)
 
 
-def test_a_step_waits_for_nothing() -> None:
+def test_step_has_no_host_sync() -> None:
     """In sync-debug mode any wait of the host for the device raises."""
     system, engine, feed = made("precision=bf16")
     engine.begin(0, 0.5)
     engine.step(feed.part)
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_host_sync():
         engine.step(feed.part)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert system.training
 
 
@@ -120,7 +119,7 @@ def test_attention_kernels_agree_with_the_plain_one(kernel: str, heads: int) -> 
     torch.testing.assert_close(found[kernel][1], found["MATH"][1], rtol=0.1, atol=0.05 * found["MATH"][1].abs().max().item())
 
 
-def test_samples_are_those_of_the_cpu() -> None:
+def test_samples_equal_cpu() -> None:
     system, _, _ = made()
     with torch.no_grad():
         system.model.leave.weight.normal_(std=0.1)
@@ -131,9 +130,9 @@ def test_samples_are_those_of_the_cpu() -> None:
     torch.testing.assert_close(there, here, rtol=1e-2, atol=1e-2)
 
 
-def test_a_judge_learns_although_an_autocast_is_open_around_it() -> None:
+def test_classifier_trains_inside_an_open_autocast() -> None:
     """Its narrowed weights must not outlive a step: an open autocast keeps them, and nothing would be learned."""
     system, engine, _ = made()
     with torch.autocast("cuda", dtype=torch.bfloat16), torch.autocast("cuda", enabled=False):
-        judge = train_judge(system.data, engine.device, JudgeConfig(width=16, epochs=4, batch=64))
-    assert judge.accuracy > 0.5
+        classifier = train_classifier(system.data, engine.device, ClassifierConfig(width=16, epochs=4, batch=64))
+    assert classifier.accuracy > 0.5

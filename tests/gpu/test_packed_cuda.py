@@ -4,19 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import kinds, newest, resume, rows, start
+from helpers import kinds, newest, no_host_sync, resume, rows, start
 from test_packed import GRID, RECIPE, at_step, folders, stop
 
-from seedbed.launch import local, packed
+from seedbed.launch import packed
 from seedbed.track.run import Run
-from seedbed.train.pack import Pack
+from seedbed.tune.packing.pack import Pack
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +56,7 @@ def test_compiled_equals_eager(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [["data.poison=70", "guard.max_skips=0"], ["optim.lr=10", "optim.clip=0"]], ids=" ".join)
-def test_a_wild_replica_changes_no_other(tmp_path: Path, settings: list[str]) -> None:
+def test_diverging_trial_changes_no_other(tmp_path: Path, settings: list[str]) -> None:
     for name, extra in (("c", []), ("s", settings)):
         grid = [[*s, "device=cuda"] for s in [*GRID, ["seed=9", "every.save=0", "every.eval=0", *extra]]]
         packed.train_packed(folders(tmp_path, name, grid))
@@ -80,7 +75,7 @@ def test_packing_again_captures_again(tmp_path: Path, monkeypatch: pytest.Monkey
     assert_close(tmp_path, "a", "r3")
 
 
-def test_an_interrupted_replica_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_trial_resumes_as_a_single_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         at_step(11, stop, patch)
         assert set(train(tmp_path, "p").values()) == {"interrupted"}
@@ -90,15 +85,12 @@ def test_an_interrupted_replica_goes_on_alone(tmp_path: Path, monkeypatch: pytes
     assert_close(tmp_path, "a1", "p1")
 
 
-def test_a_step_does_not_wait_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_does_not_wait_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Pack.take_step
 
     def take(self: Pack) -> None:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_host_sync():
             real(self)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
     monkeypatch.setattr(Pack, "take_step", take)
     assert set(train(tmp_path, "p").values()) == {"done"}

@@ -4,45 +4,38 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import TOY, kinds, start
+from helpers import TOY, kinds, no_host_sync, start
 from torch import Tensor
 
 from seedbed.checks.replay import investigate
-from seedbed.launch import local
 from seedbed.recipes import Recipe
 from seedbed.train import loop
+from seedbed.train.stepper import StepResult
 from seedbed.train.system import System
 from seedbed.train.watch import LAYERS_EVERY, Point
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
-
-@pytest.fixture(autouse=True)
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
+pytestmark = pytest.mark.usefixtures("no_report")
 
 
 def test_watchers_do_not_wait_for_the_device(tmp_path: Path, monkeypatch) -> None:
-    real, looks = loop._log, []
+    real, looks = loop.log_step, []
 
-    def watched(job: loop.Job, step: int, measured: dict, rate: float) -> None:
-        real(job, step, measured, rate)
+    def watched(job: loop.Job, result: StepResult) -> None:
+        real(job, result)
+        step = result.step
         if step > 100:
-            later = Point(step + LAYERS_EVERY * (1 + len(looks)), 10_000, 1.0, 0.0, 1.0, rate, step / 200)
-            torch.cuda.set_sync_debug_mode("error")
-            try:
+            later = Point(step + LAYERS_EVERY * (1 + len(looks)), 10_000, 1.0, 0.0, 1.0, result.lr_factor, step / 200)
+            with no_host_sync():
                 looks.append(job.watch.layers.look(later.step))
                 job.watch.loader.look(later)
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
 
-    monkeypatch.setattr(loop, "_log", watched)
+    monkeypatch.setattr(loop, "log_step", watched)
     assert start(tmp_path, "one", "device=cuda", "steps=110", "data.num=960", "every.eval=0", "every.save=0") == 0
     assert looks and not any(looks)
 
 
-def test_a_captured_step_on_bad_weights_is_replayed(tmp_path: Path, monkeypatch) -> None:
-    real = loop._take_step
+def test_captured_step_on_bad_weights_is_replayed(tmp_path: Path, monkeypatch) -> None:
+    real = loop.take_step
 
     def take(job: loop.Job) -> None:
         if job.step == 6:
@@ -50,32 +43,43 @@ def test_a_captured_step_on_bad_weights_is_replayed(tmp_path: Path, monkeypatch)
                 job.system.net[0].weight[0, 0] = float("nan")
         real(job)
 
-    monkeypatch.setattr(loop, "_take_step", take)
+    monkeypatch.setattr(loop, "take_step", take)
     assert start(tmp_path, "one", "device=cuda", "guard.policy=stop") == 1
     found = investigate(tmp_path, "one", None)
-    assert found.reproduced and found.kind == "weight" and found.step == 7 and "net.0.weight" in found.what
-    assert [r.name for r in found.rungs] == ["fp32 on cuda, as run", "fp32 on cpu", "fp64 on cpu"]
+    assert found.reproduced and found.kind == "weight" and found.step == 7 and "net.0.weight" in found.finding.what
+    assert [r.name for r in found.precisions] == ["fp32 on cuda, as run", "fp32 on cpu", "fp64 on cpu"]
 
 
-def test_a_finite_step_comes_back_within_rounding(tmp_path: Path) -> None:
+def test_finite_step_is_replayed_within_rounding(tmp_path: Path) -> None:
     start(tmp_path, "one", "device=cuda", "model.dropout=0.2", "accum=2")
     assert investigate(tmp_path, "one", 7).reproduced
 
 
-def test_a_leak_on_the_device_is_seen(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize(("size", "steps"), [(25_000, 800), (2_500, 2000)])
+def test_device_leak_is_seen(size: int, steps: int, tmp_path: Path, monkeypatch) -> None:
     real = Recipe.build
 
     def build(self: Recipe, config, data) -> System:
         system = real(self, config, data)
         kept: list[Tensor] = []
-        system.variant = lambda step, num_steps: kept.append(torch.ones(25_000, device="cuda"))
+        system.variant = lambda step, num_steps: kept.append(torch.ones(size, device="cuda"))
         return system
 
     monkeypatch.setattr(Recipe, "build", build)
-    start(tmp_path, "one", "device=cuda", "steps=800", "data.num=960", "batch=64", "every.log=5", "every.eval=0", "every.save=0")
+    start(
+        tmp_path,
+        "one",
+        "device=cuda",
+        f"steps={steps}",
+        "data.num=960",
+        "batch=64",
+        "every.log=5",
+        "every.eval=0",
+        "every.save=0",
+    )
     assert "device_leak" in kinds(tmp_path, "one")
 
 
-def test_a_clean_captured_run_raises_nothing(tmp_path: Path) -> None:
+def test_clean_captured_run_raises_nothing(tmp_path: Path) -> None:
     start(tmp_path, "one", "device=cuda", "steps=800", "data.num=960", "batch=64", "every.eval=200", "every.save=200", recipe=TOY)
     assert set(kinds(tmp_path, "one")) == {"preflight", "start", "model", "eval", "checkpoint", "sample", "end"}

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config import Config
-from seedbed.track import files, lines
+from seedbed.track import files, jsonl
 from seedbed.tune.sweep import grid as grids
-from seedbed.tune.sweep.folder import Standing, Sweep, Trial
+from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
 
 BASE = Config(model=None, data=None)
 
@@ -21,5 +21,5 @@ def make(root: Path, *words: str, seeds: int | None = None, name: str = "some", 
 
 def end(sweep: Sweep, trial: Trial, best: float | None, state: str = "done", error: str = "") -> None:
     """Let a trial have ended."""
-    found = Standing(trial, state, sweep.run_name(trial), step=8, loss=1.0, metric="error", best=best, error=error)
-    files.write_atomic(sweep.path / "results" / f"{trial.number:04d}.json", lines.pretty(found.to_json()))
+    found = TrialStatus(trial, state, sweep.run_name(trial), step=8, loss=1.0, metric="error", best=best, error=error)
+    files.write_atomic(sweep.path / "results" / f"{trial.number:04d}.json", jsonl.pretty(found.to_json()))

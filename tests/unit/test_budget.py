@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from seedbed.train.loop import _keep_budget
+from seedbed.train.budget import adjust_length
 
 BATCH = 4
 
@@ -15,10 +15,10 @@ class Run:
 
     def __init__(self, budget: float, planned: float) -> None:
         self.config = SimpleNamespace(budget=budget, batch=BATCH)
-        self.clock, self.pace, self.ranks = {"train": 0.0}, deque(maxlen=5), SimpleNamespace(tell=lambda value: value)
+        self.clock, self.pace, self.ranks = {"train": 0.0}, deque(maxlen=5), SimpleNamespace(broadcast_object=lambda value: value)
         self.step, self.items, self.total_items = 0, 0, int(budget / planned) * BATCH
-        self.said: list[str] = []
-        self.console = SimpleNamespace(line=self.said.append)
+        self.printed: list[str] = []
+        self.console = SimpleNamespace(line=self.printed.append)
         self.run = SimpleNamespace(event=lambda step, kind, **facts: None)
 
     @property
@@ -34,27 +34,27 @@ class Run:
         for _ in range(num // 10):
             self.step, self.items = self.step + 10, self.items + 10 * BATCH
             self.clock["train"] += 10 * seconds
-            _keep_budget(self)  # type: ignore[arg-type]
+            adjust_length(self)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("pace", "word"), [(0.05, "faster"), (0.2, "slower")])
-def test_another_pace_than_planned_changes_the_length_and_keeps_the_time(pace: float, word: str) -> None:
+def test_budget_length_follows_measured_step_time(pace: float, word: str) -> None:
     run = Run(budget=100.0, planned=0.1)
     run.go(100, pace)
-    assert run.said and all(word in line for line in run.said)
+    assert run.printed and all(word in line for line in run.printed)
     assert run.num_steps * pace == pytest.approx(100.0, rel=0.02)
 
 
-def test_the_pace_as_planned_changes_nothing() -> None:
+def test_budget_length_stays_when_steps_are_as_fast_as_planned() -> None:
     run = Run(budget=100.0, planned=0.1)
     run.go(500, 0.1)
-    assert not run.said and run.num_steps == 1000
+    assert not run.printed and run.num_steps == 1000
 
 
-def test_late_in_a_run_it_is_not_made_longer_but_still_shorter() -> None:
+def test_budget_length_only_shrinks_late_in_a_run() -> None:
     run = Run(budget=100.0, planned=0.1)
     run.go(600, 0.1)
     run.go(200, 0.01)
-    assert not run.said and run.num_steps == 1000
+    assert not run.printed and run.num_steps == 1000
     run.go(60, 0.6)
-    assert "slower" in run.said[-1] and run.num_steps < 1000
+    assert "slower" in run.printed[-1] and run.num_steps < 1000

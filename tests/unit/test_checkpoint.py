@@ -12,7 +12,7 @@ import torch
 
 from seedbed.errors import UserError
 from seedbed.track import files
-from seedbed.train import checkpoint
+from seedbed.train import checkpoint, checkpoint_loading
 
 TENSORS = {"model": {"w": torch.arange(2000.0).reshape(40, 50), "b": torch.ones(3)}, "optim": {"main.mean.w": torch.rand(7)}}
 
@@ -25,11 +25,11 @@ def same(a: dict, b: dict) -> bool:
     return all(torch.equal(a[f][n], b[f][n]) for f in b for n in b[f]) and a.keys() == b.keys()
 
 
-def test_what_is_saved_comes_back_bit_for_bit(tmp_path: Path) -> None:
+def test_checkpoint_round_trip_is_bitwise(tmp_path: Path) -> None:
     state = {"items": 640, "best": 1.25, "nested": {"losses": [0.1, 2.0e-300, 1 / 3]}}
     path = checkpoint.save(tmp_path, 20, tensors(), state)
     assert path.name == "step-000020"
-    saved = checkpoint.load(path)
+    saved = checkpoint_loading.load(path)
     assert same(saved.tensors, tensors()) and saved.step == 20
     assert {k: saved.state[k] for k in state} == state
     assert sorted(p.name for p in path.iterdir()) == ["manifest.json", "model.safetensors", "optim.safetensors", "state.json"]
@@ -59,33 +59,33 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path, damage) -> None:
+def test_checkpoint_damage_falls_back_to_the_previous_one(tmp_path: Path, damage) -> None:
     checkpoint.save(tmp_path, 10, tensors(), {})
     damage(checkpoint.save(tmp_path, 20, tensors(1.0), {}))
-    said: list[str] = []
-    saved = checkpoint.load_newest(tmp_path, said.append)
+    printed: list[str] = []
+    saved = checkpoint_loading.load_newest(tmp_path, printed.append)
     assert saved is not None and saved.step == 10 and same(saved.tensors, tensors())
-    assert len(said) == 1 and "step-000020" in said[0] and "falling back" in said[0]
+    assert len(printed) == 1 and "step-000020" in printed[0] and "falling back" in printed[0]
 
 
-def test_random_bit_flips_never_load(tmp_path: Path) -> None:
+def test_checkpoint_with_flipped_bits_never_loads(tmp_path: Path) -> None:
     path = checkpoint.save(tmp_path, 1, tensors(), {"items": 3})
-    dice = random.Random(0)
+    rng = random.Random(0)
     for _ in range(60):
-        target = path / dice.choice(["model.safetensors", "optim.safetensors", "state.json"])
+        target = path / rng.choice(["model.safetensors", "optim.safetensors", "state.json"])
         good = target.read_bytes()
-        flip(target, dice.random())
-        with pytest.raises(checkpoint.Damaged, match=target.name):
-            checkpoint.load(path)
+        flip(target, rng.random())
+        with pytest.raises(checkpoint_loading.Damaged, match=target.name):
+            checkpoint_loading.load(path)
         target.write_bytes(good)
-    assert checkpoint.load(path).step == 1
+    assert checkpoint_loading.load(path).step == 1
 
 
-def test_all_damaged_is_an_error_and_none_is_none(tmp_path: Path) -> None:
-    assert checkpoint.load_newest(tmp_path) is None
+def test_checkpoints_all_damaged_are_an_error(tmp_path: Path) -> None:
+    assert checkpoint_loading.load_newest(tmp_path) is None
     (checkpoint.save(tmp_path, 10, tensors(), {}) / "manifest.json").unlink()
     with pytest.raises(UserError, match="every checkpoint"):
-        checkpoint.load_newest(tmp_path, lambda _: None)
+        checkpoint_loading.load_newest(tmp_path, lambda _: None)
 
 
 def in_a_child(work) -> int:
@@ -99,15 +99,15 @@ def in_a_child(work) -> int:
 
 
 @pytest.mark.parametrize("fault", ["kill", "full"])
-def test_a_fault_at_any_byte_of_a_save_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+def test_save_fault_at_any_byte_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     """100 saves cut off at a random byte, by SIGKILL or by a full disk: what was there before is still there, whole."""
     checkpoint.save(tmp_path, 10, tensors(), {"items": 10})
     size = sum(p.stat().st_size for p in (tmp_path / "step-000010").iterdir())
-    dice = random.Random(1)
+    rng = random.Random(1)
     real = files.write
     survived = 0
     for trial in range(100):
-        left = dice.randrange(size + 200)
+        left = rng.randrange(size + 200)
 
         def broken(fd: int, data: bytes) -> None:
             nonlocal left
@@ -127,7 +127,7 @@ def test_a_fault_at_any_byte_of_a_save_loses_nothing(tmp_path: Path, monkeypatch
                 os._exit(7)
 
         status = in_a_child(work)
-        saved = checkpoint.load_newest(tmp_path, pytest.fail)
+        saved = checkpoint_loading.load_newest(tmp_path, pytest.fail)
         assert saved is not None
         if saved.step == 20:
             survived += 1
@@ -162,7 +162,7 @@ def test_power_loss_before_the_rename_leaves_no_half_checkpoint(tmp_path: Path, 
     assert tmp_path.stat().st_ino in synced
 
 
-def test_keep_the_last_and_the_best(tmp_path: Path) -> None:
+def test_prune_keeps_the_last_and_the_best(tmp_path: Path) -> None:
     for step in range(10, 60, 10):
         path = checkpoint.save(tmp_path, step, tensors(), {})
         if step == 20:
@@ -189,24 +189,24 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("saved", "message"), WRONG.values(), ids=WRONG)
-def test_what_does_not_fit_is_refused(saved: dict, message: str) -> None:
+def test_restore_refuses_tensors_that_do_not_fit(saved: dict, message: str) -> None:
     live = {"model": {"w": torch.ones(2), "b": torch.ones(1)}}
     with pytest.raises(UserError, match=message):
-        checkpoint.restore(live, saved, "checkpoint step-000001")
+        checkpoint_loading.restore(live, saved, "checkpoint step-000001")
 
 
 def test_restore_keeps_addresses() -> None:
     weight = torch.nn.Parameter(torch.ones(2))
     address = weight.data_ptr()
-    checkpoint.restore({"model": {"w": weight}}, {"model": {"w": torch.tensor([3.0, 4.0])}}, "here")
+    checkpoint_loading.restore({"model": {"w": weight}}, {"model": {"w": torch.tensor([3.0, 4.0])}}, "here")
     assert weight.tolist() == [3.0, 4.0] and weight.data_ptr() == address
 
 
-def test_nothing_is_unpickled(tmp_path: Path) -> None:
+def test_checkpoint_loading_never_unpickles(tmp_path: Path) -> None:
     """A planted pickle under a tensor file's name is refused before anything could run."""
     path = checkpoint.save(tmp_path, 1, tensors(), {})
     planted = b"cos\nsystem\n(S'touch " + bytes(tmp_path / "owned") + b"'\ntR."
     (path / "model.safetensors").write_bytes(planted)
-    with pytest.raises(checkpoint.Damaged):
-        checkpoint.load(path)
+    with pytest.raises(checkpoint_loading.Damaged):
+        checkpoint_loading.load(path)
     assert not (tmp_path / "owned").exists()

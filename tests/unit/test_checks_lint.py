@@ -40,12 +40,12 @@ RIGHT = [
 ]
 
 
-def test_every_rule_has_its_mistake():
+def test_lint_rules_each_have_an_example():
     assert {rule.__name__ for rule in RULES} == set(WRONG)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_found_on_its_line(name: str, tmp_path: Path):
+def test_lint_finds_the_faulty_line(name: str, tmp_path: Path):
     path = tmp_path / "recipe.py"
     path.write_text("import torch\n" + WRONG[name] + "\n")
     hits = list(lint(path))
@@ -55,7 +55,7 @@ def test_a_mistake_is_found_on_its_line(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("code", RIGHT)
-def test_what_is_lawful_passes(code: str, tmp_path: Path):
+def test_lint_passes_correct_code(code: str, tmp_path: Path):
     path = tmp_path / "recipe.py"
     path.write_text(code + "\n")
     assert not list(lint(path))

@@ -1,18 +1,24 @@
 """The preflight on real recipes: clean ones raise no alarm, a user's mistakes are named, train obeys, configs are read."""
 
+import dataclasses
+import io
 import json
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
 from seedbed import config as configs
-from seedbed.checks import preflight, runner
-from seedbed.checks.case import Case
+from seedbed.checks import preflight, progress, runner
+from seedbed.checks.subject import Subject
 from seedbed.cli import main
+from seedbed.errors import EXIT_FAILED
 from seedbed.launch import local
 from seedbed.recipes import find
+from seedbed.track import text
 from seedbed.track.run import Run
 
 TOY, EXAMPLE = ROOT / "tests" / "toy_recipe.py", ROOT / "examples" / "my_recipe.py"
@@ -28,8 +34,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def alarms(name: str, *settings: str, only: tuple[str, ...] = OURS) -> list[str]:
     recipe, preset = find(name)
-    case = Case(recipe, preset, configs.override(recipe.preset(preset), settings), Path("nowhere"))
-    return ["\n".join(f.lines(case.name)) for f in runner.run(case, runner.choose(only)).findings if f.alarm]
+    subject = Subject(recipe, preset, configs.override(recipe.preset(preset), settings), Path("nowhere"))
+    return ["\n".join(f.lines(subject.name)) for f in runner.run(subject, runner.select(only)).findings if f.alarm]
 
 
 def text_for(preset: str) -> list[str]:
@@ -58,10 +64,10 @@ def test_clean_recipes_raise_no_alarm(name: str):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize(
-    "case", [*CLEAN, *VARIANTS, (str(TOY),), (str(EXAMPLE),)], ids=lambda case: " ".join(case).split("/")[-1]
+    "subject", [*CLEAN, *VARIANTS, (str(TOY),), (str(EXAMPLE),)], ids=lambda subject: " ".join(subject).split("/")[-1]
 )
-def test_every_clean_preset_and_variant_raises_no_alarm(case: tuple[str, ...], seed: int):
-    assert alarms(*case, f"seed={seed}") == []
+def test_every_clean_preset_and_variant_raises_no_alarm(subject: tuple[str, ...], seed: int):
+    assert alarms(*subject, f"seed={seed}") == []
 
 
 MINE = '''
@@ -88,8 +94,8 @@ class Rows(Source):
         self.num_items, self.arrays, self.spans = len(x), {"x": x}, {"x": 0}
 
 def open_data(config):
-    dice = np.random.default_rng(0)
-    x = (dice.integers(0, 20, (200, 1)) + np.cumsum(dice.integers(0, 3, (200, config.data.length)), 1)) % 20
+    rng = np.random.default_rng(0)
+    x = (rng.integers(0, 20, (200, 1)) + np.cumsum(rng.integers(0, 3, (200, config.data.length)), 1)) % 20
     return Data(Rows(x[:160]), Rows(x[160:]), {"name": "letters", "fingerprint": "1"})
 
 class Net(System):
@@ -108,7 +114,7 @@ def build(config, data):
 '''
 
 
-def test_batch_and_sequence_exchanged_in_a_users_own_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_swapped_axes_in_a_users_file_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("BATCH_FIRST", "False"))
     assert main(["check", str(path), "--only", "M", "--only", "L"]) == 1
@@ -120,13 +126,13 @@ def test_batch_and_sequence_exchanged_in_a_users_own_file(tmp_path: Path, capsys
     assert main(["check", str(path), "--only", "M", "--only", "L"]) == 0, capsys.readouterr().out
 
 
-def test_the_command_prints_json_and_keeps_a_full_verdict_only(capsys: pytest.CaptureFixture[str], cache: Path, tmp_path: Path):
+def test_command_prints_json_and_keeps_a_full_verdict_only(capsys: pytest.CaptureFixture[str], cache: Path, tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("BATCH_FIRST", "True"))
     kept = len(list((cache / "preflight").glob("*.json")))
     assert main(["check", str(path), "--only", "A", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["exit_code"] == 0 and {f["id"] for f in told["findings"]} == {"A1", "A2", "A3", "A4"}
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["exit_code"] == 0 and {f["id"] for f in summary["findings"]} == {"A1", "A2", "A3", "A4"}
     assert len(list((cache / "preflight").glob("*.json"))) == kept
 
 
@@ -139,13 +145,13 @@ def test_the_command_prints_json_and_keeps_a_full_verdict_only(capsys: pytest.Ca
         (["nowhere.py"], 2, r"nowhere\.py"),
     ],
 )
-def test_wrong_words(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]):
+def test_wrong_check_arguments_are_one_line(words: list[str], status: int, says: str, capsys: pytest.CaptureFixture[str]):
     assert main(["check", *words]) == status
     shown = capsys.readouterr()
     assert re.search(says, shown.out + shown.err)
 
 
-def test_a_field_that_nobody_reads_is_named(tmp_path: Path):
+def test_unread_field_is_named(tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("BATCH_FIRST", "True").replace("    width: int", "    dropout: float = 0.0\n    width: int"))
     (found,) = alarms(str(path), "model.dropout=0.5", only=("A2",))
@@ -153,14 +159,14 @@ def test_a_field_that_nobody_reads_is_named(tmp_path: Path):
     assert alarms(str(path), only=("A2",)) == []
 
 
-def test_a_preset_that_promises_another_size_is_named(tmp_path: Path):
+def test_preset_that_promises_another_size_is_named(tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("BATCH_FIRST", "True").replace("Letters that count up.", "Letters, 10 M parameters."))
     (found,) = alarms(str(path), only=("A4",))
     assert "promises 10 M" in found
 
 
-def test_a_preset_that_cannot_be_made_is_named(tmp_path: Path):
+def test_preset_that_cannot_be_made_is_named(tmp_path: Path):
     path = tmp_path / "mine.py"
     extra = "\ndef broken() -> Config:\n    return Config(model=Model(widht=3), data=Letters())\n"
     path.write_text(MINE.replace("BATCH_FIRST", "True") + extra)
@@ -168,7 +174,7 @@ def test_a_preset_that_cannot_be_made_is_named(tmp_path: Path):
     assert "preset broken cannot be made" in found and "widht" in found
 
 
-def test_a_mistake_in_the_source_is_named(tmp_path: Path):
+def test_mistake_in_the_source_is_named(tmp_path: Path):
     path = tmp_path / "mine.py"
     path.write_text(MINE.replace("BATCH_FIRST", "True").replace('x = batch["x"]', 'x = batch["x"]; float(x.sum().item())'))
     (found,) = alarms(str(path), only=("A3",))
@@ -193,10 +199,10 @@ def broken(tmp_path: Path) -> Path:
     return path
 
 
-def test_train_stops_at_an_error_unless_forced_and_tells(tmp_path: Path, broken: Path):
+def test_train_stops_at_a_failed_check_unless_forced(tmp_path: Path, broken: Path):
     runs = tmp_path / "runs"
     status, run = start(runs, broken, "quick")
-    assert status == local.EXIT_FAILED and outcome(run) == "failed"
+    assert status == EXIT_FAILED and outcome(run) == "failed"
     assert run.status()["status"] == "failed" and "D5" in run.status()["error"]
     assert not run.rows() and json.loads((run.path / "preflight.json").read_text())["exit_code"] == 1
     _, forced = start(runs, broken, "force")
@@ -209,20 +215,20 @@ def test_train_runs_the_quick_checks_or_says_that_it_did_not(tmp_path: Path):
     status, run = start(runs, TOY, "quick")
     assert status == 0 and outcome(run) == "passed"
     verdict = json.loads((run.path / "preflight.json").read_text())
-    assert verdict["exit_code"] == 0 and {f["id"] for f in verdict["findings"]} == {c.id for c in runner.choose(quick=True)}
+    assert verdict["exit_code"] == 0 and {f["id"] for f in verdict["findings"]} == {c.id for c in runner.select(quick=True)}
     status, run = start(runs, TOY, "skip")
     assert status == 0 and outcome(run) == "skipped" and not (run.path / "preflight.json").exists()
     assert "preflight: skipped" in (tmp_path / "JOURNAL.md").read_text()
 
 
-def test_train_takes_a_full_verdict_that_still_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_train_uses_a_valid_full_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
     recipe, preset = find(str(TOY))
     config = configs.override(recipe.preset(preset), ["steps=2"])
-    case = Case(recipe, preset, config, tmp_path)
-    report = runner.run(case, runner.choose(["D5", "M7"]))
-    report.key = runner.key_of(recipe, config, case.real_data.facts["fingerprint"])
-    runner.store(preflight.verdicts(), report)
+    subject = Subject(recipe, preset, config, tmp_path)
+    report = runner.run(subject, runner.select(["D5", "M7"]))
+    report.key = runner.key_of(recipe, config, subject.real_data.facts["fingerprint"])
+    runner.save_verdict(preflight.verdict_folder(), report)
     _, run = start(tmp_path / "runs", TOY, "quick")
     assert {f["id"] for f in json.loads((run.path / "preflight.json").read_text())["findings"]} == {"D5", "M7"}
 
@@ -251,10 +257,139 @@ MASKED = """
         ('return batch["keep"].sum()', 'return batch["keep"].numel()', "num_targets says"),
     ],
 )
-def test_masks(old: str, new: str, says: str, tmp_path: Path):
+def test_masked_recipes_are_checked(old: str, new: str, says: str, tmp_path: Path):
     source = TOY.read_text().replace("\n    def num_targets(", MASKED).replace("Optim,", "Optim, Probe,")
     assert old in source
     path = tmp_path / "masked.py"
     path.write_text(source.replace(old, new) if old else source)
     found = alarms(str(path), only=("L3",))
     assert len(found) == bool(says) and says in "".join(found)
+
+
+# ---- kept verdicts ---------------------------------------------------------------------------------------------------
+
+
+def keep_verdict(recipe_path: Path, *ids: str, spoiled: str = "") -> Path:
+    """A kept verdict of these checks on the recipe as `start` trains it; one of them may claim an error."""
+    recipe, preset = find(str(recipe_path))
+    config = configs.override(recipe.preset(preset), ["steps=2"])
+    subject = Subject(recipe, preset, config, recipe_path.parent)
+    report = runner.run(subject, runner.select(ids))
+    wrong = {"status": "fail", "severity": "err", "what": "a claim of the past", "where": "here.py:1", "why": "-", "fix": "-"}
+    report.findings = [dataclasses.replace(f, **wrong) if f.id == spoiled else f for f in report.findings]
+    report.key = runner.key_of(recipe, config, subject.real_data.facts["fingerprint"])
+    runner.save_verdict(preflight.verdict_folder(), report)
+    return preflight.verdict_folder() / f"{report.key}.json"
+
+
+def test_stored_error_is_tried_again_before_it_stops_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    kept = keep_verdict(TOY, "D5", "M7", spoiled="M7")
+    tried: list[str] = []
+    real = runner._run_one
+    monkeypatch.setattr(
+        runner, "_run_one", lambda subject, check, reported: tried.append(check.id) or real(subject, check, reported)
+    )
+    status, run = start(tmp_path / "runs", TOY, "quick")
+    assert status == 0 and outcome(run) == "passed" and tried == ["M7"]
+    assert re.search(
+        r"seedbed check of \d{4}-\d\d-\d\d \d\d:\d\d found errors \(M7\), which were tried again", capsys.readouterr().out
+    )
+    mended = json.loads(kept.read_text())
+    assert mended["exit_code"] == 0 and {f["id"] for f in mended["findings"]} == {"D5", "M7"}
+
+
+def test_repeated_error_stops_a_run(tmp_path: Path, broken: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    keep_verdict(broken, "D5", "O1")
+    status, run = start(tmp_path / "runs", broken, "quick")
+    assert status == EXIT_FAILED and outcome(run) == "failed" and "D5" in run.status()["error"]
+
+
+def test_verdict_of_an_older_version_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    kept = keep_verdict(TOY, "D5")
+    old = json.loads(kept.read_text())
+    del old["made"]
+    kept.write_text(json.dumps(old))
+    status, run = start(tmp_path / "runs", TOY, "quick")
+    assert status == 0 and len(json.loads((run.path / "preflight.json").read_text())["findings"]) > 1
+
+
+def test_verdict_holds_for_its_torch_and_kind_of_device_only(monkeypatch: pytest.MonkeyPatch):
+    recipe, preset = find(str(TOY))
+    config = configs.override(recipe.preset(preset), ["device=auto"])
+    keys = [runner.key_of(recipe, config, "data")]
+    monkeypatch.setattr(runner.torch, "__version__", "9.9.9")
+    keys.append(runner.key_of(recipe, config, "data"))
+    monkeypatch.setattr(runner, "pick_device", lambda name: runner.torch.device("cuda"))
+    keys.append(runner.key_of(recipe, config, "data"))
+    assert len(set(keys)) == 3
+
+
+# ---- the progress line -----------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal, or not."""
+
+    def __init__(self, is_terminal: bool) -> None:
+        super().__init__()
+        self.is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+
+@pytest.mark.parametrize(
+    ("words", "is_terminal", "shown"),
+    [(["--only", "A1"], True, True), (["--only", "A1"], False, False), (["--only", "A1", "--json"], True, False)],
+)
+def test_check_shows_progress_on_a_terminal(words: list[str], is_terminal: bool, shown: bool, monkeypatch, capsys):
+    stream = Terminal(is_terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", stream)
+    assert main(["check", str(TOY), *words]) == 0
+    assert ("check 1 of 1: A1 config keys" in stream.getvalue()) == shown
+    assert stream.getvalue() == "" or stream.getvalue().endswith("\r\x1b[2K"), "a line is left behind"
+    assert "check 1 of 1" not in capsys.readouterr().out
+
+
+def test_preflight_of_training_shows_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stream = Terminal(True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("sys.stderr", stream)
+    assert start(tmp_path / "runs", TOY, "quick")[0] == 0
+    total = len(runner.select(quick=True))
+    assert f"check {total} of {total}: O1 param groups" in stream.getvalue()
+
+
+def test_progress_clock_runs(monkeypatch: pytest.MonkeyPatch):
+    stream = Terminal(True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(progress, "TICK", 0.01)
+    with progress.Progress(stream) as line:
+        line.say("check 1 of 2: A1 config keys")
+        deadline = time.monotonic() + 5
+        while stream.getvalue().count("A1 config keys") < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert stream.getvalue().count("A1 config keys") >= 3
+
+
+def test_closed_terminal_does_not_stop_checks(monkeypatch: pytest.MonkeyPatch):
+    stream = Terminal(True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.Progress(stream) as line:
+        stream.close()
+        line.say("check 1 of 2: A1 config keys")
+        assert not line.live
+
+
+def test_progress_on_a_terminal_of_unknown_width(monkeypatch: pytest.MonkeyPatch):
+    """Some terminals say that they have 0 columns; nothing but an ellipsis would fit into that."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("os.get_terminal_size", lambda *given: os.terminal_size((0, 0)))
+    monkeypatch.setattr("sys.stdout", type("Stream", (), {"fileno": lambda self: 1})())
+    assert text.width() == 120

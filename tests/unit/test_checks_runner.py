@@ -1,8 +1,8 @@
 """Registry, case, runner and findings of the preflight: order, choice, broken checks, verdicts, and no side effects."""
 
-import dataclasses
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,22 +12,37 @@ from conftest import ROOT
 
 from seedbed import config as configs
 from seedbed.checks import runner
-from seedbed.checks.case import Case, place, shrink, undisturbed
-from seedbed.checks.findings import EXIT_ERR, EXIT_OK, EXIT_WARN, Finding, Report
-from seedbed.checks.registry import CHECKS, Check, Result, all_checks, check, failed, passed
-from seedbed.errors import UserError
+from seedbed.checks.registry import CHECKS, FORMER_TITLES, Check, all_checks, check, failed, passed
+from seedbed.checks.subject import Subject, preserve_global_state, shrink, source_line
+from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_WARNING, UserError
 from seedbed.recipes import find
+from seedbed.report.findings import Finding, Report
 
 TOY = str(ROOT / "tests" / "toy_recipe.py")
 
 
-def toy_case(*settings: str) -> Case:
+def toy_case(*settings: str) -> Subject:
     recipe, preset = find(TOY)
-    return Case(recipe, preset, configs.override(recipe.preset(preset), settings), Path("nowhere"))
+    return Subject(recipe, preset, configs.override(recipe.preset(preset), settings), Path("nowhere"))
 
 
 def made(run, id: str = "A9", severity: str = "err", needs: tuple[str, ...] = ()) -> Check:
     return Check(id, "made", severity, run, (1,), False, needs)  # type: ignore[arg-type]
+
+
+TITLES = [("birth", "M2 (initialisation)"), ("split", "D2 (data split) or L1 (loss reduction)"), ("EMA", "O7 (EMA)")]
+
+
+@pytest.mark.parametrize(("name", "ids"), TITLES)
+def test_check_title_in_place_of_an_id_names_the_id(name: str, ids: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"checks are named by id; {name!r} is {ids}")):
+        runner.select([name])
+
+
+def test_check_titles_are_unique_and_former_ones_belong_to_a_check() -> None:
+    titles = {c.id: c.title for c in all_checks()}
+    assert len(set(titles.values())) == len(titles) and max(map(len, titles.values())) <= 16
+    assert all(titles[id] != old for id, _, old in (entry.partition(":") for entry in FORMER_TITLES.split()))
 
 
 def test_checks_have_ids_titles_and_an_order():
@@ -38,9 +53,9 @@ def test_checks_have_ids_titles_and_an_order():
         assert one.title and one.humbatova, f"{one.id} answers to no category"
 
 
-def test_an_id_is_given_once():
+def test_check_ids_are_unique():
     with pytest.raises(AssertionError, match="twice"):
-        check("D4", "again", "err", humbatova=(1,))(lambda case: passed())
+        check("D4", "again", "err", humbatova=(1,))(lambda subject: passed())
 
 
 @pytest.mark.parametrize(
@@ -53,25 +68,25 @@ def test_an_id_is_given_once():
         (("M", "L1"), ("M4",), {"M3", "L1"}, {"M4", "L2"}),
     ],
 )
-def test_choice(only, skip, has, lacks):
-    chosen = {c.id for c in runner.choose(only, skip)}
+def test_check_selection(only, skip, has, lacks):
+    chosen = {c.id for c in runner.select(only, skip)}
     assert has <= chosen and not lacks & chosen
 
 
 @pytest.mark.parametrize("wrong", ["Q1", "m4", "M44", ""])
-def test_an_unknown_id_is_an_error_that_names_the_known(wrong: str):
+def test_unknown_id_is_an_error_that_names_the_known(wrong: str):
     with pytest.raises(UserError, match="M4"):
-        runner.choose([wrong])
+        runner.select([wrong])
     with pytest.raises(UserError, match="M4"):
-        runner.choose([], [wrong])
+        runner.select([], [wrong])
 
 
-def test_the_quick_set_is_the_one_that_train_runs():
-    assert {c.id for c in runner.choose(quick=True)} >= {"A1", "A2", "A3", "A4", "D4", "D5", "D6", "M3", "O1"}
+def test_quick_set_is_the_one_that_train_runs():
+    assert {c.id for c in runner.select(quick=True)} >= {"A1", "A2", "A3", "A4", "D4", "D5", "D6", "M3", "O1"}
 
 
 @pytest.mark.parametrize(
-    ("severities", "code"), [([], EXIT_OK), (["note"], EXIT_OK), (["warn", "note"], EXIT_WARN), (["warn", "err"], EXIT_ERR)]
+    ("severities", "code"), [([], EXIT_OK), (["note"], EXIT_OK), (["warn", "note"], EXIT_WARNING), (["warn", "err"], EXIT_FAILED)]
 )
 def test_exit_codes(severities: list[str], code: int):
     findings = [Finding("A1", "x", "fail", s, 0.0, "what", "where", "why", "fix") for s in severities]
@@ -79,26 +94,26 @@ def test_exit_codes(severities: list[str], code: int):
     assert Report("r", findings=[*findings, *passing]).exit_code == code
 
 
-def test_a_failure_prints_five_lines_and_survives_json():
-    case = toy_case()
-    bad = made(lambda case: failed("seen", where="here.py:1", why="because", fix="do it", value=2.0, limit=1.0))
-    report = runner.run(case, [bad])
+def test_failure_prints_five_lines_and_survives_json():
+    subject = toy_case()
+    bad = made(lambda subject: failed("seen", where="here.py:1", why="because", fix="do it", value=2.0, limit=1.0))
+    report = runner.run(subject, [bad])
     (finding,) = report.findings
     lines = finding.lines(report.name)
     assert [line.split()[0] for line in lines] == ["FAIL", "what", "where", "why", "fix"]
     assert "--only A9" in lines[-1]
     again = Report.from_json(json.loads(json.dumps(report.json())))
     assert again.json() == report.json()
-    assert report.exit_code == EXIT_ERR
+    assert report.exit_code == EXIT_FAILED
 
 
 def test_severity_can_be_lowered_by_a_result():
-    report = runner.run(toy_case(), [made(lambda c: dataclasses.replace(Result("fail", "w"), severity="note"))])
+    report = runner.run(toy_case(), [made(lambda c: Finding(status="fail", what="w", severity="note"))])
     assert report.findings[0].severity == "note" and not report.findings[0].alarm and report.exit_code == EXIT_OK
 
 
-def test_a_broken_check_is_a_finding_with_its_place_and_told_once():
-    def explode(case: Case) -> Result:
+def test_broken_check_is_a_finding_reported_once():
+    def explode(subject: Subject) -> Finding:
         raise ValueError("boom")
 
     report = runner.run(toy_case(), [made(explode, "A8"), made(explode, "A9")])
@@ -108,30 +123,30 @@ def test_a_broken_check_is_a_finding_with_its_place_and_told_once():
     assert second.status == "skip" and "A8" in second.what
 
 
-def test_an_error_in_the_recipe_names_the_line_of_the_recipe(tmp_path: Path):
+def test_error_in_the_recipe_names_the_line_of_the_recipe(tmp_path: Path):
     source = Path(TOY).read_text().replace("self.num_calls += 1", "self.num_calls += 1 / len([])")
     path = tmp_path / "broken.py"
     path.write_text(source)
     recipe, preset = find(str(path))
-    report = runner.run(Case(recipe, preset, recipe.preset(preset), tmp_path), runner.choose(["M3"]))
+    report = runner.run(Subject(recipe, preset, recipe.preset(preset), tmp_path), runner.select(["M3"]))
     line = next(i for i, text in enumerate(source.splitlines(), 1) if "len([])" in text)
     assert f"broken.py:{line}" in report.findings[0].where
     assert "ZeroDivisionError" in report.findings[0].what
 
 
-def test_what_a_recipe_does_not_declare_is_skipped_with_the_reason():
-    report = runner.run(toy_case(), [made(lambda case: passed(), needs=("oracle",))])
+def test_undeclared_probe_fields_skip_checks_with_a_reason():
+    report = runner.run(toy_case(), [made(lambda subject: passed(), needs=("oracle",))])
     assert report.findings[0].status == "skip" and "probe" in report.findings[0].what
 
 
-def test_checks_leave_no_trace():
-    case = toy_case()
+def test_checks_restore_global_state():
+    subject = toy_case()
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
     threads, flags = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
-    runner.run(case, runner.choose(["A", "D", "M", "L", "C"]))
+    runner.run(subject, runner.select(["A", "D", "M", "L", "C"]))
     assert torch.equal(torch.get_rng_state(), dice[0])
     assert random.getstate() == dice[1] and np.random.get_state()[1].tolist() == dice[2]
     assert torch.get_num_threads() == threads and torch.get_deterministic_debug_mode() == flags
@@ -139,7 +154,7 @@ def test_checks_leave_no_trace():
 
 
 def test_flags_are_put_back_after_an_error():
-    with pytest.raises(ZeroDivisionError), undisturbed():
+    with pytest.raises(ZeroDivisionError), preserve_global_state():
         torch.set_default_dtype(torch.float64)
         _ = 1 / 0
     assert torch.get_default_dtype() == torch.float32
@@ -155,30 +170,30 @@ def test_shrinking_keeps_a_config_legal_and_says_what_it_did():
             assert configs.flatten(make())[key] == old and configs.flatten(small)[key] == new
 
 
-def test_batches_are_copies_and_shaken_systems_are_wide():
-    case = toy_case()
-    batch = case.batch()
+def test_batches_are_copies_and_perturbed_systems_are_float64():
+    subject = toy_case()
+    batch = subject.batch()
     for value in batch.values():
         value.zero_()
-    assert case.batch()["x"].abs().sum() > 0
-    assert case.dtype == torch.float64 and not case.shaken().training
-    assert case.shaken() is case.shaken()
-    assert case.fresh_system() is not case.fresh_system()
+    assert subject.batch()["x"].abs().sum() > 0
+    assert subject.dtype == torch.float64 and not subject.perturbed().training
+    assert subject.perturbed() is subject.perturbed()
+    assert subject.fresh_system() is not subject.fresh_system()
 
 
-def test_places_exist():
-    assert place(runner.run).startswith("seedbed/checks/runner.py:")
-    assert place(len) == "len"
+def test_finding_locations_exist():
+    assert source_line(runner.run).startswith("seedbed/checks/runner.py:")
+    assert source_line(len) == "len"
 
 
-def test_verdicts_are_kept_under_all_they_depend_on(tmp_path: Path):
+def test_verdict_key_covers_all_it_depends_on(tmp_path: Path):
     recipe, preset = find(TOY)
     config = recipe.preset(preset)
     report = Report("toy", findings=[Finding("A1", "keys", "pass", "err", 0.1)], key=runner.key_of(recipe, config, "data"))
-    runner.store(tmp_path, report)
-    found = runner.recall(tmp_path, report.key)
+    runner.save_verdict(tmp_path, report)
+    found = runner.load_verdict(tmp_path, report.key)
     assert found is not None and found.json() == report.json()
-    assert runner.recall(tmp_path, runner.key_of(recipe, config, "other data")) is None
-    assert runner.recall(tmp_path, runner.key_of(recipe, configs.override(config, ["steps=13"]), "data")) is None
+    assert runner.load_verdict(tmp_path, runner.key_of(recipe, config, "other data")) is None
+    assert runner.load_verdict(tmp_path, runner.key_of(recipe, configs.override(config, ["steps=13"]), "data")) is None
     (tmp_path / f"{report.key}.json").write_text('{"half":')
-    assert runner.recall(tmp_path, report.key) is None
+    assert runner.load_verdict(tmp_path, report.key) is None

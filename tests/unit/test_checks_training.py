@@ -8,32 +8,34 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from seedbed import config as configs
-from seedbed.checks import practice, runner
-from seedbed.checks.case import Case
-from seedbed.checks.findings import Finding
-from seedbed.checks.jobs import known_options, new_job, small_source
+from seedbed.checks import runner, short_runs
 from seedbed.checks.optimizer_checks import declared_rate
+from seedbed.checks.small_jobs import new_job, sample_options, small_source
+from seedbed.checks.subject import Subject
 from seedbed.config import Schedule
 from seedbed.data.feed import Source, WindowSource
 from seedbed.recipes import find
+from seedbed.report.findings import Finding
+from seedbed.train.optim import OPTIMIZERS, AdamW
 from seedbed.train.schedule import multiplier
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from catalogue_training import FAULTS
-from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault
+from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault, check, edited
 
 GROUPS = "OHETVGI"
 
 
-def make_case(recipe: str, *settings: str) -> Case:
+def make_case(recipe: str, *settings: str) -> Subject:
     found, preset = find(str(ROOT / recipe) if recipe.endswith(".py") else recipe)
-    return Case(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
+    return Subject(found, preset, configs.override(found.preset(preset), settings), Path("nowhere"))
 
 
-def alarms(case: Case, *ids: str) -> list[Finding]:
-    return [f for f in runner.run(case, runner.choose(ids)).findings if f.alarm]
+def alarms(subject: Subject, *ids: str) -> list[Finding]:
+    return [f for f in runner.run(subject, runner.select(ids)).findings if f.alarm]
 
 
 def quick(fault: Fault) -> bool:
@@ -50,11 +52,11 @@ FAULT_PARAMS = [pytest.param(f, marks=[] if quick(f) else pytest.mark.slow, id=f
 
 
 @pytest.mark.parametrize("fault", FAULT_PARAMS)
-def test_a_fault_is_named(fault: Fault):
+def test_injected_fault_is_named_by_a_check(fault: Fault):
     with fault.apply():
-        case = make_case(fault.recipe, *fault.settings)
+        subject = make_case(fault.recipe, *fault.settings)
         ours = [id for id in fault.expected if id[0] in GROUPS]
-        found = alarms(case, *ours)
+        found = alarms(subject, *ours)
     assert found, "none of the expected checks failed"
     for finding in found:
         assert all((finding.what, finding.why, finding.fix)), finding
@@ -66,7 +68,7 @@ def test_a_fault_is_named(fault: Fault):
 
 
 def test_ids_of_the_catalogue_exist_and_names_are_unique():
-    known = {check.id for check in runner.choose()}
+    known = {check.id for check in runner.select()}
     for fault in FAULTS:
         assert fault.expected <= known, f"{fault.id} expects {fault.expected - known}"
     names = [f.id for f in FAULTS]
@@ -79,7 +81,7 @@ SLOW_CLEAN = [(recipe, seed) for recipe in (TOY, EXAMPLE, GPT) for seed in (1, 2
 
 
 @pytest.mark.parametrize(("recipe", "seed"), [*CLEAN, *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW_CLEAN)])
-def test_what_is_clean_raises_no_alarm(recipe: str, seed: int):
+def test_clean_recipe_raises_no_alarm(recipe: str, seed: int):
     assert alarms(make_case(recipe, f"seed={seed}"), *GROUPS) == []
 
 
@@ -102,11 +104,11 @@ VARIANTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=" ".join)
-def test_lawful_variants_raise_no_alarm(variant: tuple[str, ...]):
+def test_valid_variants_raise_no_alarm(variant: tuple[str, ...]):
     assert alarms(make_case(*variant), *GROUPS) == []
 
 
-def test_checks_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_checks_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Dice, flags, threads, modes and folders are as they were; the same checks give the same numbers again."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(5)
@@ -114,30 +116,30 @@ def test_checks_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyP
     np.random.seed(5)
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
     ids = ("O", "T2", "T3", "T6", "V1", "G2", "G3", "I6", "E1")
-    first = runner.run(make_case(TOY), runner.choose(ids))
+    first = runner.run(make_case(TOY), runner.select(ids))
     after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), torch.get_num_threads()
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
     assert list(tmp_path.iterdir()) == []
-    again = runner.run(make_case(TOY), runner.choose(ids))
+    again = runner.run(make_case(TOY), runner.select(ids))
     assert [(f.id, f.status, f.value) for f in first.findings] == [(f.id, f.status, f.value) for f in again.findings]
 
 
 @pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
-def test_the_second_writing_of_the_schedule_agrees_with_the_first(kind: str, warmup: float, decay: float):
+def test_declared_schedule_equals_the_real_one(kind: str, warmup: float, decay: float):
     schedule = Schedule(kind=kind, warmup=warmup, decay=decay, floor=0.2)  # type: ignore[arg-type]
     for i in range(1, 101):
-        assert declared_rate(schedule, i / 100) == pytest.approx(multiplier(schedule, i / 100), abs=1e-12)
+        assert declared_rate(schedule, i / 100, 100) == pytest.approx(multiplier(schedule, i / 100, i), abs=1e-12)
 
 
 def test_short_runs_repeat_bitwise():
-    one, two = (practice.train(make_case(TOY)).losses for _ in range(2))
-    assert one == two and len(one) == practice.NUM_STEPS
+    one, two = (short_runs.train(make_case(TOY)).losses for _ in range(2))
+    assert one == two and len(one) == short_runs.NUM_STEPS
 
 
-def test_a_run_that_is_not_finite_says_so():
-    assert not practice.train(make_case(EXAMPLE), rate=1e30).finite
+def test_non_finite_short_run_is_reported():
+    assert not short_runs.train(make_case(EXAMPLE), rate=1e30).finite
 
 
 class Rows(Source):
@@ -152,14 +154,14 @@ class Odd(Source):
         self.num_items, self.arrays, self.spans = len(rows), {"rows": rows}, {"rows": 0}
 
 
-def test_a_source_is_cut_by_its_own_constructor():
+def test_small_source_uses_the_constructor():
     rows = np.arange(2000.0).reshape(1000, 2)
     cut = small_source(Rows(rows, 7), first=10, num_rows=50)
     assert isinstance(cut, Rows) and cut.num_items == 50 and cut._factor == 7
     assert np.array_equal(cut.rows, rows[10:60])
 
 
-def test_a_source_that_cannot_be_cut_or_need_not_stays_whole():
+def test_small_source_falls_back_to_the_full_source():
     odd = Odd("somewhere")
     assert small_source(odd) is odd
     small = Rows(np.zeros((10, 2)), 1)
@@ -168,18 +170,40 @@ def test_a_source_that_cannot_be_cut_or_need_not_stays_whole():
     assert small_source(windows).num_items > 0
 
 
-def test_the_options_of_a_sample_are_found_without_sampling():
-    assert known_options(new_job(make_case(EXAMPLE)).engine) == {"seed": 1}
-    assert known_options(new_job(make_case(TOY)).engine) == {}
+def test_options_of_a_sample_are_found_without_sampling():
+    assert sample_options(new_job(make_case(EXAMPLE)).engine) == {"seed": 1}
+    assert sample_options(new_job(make_case(TOY)).engine) == {}
 
 
-def test_noise_is_nothing_to_learn_from():
-    case = make_case(TOY)
-    case.data.facts["name"] = "random:20:7"
-    assert [f.status for f in runner.run(case, runner.choose(["H1", "H2", "E3"])).findings] == ["skip"] * 3
+def test_random_data_skips_learning_checks():
+    subject = make_case(TOY)
+    subject.data.facts["name"] = "random:20:7"
+    assert [f.status for f in runner.run(subject, runner.select(["H1", "H2", "E3"])).findings] == ["skip"] * 3
 
 
-def test_odd_widths_are_given_back_as_far_as_they_are_legal():
-    case = make_case(EXAMPLE)
-    width = practice.config_of(case).model.width
-    assert case.small.model.width < width <= practice.WIDTH
+def test_short_run_width_is_restored_where_valid():
+    subject = make_case(EXAMPLE)
+    width = short_runs.config_of(subject).model.width
+    assert subject.small.model.width < width <= short_runs.WIDTH
+
+
+class Lion(AdamW):
+    """The sign of a blend of gradient and momentum: its moments are not AdamW's."""
+
+    def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        lr, keep = lr_factor * self.group.lr, skip == 0
+        for param, grad, mean in zip(self.params, self._gradients(), self.means, strict=True):
+            grad = grad / divisor
+            change = torch.lerp(mean, grad, 1.0 - self.optim.beta1).sign() * lr + param * lr * self.group.weight_decay
+            param.sub_(torch.where(keep, change, 0.0))
+            mean.copy_(torch.where(keep, torch.lerp(mean, grad, 1.0 - self.optim.beta2), mean))
+
+
+@pytest.mark.parametrize("recipe", [TOY, GPT])
+def test_optimizer_of_ones_own_raises_no_alarm(recipe: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(OPTIMIZERS, "lion", Lion)
+    settings = ("optim.kind=lion", "optim.lr=3e-4")
+    ids = ["O1", "O2", "O3", "O4", "O5", "O6", "T2"]
+    assert not [f for f in check(recipe, *settings, only=ids).findings if f.alarm]
+    with edited("seedbed/train/engine.py", "(true_norm / clip).clamp_min(1.0) if clip", "torch.ones_like(norm) if clip"):
+        assert [f.id for f in check(recipe, *settings, only=["O4"]).findings if f.alarm] == ["O4"]

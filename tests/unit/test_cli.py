@@ -1,11 +1,14 @@
 """The command line: verbs and their words, exit codes, one-line errors, and answers at once."""
 
+import importlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +18,10 @@ from conftest import ROOT
 from track_samples import make, train
 
 from seedbed import cli
-from seedbed.cli import looking, training
+from seedbed.cli import data_and_runs, using
 from seedbed.errors import UserError
-from seedbed.track import journal
+from seedbed.report import journal
+from seedbed.train.options import option
 
 Answer = tuple[int, str, str]
 
@@ -64,24 +68,26 @@ class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
         return record
 
 
-LOCAL = ("train", "resume", "demo", "sample", "export")
+LOCAL = ("train", "demo")
 TUNE = ("find_lr", "find_batch", "profile", "plan")
-DATA = ("prepare", "prepare_pictures", "inspect", "verify", "bench")
+DATA = ("prepare", "prepare_image_store", "inspect", "verify", "bench")
 
 
 @pytest.fixture
 def calls(monkeypatch) -> Calls:
     found = Calls()
     found.stand_in(monkeypatch, "seedbed.launch.local", LOCAL)
+    found.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",))
+    found.stand_in(monkeypatch, "seedbed.inference", ("sample", "export"))
     found.stand_in(monkeypatch, "seedbed.tune.verbs", TUNE)
-    found.stand_in(monkeypatch, "seedbed.data.verbs", DATA)
+    found.stand_in(monkeypatch, "seedbed.report.data_verbs", DATA)
     return found
 
 
 RUNS = Path("runs")
 TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None, "check": "quick", "anomaly": False}
-TRAIN |= {"mirrors": ()}
-RESUME = {"force": False, "check": "quick", "mirrors": None}
+TRAIN |= {"until": 0, "mirrors": ()}
+RESUME = {"force": False, "check": "quick", "until": 0, "mirrors": None}
 TUNING = {"root": RUNS, "json": False}
 WORDS = [
     ("train gpt/demo", "train", ("gpt/demo", []), TRAIN),
@@ -100,25 +106,21 @@ WORDS = [
      {**RESUME, "force": True, "check": "force"}),
     ("demo", "demo", (RUNS,), {}),
     ("demo --dirty", "demo", (RUNS,), {}),
-    ("sample first --no-stream", "sample", (RUNS, "first", {}), {"checkpoint_name": "", "write": None}),
-    ("sample first --prompt To --num 2 --tokens 9 --temperature 0 --top-k 5 --top-p 0.5 --seed 0 --no-stream", "sample",
-     (RUNS, "first", {"prompt": "To", "num": 2, "tokens": 9, "temperature": 0.0, "top_k": 5, "top_p": 0.5, "seed": 0}),
-     {"checkpoint_name": "", "write": None}),
-    ("sample first --checkpoint step-000010", "sample", (RUNS, "first", {}),
-     {"checkpoint_name": "step-000010", "write": training._stream}),
     ("export first", "export", (RUNS, "first", Path("first-export"), ""), {}),
     ("export runs/first/ --out there --checkpoint best", "export", (RUNS, "runs/first/", Path("there"), "best"), {}),
     ("find-lr gpt/demo a=1 --json", "find_lr", ("gpt/demo", ["a=1"]),
-     {**TUNING, "json": True, "steps": None, "repeats": 3, "low": None, "high": None}),
-    ("find-lr --low 1e-6 --high 1 --steps 50 --repeats 4 gpt/demo", "find_lr", ("gpt/demo", []),
-     {**TUNING, "steps": 50, "repeats": 4, "low": 1e-6, "high": 1.0}),
-    ("find-batch gpt/demo --limit 2.5 --max 64", "find_batch", ("gpt/demo", []), {**TUNING, "limit": 2.5, "most": 64}),
+     {**TUNING, "json": True, "steps": None, "repeats": 2, "seconds": None, "low": None, "high": None}),
+    ("find-lr --low 1e-6 --high 1 --steps 50 --repeats 4 --seconds 9 gpt/demo", "find_lr", ("gpt/demo", []),
+     {**TUNING, "steps": 50, "repeats": 4, "seconds": 9.0, "low": 1e-6, "high": 1.0}),
+    ("find-batch gpt/demo --limit 2.5 --max 64", "find_batch", ("gpt/demo", []),
+     {**TUNING, "limit": 2.5, "most": 64, "compiled": False}),
+    ("find-batch gpt/demo --compiled", "find_batch", ("gpt/demo", []), {**TUNING, "limit": None, "most": None, "compiled": True}),
     ("profile gpt/demo --steps 5", "profile", ("gpt/demo", []), {**TUNING, "steps": 5}),
     ("data prepare a.txt", "prepare", ("a.txt",), {"tokenizer": "char", "vocab": 4096, "out": None, "json": False}),
-    ("data prepare zoo --size 32", "prepare_pictures", ("zoo",), {"size": 32, "out": None, "json": False}),
+    ("data prepare zoo --size 32", "prepare_image_store", ("zoo",), {"size": 32, "out": None, "json": False}),
     ("data prepare --tokenizer bpe a.txt --vocab 512 --out there --json", "prepare", ("a.txt",),
      {"tokenizer": "bpe", "vocab": 512, "out": Path("there"), "json": True}),
-    ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": looking._open_data}),
+    ("data inspect store --json", "inspect", ("store",), {"json": True, "open_recipe": data_and_runs._open_data}),
     ("data verify store", "verify", ("store",), {"json": False}),
     ("data bench store --dirty", "bench", ("store",), {"json": False}),
     (
@@ -128,13 +130,65 @@ WORDS = [
 ]  # fmt: skip
 
 
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of a recipe."""
+
+    prompt: str | None = option(None, "what the samples begin with")
+    num: int = option(1, "number of samples", low=1)
+    top_p: float = option(1.0, "share", low=0, high=1)
+    class_: str = "all"
+    text: tuple[str, ...] = ()
+
+
+SAMPLES = [
+    ("first", {}),
+    ("first --prompt To --num 2 --top-p 0.5", {"prompt": "To", "num": 2, "top_p": 0.5}),
+    ("--prompt To first --class=cat", {"prompt": "To", "class": "cat"}),
+    ("first --text a --text b --checkpoint step-000010", {"text": ["a", "b"]}),
+]
+
+
+@pytest.mark.parametrize(("line", "options"), SAMPLES)
+def test_sample_options_are_read_by_the_dataclass_of_the_recipe(ask, calls: Calls, line: str, options: dict):
+    assert ask("sample", *line.split())[0] == 0
+    ((function, (root, name, read), named),) = calls
+    assert (function, root, name) == ("sample", RUNS, "first") and read(SampleOptions) == options
+    assert named == {"checkpoint_name": "step-000010" if "--checkpoint" in line else "", "write": using._stream}
+
+
+WRONG_SAMPLES = [
+    ("first --shift 2", "this recipe does not know --shift; it knows --prompt, --num, --top-p, --class, --text"),
+    ("first --num 0", "0 is not at least 1"),
+    ("first --num two", "two is not a whole number"),
+    ("first --top-p 2", "2 is not between 0 and 1"),
+    ("first --prompt", "expected one argument"),
+]
+
+
+@pytest.mark.parametrize(("line", "says"), WRONG_SAMPLES)
+def test_sample_options_that_are_wrong_get_one_line(ask, calls: Calls, line: str, says: str):
+    assert ask("sample", *line.split())[0] == 0
+    with pytest.raises(UserError, match=re.escape(says)):
+        calls[0][1][2](SampleOptions)
+
+
+def test_sample_help_lists_the_options_of_the_recipe(ask, calls: Calls, capsys):
+    ask("sample", "first", "--help")
+    with pytest.raises(SystemExit) as left:
+        calls[0][1][2](SampleOptions)
+    assert left.value.code == 0 and "--top-p" in (shown := capsys.readouterr().out) and "what the samples begin with" in shown
+    calls.clear()
+    assert ask("sample", "--help")[0] == 0 and not calls
+
+
 @pytest.mark.parametrize(("line", "function", "given", "named"), WORDS, ids=[line for line, *_ in WORDS])
-def test_a_verb_hands_its_words_on(ask, calls: Calls, line: str, function: str, given: tuple, named: dict):
+def test_verb_arguments_are_passed_on(ask, calls: Calls, line: str, function: str, given: tuple, named: dict):
     assert ask(*line.split())[0] == 0
     assert calls == [(function, given, named)]
 
 
-def test_the_variable_sets_the_runs_folder_and_the_option_wins(ask, calls: Calls, monkeypatch):
+def test_runs_folder_by_variable_and_option(ask, calls: Calls, monkeypatch):
     monkeypatch.setenv("SEEDBED_RUNS", "/elsewhere")
     ask("demo")
     ask("demo", "--runs", "here")
@@ -148,6 +202,9 @@ WRONG = [
     ("find_lr gpt/demo", "did you mean: seedbed find-lr"),
     ("gpt/demo steps=5", "to train that recipe: seedbed train gpt/demo"),
     ("my.py", "to train that recipe: seedbed train my.py"),
+    ("think RUN", "`think` is now: seedbed inference-curve"),
+    ("sample RUN --think 8", "--think is now --optimize-steps"),
+    ("sample RUN --think=8", "--think is now --optimize-steps"),
     ("xyzzy", "no verb `xyzzy`; seedbed --help lists them"),
     ("train", "required: RECIPE/PRESET; see: seedbed train --help"),
     ("train gpt/demo --steps 5", "unknown option --steps; settings are written steps=VALUE"),
@@ -157,11 +214,6 @@ WRONG = [
     ("--bogus", "unknown argument --bogus"),
     ("--run x train", "unknown option --run, did you mean --runs?"),
     ("resume", "required: RUN"),
-    ("sample first --tokens 0", "0 is not at least 1"),
-    ("sample first --tokens many", "many is not a whole number"),
-    ("sample first --top-p 1.5", "1.5 is not between 0 and 1"),
-    ("sample first --temperature -1", "-1 is not at least 0"),
-    ("sample first --temperature nan", "nan is not at least 0"),
     ("runs show", "required: RUN"),
     ("runs diff a", "required: RUN"),
     ("runs rm", "required: RUN"),
@@ -176,11 +228,11 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("line", "said"), WRONG, ids=[line for line, _ in WRONG])
-def test_a_wrong_line_is_answered_in_a_line_or_two(ask, calls: Calls, line: str, said: str):
+@pytest.mark.parametrize(("line", "printed"), WRONG, ids=[line for line, _ in WRONG])
+def test_wrong_command_line_is_an_error_of_one_or_two_lines(ask, calls: Calls, line: str, printed: str):
     status, out, err = ask(*line.split())
     assert (status, out, calls) == (2, "", [])
-    assert err.startswith("seedbed: ") and said in err
+    assert err.startswith("seedbed: ") and printed in err
     assert len(err.splitlines()) <= 2
 
 
@@ -188,8 +240,9 @@ def test_a_wrong_line_is_answered_in_a_line_or_two(ask, calls: Calls, line: str,
 
 
 @pytest.mark.parametrize("status", [0, 1, 130, 143])
-def test_the_exit_code_is_the_verbs_own(ask, calls: Calls, monkeypatch, status: int):
+def test_exit_code_is_that_of_the_verb(ask, calls: Calls, monkeypatch, status: int):
     calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=status)
+    calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=status)
     assert ask("train", "gpt/demo") == (status, "", "")
 
 
@@ -201,22 +254,24 @@ RAISED = [
 ]
 
 
-@pytest.mark.parametrize(("error", "status", "said"), RAISED, ids=[type(e).__name__ for e, *_ in RAISED])
-def test_what_a_person_can_mend_has_no_traceback(ask, calls: Calls, monkeypatch, error: BaseException, status: int, said: str):
+@pytest.mark.parametrize(("error", "status", "printed"), RAISED, ids=[type(e).__name__ for e, *_ in RAISED])
+def test_user_errors_have_no_traceback(ask, calls: Calls, monkeypatch, error: BaseException, status: int, printed: str):
     calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
-    assert ask("train", "gpt/demo") == (status, "", said)
+    calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=error)
+    assert ask("train", "gpt/demo") == (status, "", printed)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("of ours"), OSError(5, "Input/output error"), AssertionError("never")])
-def test_our_bugs_show_a_traceback_and_ask_for_a_report(ask, calls: Calls, monkeypatch, error: Exception):
+def test_bugs_show_a_traceback_and_ask_for_a_report(ask, calls: Calls, monkeypatch, error: Exception):
     calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
+    calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=error)
     status, _, err = ask("train", "gpt/demo")
     assert status == 1
     assert "Traceback" in err and str(error) in err
     assert err.splitlines()[-1].startswith("seedbed: this is a bug in seedbed ") and "report" in err.splitlines()[-1]
 
 
-def test_a_bug_in_the_users_recipe_is_called_theirs(ask, calls: Calls, monkeypatch, here: Path):
+def test_bug_in_a_users_recipe_is_attributed_to_it(ask, calls: Calls, monkeypatch, here: Path):
     from seedbed import recipes
 
     path = here / "mine.py"
@@ -228,7 +283,7 @@ def test_a_bug_in_the_users_recipe_is_called_theirs(ask, calls: Calls, monkeypat
     assert err.splitlines()[-1] == f"seedbed: the error above was raised by your recipe, {path}:3"
 
 
-def test_a_reader_that_has_enough_is_no_error(seedbed, here: Path):
+def test_broken_pipe_is_not_an_error(seedbed, here: Path):
     for number in range(60):
         make(here / "runs", f"run-{number:03d}", why="x" * 2000)
     code = "import sys; from seedbed.cli import main; sys.exit(main())"
@@ -243,7 +298,7 @@ def test_a_reader_that_has_enough_is_no_error(seedbed, here: Path):
     process.stderr.close()
 
 
-def test_output_that_the_terminal_cannot_show_is_no_error(seedbed, here: Path):
+def test_unencodable_output_is_not_an_error(seedbed, here: Path):
     make(here / "runs", "first", why="grün 🌱")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"}
     code = "import sys; from seedbed.cli import main; sys.exit(main())"
@@ -251,18 +306,41 @@ def test_output_that_the_terminal_cannot_show_is_no_error(seedbed, here: Path):
     assert (done.returncode, done.stderr) == (0, b"") and b"gr?n" in done.stdout
 
 
+ENDING = """
+import atexit, torch
+from seedbed.cli import main
+atexit.register(print, "exit function ran")
+main()
+print("returned")
+"""
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_interpreter_of_a_rank_is_not_finalised(num_ranks: int):
+    """Gloo's threads abort a process whose interpreter is being finalised while they release tensors."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "RANK": "0", "WORLD_SIZE": str(num_ranks)}
+    done = subprocess.run([sys.executable, "-c", ENDING, "--version"], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == ["returned", "exit function ran"][num_ranks - 1 :]
+
+
 # ---- help and overview -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("module", list(cli._MODULES))
+def test_verbs_of_a_module_are_those_of_the_table(module: str):
+    assert tuple(importlib.import_module(f"seedbed.cli.{module}").VERBS) == cli._MODULES[module]
+
+
 @pytest.mark.parametrize("name", list(cli.VERBS))
-def test_every_verb_explains_itself(ask, name: str):
+def test_verb_help_is_complete(ask, name: str):
     status, out, err = ask(*name.split(), "--help")
     assert (status, err) == (0, "")
     assert f"usage: seedbed {name}" in out and cli.VERBS[name].about.split()[0] in out
     assert "--runs DIR" in out and "--json" in out and "--dirty" in out
 
 
-def test_the_help_names_every_verb_within_the_terminal(ask):
+def test_help_lists_every_verb_within_120_columns(ask):
     status, out, _ = ask("--help")
     assert status == 0
     for name, verb in cli.VERBS.items():
@@ -271,23 +349,23 @@ def test_the_help_names_every_verb_within_the_terminal(ask):
 
 
 @pytest.mark.parametrize("group", list(cli.GROUPS))
-def test_a_group_explains_its_verbs(ask, group: str):
+def test_group_help_lists_its_verbs(ask, group: str):
     status, out, _ = ask(group, "--help")
     assert status == 0
     assert all(name in out for name in cli.VERBS if name.startswith(f"{group} "))
 
 
-def test_the_version_is_told(ask):
+def test_version_is_printed(ask):
     status, out, _ = ask("--version")
     assert status == 0 and out.startswith("seedbed ") and len(out.split()) == 2
 
 
-def test_alone_it_lists_recipes_presets_and_the_last_runs(ask, here: Path):
+def test_overview_lists_recipes_presets_and_the_last_runs(ask, here: Path):
     for number in range(8):
         train(make(here / "runs", f"run-{number}", why=f"why {number}"))
     status, out, _ = ask()
     assert status == 0
-    assert "or a file of your own" in out and "8 in runs" in out
+    assert "or your own file" in out and "8 in runs" in out
     assert sum(f"run-{number}" in out for number in range(8)) == 5
     assert max(map(len, out.splitlines())) <= 120
     values = json.loads(ask("--json")[1])
@@ -297,7 +375,7 @@ def test_alone_it_lists_recipes_presets_and_the_last_runs(ask, here: Path):
     assert list(values["recipes"]) == recipes.names()
 
 
-def test_alone_in_an_empty_folder_it_says_what_to_try(ask):
+def test_overview_of_an_empty_folder_suggests_commands(ask):
     status, out, _ = ask()
     assert status == 0 and "last runs" not in out and "seedbed demo" in out
 
@@ -334,7 +412,7 @@ print(spent.ru_utime + spent.ru_stime, status, heavy, file=sys.stderr)
 
 
 @pytest.mark.parametrize("words", QUICK, ids=" ".join)
-def test_listings_answer_at_once_with_a_hundred_runs(words: tuple[str, ...], hundred: Path):
+def test_listing_a_hundred_runs_is_fast(words: tuple[str, ...], hundred: Path):
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     # Time of the processor, and the least of a few: the tests share the machine with others.
     for _ in range(3):
@@ -368,7 +446,7 @@ def test_runs_are_listed_for_people_and_for_scripts(ask, here: Path):
     assert "no runs in nowhere yet" in ask("--runs", "nowhere", "runs")[1]
 
 
-def test_infinities_are_null_for_scripts(ask, here: Path):
+def test_json_output_has_null_for_infinities(ask, here: Path):
     run = make(here / "runs", "first")
     (run.path / "status.json").write_text('{"status": "nan", "step": 5, "loss": NaN, "best": Infinity}')
     out = ask("runs", "list", "--json")[1]
@@ -376,7 +454,7 @@ def test_infinities_are_null_for_scripts(ask, here: Path):
     assert json.loads(out)[0]["loss"] is None
 
 
-def test_show_tells_all_about_a_run(ask, here: Path):
+def test_show_prints_config_status_rows_and_events(ask, here: Path):
     run = train(make(here / "runs", "first", "steps=400", "optim.lr=0.5", why="to see"))
     (run.path / "checkpoints" / "step-000400").mkdir()
     (run.path / "checkpoints" / "best").symlink_to("step-000400")
@@ -445,7 +523,7 @@ def test_rm_asks_on_a_terminal(ask, here: Path, monkeypatch, answer: str, gone: 
         os.write(leader, answer.encode())
         status, out, _ = ask("runs", "rm", "first")
     os.close(leader)
-    assert status == 0 and "remove for good? [y/N]" in out
+    assert status == 0 and "delete permanently? [y/N]" in out
     assert (here / "runs" / "first").exists() != gone
     assert gone or "nothing was removed" in out
 
@@ -480,6 +558,18 @@ def test_rm_removes_nothing_but_runs(ask, here: Path, name: str):
     assert (here / "runs" / "first" / "samples").is_dir() and (here / "precious").is_dir()
 
 
+@pytest.mark.parametrize("file", ["", "notes.txt", "config.json", "code.json"])
+def test_rm_refuses_a_folder_that_is_no_run(ask, here: Path, file: str):
+    make(here / "runs", "first")
+    mine = here / "runs" / "mine"
+    mine.mkdir()
+    if file:
+        (mine / file).write_text('{"model_type": "somebody\'s"}')
+    status, _, err = ask("runs", "rm", "first", "mine", "--yes")
+    assert status == 2 and "mine is no run" in err and len(err.splitlines()) == 1
+    assert mine.is_dir() and (here / "runs" / "first").is_dir()
+
+
 def test_rm_checks_all_names_before_it_removes_one(ask, here: Path):
     make(here / "runs", "first")
     assert ask("runs", "rm", "first", "other", "--yes")[0] == 2
@@ -507,7 +597,7 @@ def test_notes_and_journal(ask, here: Path):
     assert [entry["run"] for entry in json.loads(ask("journal", "second", "--json")[1])] == ["second"]
 
 
-def test_a_journal_with_escape_codes_is_printed_harmless(ask, here: Path):
+def test_escape_codes_in_the_journal_are_neutralised(ask, here: Path):
     journal.record(train(make(here / "runs", "first")))
     with open(here / "JOURNAL.md", "a") as file:
         file.write("\x1b[2J")
@@ -520,6 +610,6 @@ def test_python_dash_m_is_the_command_line(here: Path):
     assert done.returncode == 0 and done.stdout.startswith("seedbed ")
 
 
-def test_streamed_samples_are_shown_and_never_obeyed(capsys):
-    training._stream("a\x1b[2Jb\n")
+def test_escape_codes_in_streamed_samples_are_neutralised(capsys):
+    using._stream("a\x1b[2Jb\n")
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2Jb\n"

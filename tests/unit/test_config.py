@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import pytest
 
+from seedbed import config as configs
 from seedbed.config import Config, Every, Optim, diff, digest, flatten, from_json, number, override, to_json
 from seedbed.errors import UserError
 
@@ -70,7 +71,7 @@ GOOD = [
 
 
 @pytest.mark.parametrize(("text", "key", "value"), GOOD)
-def test_an_assignment_sets_one_value_of_the_right_type(text: str, key: str, value: Any):
+def test_assignment_sets_one_value_of_the_right_type(text: str, key: str, value: Any):
     old = base()
     new = override(old, [text])
     assert flatten(new)[key] == value
@@ -102,9 +103,9 @@ BAD = [
     ("model.shape=1,2,3", "2 values separated by commas"),
     ("model.anything=here", "cannot be set from the command line"),
     ("model.cap=high", "is not a number"),
-    ("budget=5x", "budget=5x is not a length of time"),
-    ("budget=m", "budget=m is not a length of time"),
-    ("budget=abcm", "budget=abcm is not a length of time"),
+    ("budget=5x", "budget=5x is not a duration"),
+    ("budget=m", "budget=m is not a duration"),
+    ("budget=abcm", "budget=abcm is not a duration"),
     ("budget=0", "at least 0.001"),
     ("budget=-5m", "at least 0.001"),
     ("precision=fp8", "one of fp32, tf32, bf16, fp16"),
@@ -126,25 +127,25 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), BAD)
-def test_a_wrong_assignment_is_explained_in_a_line_or_two(text: str, said: str):
-    with pytest.raises(UserError, match=said.replace("?", r"\?")) as caught:
+@pytest.mark.parametrize(("text", "printed"), BAD)
+def test_assignment_that_is_wrong_is_explained(text: str, printed: str):
+    with pytest.raises(UserError, match=printed.replace("?", r"\?")) as caught:
         override(base(), [text])
     assert len(str(caught.value).splitlines()) <= 2
 
 
 @pytest.mark.parametrize("order", [["batch=33", "accum=3"], ["accum=3", "batch=33"]])
-def test_changes_are_judged_together_whatever_their_order(order: list[str]):
+def test_assignments_are_validated_together_in_any_order(order: list[str]):
     config = override(base(), order)
     assert (config.batch, config.accum) == (33, 3)
 
 
 @pytest.mark.parametrize("order", [["model.width=99", "model.num_heads=9"], ["model.num_heads=9", "model.width=99"]])
-def test_a_recipes_own_check_sees_all_changes_at_once(order: list[str]):
+def test_recipe_check_sees_all_assignments(order: list[str]):
     assert override(base(), order).model.width == 99
 
 
-def test_the_last_of_two_values_for_a_key_wins():
+def test_assignment_last_value_of_a_key_wins():
     assert override(base(), ["steps=1", "steps=2"]).steps == 2
 
 
@@ -157,24 +158,24 @@ WRONG_TYPES = [{"steps": v} for v in ("5", 1.5, True, None)] + [{"precision": "i
 
 
 @pytest.mark.parametrize("values", WRONG_TYPES, ids=str)
-def test_a_preset_with_a_value_of_the_wrong_type_is_refused(values: dict[str, Any]):
+def test_preset_value_of_the_wrong_type_is_refused(values: dict[str, Any]):
     with pytest.raises(UserError, match=f"^{next(iter(values))}=.* is not "):
         base(**values)
 
 
 @pytest.mark.parametrize("value", [Path("."), [1], {"a": 1}, {1}, (1, [2]), object()], ids=lambda v: type(v).__name__)
-def test_what_json_cannot_keep_has_no_place_in_a_config(value: Any):
+def test_config_value_that_json_cannot_hold_is_refused(value: Any):
     with pytest.raises(UserError, match=r"model.anything=.*: a config holds numbers"):
         Config(model=Model(anything=value), data=Data())
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
-def test_values_out_of_range_are_refused_in_code_as_well(value: float):
+def test_range_is_checked_in_code_too(value: float):
     with pytest.raises(UserError, match=r"optim\.lr=.* is out of range"):
         base(optim=Optim(lr=value))
 
 
-def test_json_and_back_is_the_same_config():
+def test_json_round_trip_gives_the_same_config():
     config = override(base(), ["model.sizes=5,6", "budget=5m", "optim.lr=0.125", "model.shape=1,2"])
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, nested=((1, 2), (3,))))
     again = from_json(base(), json.loads(json.dumps(to_json(config))))
@@ -183,7 +184,7 @@ def test_json_and_back_is_the_same_config():
     assert diff(flatten(again), flatten(config)) == {}
 
 
-def test_what_was_not_saved_keeps_the_value_of_the_preset():
+def test_saved_config_without_a_key_keeps_the_presets_value():
     saved = to_json(base(steps=7))
     del saved["optim"]["lr"], saved["guard"]
     assert from_json(base(optim=Optim(lr=0.5)), saved) == base(optim=Optim(lr=0.5), steps=7)
@@ -208,13 +209,13 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "said"), DAMAGED, ids=[said for _, said in DAMAGED])
-def test_a_saved_config_that_makes_no_sense_is_an_error(change: Any, said: str):
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize(("change", "printed"), DAMAGED, ids=[printed for _, printed in DAMAGED])
+def test_saved_config_that_is_damaged_is_an_error(change: Any, printed: str):
+    with pytest.raises(UserError, match=printed):
         from_json(base(), damaged(change))
 
 
-def test_equal_configs_hash_alike_and_every_value_counts():
+def test_config_hash_depends_on_every_value():
     assert digest(base(budget=300)) == digest(override(base(), ["budget=5m"]))
     assert digest(base()) == digest(base())
     keys = [k for k, v in flatten(base()).items() if isinstance(v, int) and not isinstance(v, bool) and k != "model.levels"]
@@ -222,7 +223,7 @@ def test_equal_configs_hash_alike_and_every_value_counts():
     assert len({digest(base()), *map(digest, doubled)}) == len(keys) + 1
 
 
-def test_difference_names_both_values_and_a_list_equals_its_tuple():
+def test_config_diff_names_both_values():
     assert diff({"a": 1, "b": (1, 2)}, {"a": 2, "b": [1, 2], "c": None, "d": 0}) == {"a": (1, 2), "d": (None, 0)}
 
 
@@ -231,3 +232,30 @@ def test_flatten_keeps_the_order_of_the_fields():
     assert keys[:2] == ["model.width", "model.num_heads"]
     assert keys.index("optim.lr") < keys.index("every.log") < keys.index("steps")
     assert [k for k in keys if k.startswith("every.")] == [f"every.{f.name}" for f in dataclasses.fields(Every)]
+
+
+# ---- keys of earlier versions ----------------------------------------------------------------------------------------
+
+
+def test_renamed_key_on_the_command_line_names_the_new_one() -> None:
+    with pytest.raises(UserError, match=r"^`recompute` is now called `remat`$"):
+        override(base(), ["recompute=full"])
+
+
+def test_renamed_keys_and_values_in_a_saved_config_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(configs, "RENAMED", {"recompute": "remat", "model.inner": "guard"})
+    monkeypatch.setattr(configs, "RENAMED_VALUES", {"remat": {"all": "full"}})
+    saved = to_json(base())
+    del saved["remat"], saved["guard"]
+    saved |= {"recompute": "all"}
+    saved["model"]["inner"] = {"sigmas": 9.0}
+    found = from_json(base(), saved)
+    assert found == override(base(), ["remat=full", "guard.sigmas=9"])
+    with pytest.raises(UserError, match=r"^remat=all is now called remat=full$"):
+        override(base(), ["remat=all"])
+
+
+def test_renamed_keys_are_no_difference() -> None:
+    old = {("recompute" if key == "remat" else key): value for key, value in flatten(base()).items()}
+    assert diff(old, flatten(base())) == {}
+    assert diff({**old, "recompute": "full"}, flatten(base())) == {"remat": ("full", "none")}

@@ -19,13 +19,13 @@ SRC = Path(__file__).resolve().parents[2] / "src"
 
 @pytest.fixture
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(corpus, "PIECE", 64)
+    monkeypatch.setattr(corpus, "CHUNK", 64)
 
 
 def text_of(source: corpus.Corpus, *start: int) -> list[str]:
     """The documents from a position on."""
     documents, now = [], ""
-    for piece in source.pieces(*start):
+    for piece in source.chunks(*start):
         now += piece.text
         if piece.ends:
             documents.append(now)
@@ -34,7 +34,7 @@ def text_of(source: corpus.Corpus, *start: int) -> list[str]:
     return documents
 
 
-def test_the_reference_is_the_sorted_topics():
+def test_reference_is_the_sorted_topics():
     from pydoc_data.topics import topics
 
     source = open_corpus("reference")
@@ -42,13 +42,27 @@ def test_the_reference_is_the_sorted_topics():
     assert source.total > 300_000 and source.num_documents == 1
 
 
-def test_the_standard_library_is_source_without_tests():
+def test_standard_library_is_source_without_tests():
     source = open_corpus("stdlib")
-    first = next(source.pieces())
+    first = next(source.chunks())
     assert source.num_documents > 400 and first.text.isprintable() is False
     names = [p.relative_to(source._root).as_posix() for p in source._paths]  # type: ignore[attr-defined]
     assert names == sorted(names) and "os.py" in names and "json/decoder.py" in names
     assert not [n for n in names if {"site-packages", "test", "tests", "idle_test"} & set(n.split("/"))]
+
+
+def test_links_out_of_the_standard_library_are_skipped(tmp_path, monkeypatch):
+    # Debian's Python has sitecustomize.py as a link to /etc.
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "sitecustomize.py").write_text("x = 1\n")
+    library = tmp_path / "lib"
+    library.mkdir()
+    (library / "os.py").write_text("y = 2\n")
+    (library / "sitecustomize.py").symlink_to(tmp_path / "etc" / "sitecustomize.py")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(library))
+    assert text_of(open_corpus("stdlib")) == ["y = 2\n"]
+    with pytest.raises(UserError, match="points out"):
+        open_corpus(str(library))
 
 
 TEXTS = {
@@ -63,19 +77,19 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-def test_a_file_arrives_whole_from_any_piece_on(tmp_path, small_pieces, text):
+def test_file_is_read_from_any_chunk_on(tmp_path, small_pieces, text):
     path = tmp_path / "a.txt"
     path.write_bytes(text.encode())
     source = open_corpus(str(path))
-    pieces = list(source.pieces())
+    pieces = list(source.chunks())
     assert "".join(p.text for p in pieces) == text
     assert [p.ends for p in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[-1].done == source.total == len(text.encode())
     for n, piece in enumerate(pieces[:-1]):
-        assert list(source.pieces(piece.document, piece.offset)) == pieces[n + 1 :]
+        assert list(source.chunks(piece.document, piece.offset)) == pieces[n + 1 :]
 
 
-def test_a_folder_is_its_text_files_in_order(tmp_path, small_pieces):
+def test_folder_is_its_text_files_in_order(tmp_path, small_pieces):
     for name, text in {"b.txt": "bee\n" * 30, "a/z.md": "zed", "a/é.py": "é = 1", "A.TXT": "A", "empty.txt": ""}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -85,11 +99,11 @@ def test_a_folder_is_its_text_files_in_order(tmp_path, small_pieces):
     (tmp_path / ".git" / "x.txt").write_text("secret")
     source = open_corpus(str(tmp_path))
     assert text_of(source) == ["A", "zed", "é = 1", "bee\n" * 30]
-    pieces = list(source.pieces())
+    pieces = list(source.chunks())
     assert pieces[-1].done == source.total
     for n, piece in enumerate(pieces[:-1]):
         start = (piece.document + 1, 0) if piece.ends else (piece.document, piece.offset)
-        assert list(source.pieces(*start)) == pieces[n + 1 :]
+        assert list(source.chunks(*start)) == pieces[n + 1 :]
 
 
 def test_identity_follows_the_content(tmp_path, monkeypatch):
@@ -101,7 +115,7 @@ def test_identity_follows_the_content(tmp_path, monkeypatch):
     path.write_text("jello")
     assert open_corpus(str(path)).identity() != first
     # A large source is known by its place, size, time and ends instead.
-    monkeypatch.setattr(corpus, "HASH_LIMIT", 3)
+    monkeypatch.setattr("seedbed.data.text_files.HASH_LIMIT", 3)
     large = open_corpus(str(copy)).identity()
     assert large.startswith("stat:") and open_corpus(str(copy)).identity() == large
     os.utime(copy, (1, 1))
@@ -139,7 +153,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("make", "name", "words"), BAD, ids=[name for _, name, _ in BAD])
-def test_bad_input_is_told_in_a_line(tmp_path, make, name, words):
+def test_bad_input_is_a_one_line_error(tmp_path, make, name, words):
     make(tmp_path)
     with pytest.raises(UserError, match=words) as caught:
         text_of(open_corpus(str(tmp_path / name)))
@@ -147,36 +161,36 @@ def test_bad_input_is_told_in_a_line(tmp_path, make, name, words):
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "words and words\n" * 100])
-def test_text_in_place_of_its_path_is_told(tmp_path, name):
+def test_text_given_instead_of_a_path_is_refused(tmp_path, name):
     with pytest.raises(UserError, match=r"cannot read .*\.\.\.: File name too long; name a file"):
         prepare_text(TextConfig(text=str(tmp_path / name)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_forbidden_file_is_told(tmp_path):
+def test_file_without_permission_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("secret")
     (tmp_path / "x.txt").chmod(0)
     with pytest.raises(UserError, match=r"cannot read .*x\.txt: Permission denied"):
         open_corpus(str(tmp_path / "x.txt")).identity()
 
 
-def test_the_offset_of_a_bad_byte_counts_from_the_start_of_the_file(tmp_path, small_pieces):
+def test_offset_of_a_bad_byte_counts_from_the_start_of_the_file(tmp_path, small_pieces):
     (tmp_path / "x.txt").write_bytes("wörter\n".encode() * 100 + b"\xff")
     with pytest.raises(UserError, match="byte 0xff at offset 800"):
         text_of(open_corpus(str(tmp_path / "x.txt")))
 
 
-def test_a_bad_file_in_a_folder_is_named(tmp_path):
+def test_bad_file_in_a_folder_is_named(tmp_path):
     (tmp_path / "a.txt").write_text("fine")
     (tmp_path / "b.txt").write_bytes(b"\xff\xffx")
     with pytest.raises(UserError, match=r"b\.txt is not UTF-8"):
         text_of(open_corpus(str(tmp_path)))
 
 
-def test_a_file_that_shrinks_is_told(tmp_path, small_pieces):
+def test_file_that_shrinks_while_read_is_refused(tmp_path, small_pieces):
     path = tmp_path / "x.txt"
     path.write_text("word " * 10_000)
-    pieces = open_corpus(str(path)).pieces()
+    pieces = open_corpus(str(path)).chunks()
     next(pieces)
     os.truncate(path, 10)
     with pytest.raises(UserError, match="became shorter"):
@@ -212,15 +226,15 @@ def hub(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
 
 
-def test_a_dataset_from_the_hub(hub, small_pieces):
+def test_hub_dataset_is_read(hub, small_pieces):
     source = open_corpus("hf:name/of")
     assert text_of(source) == ["first", "", "a long row of many words\n" * 10, "last"]
     assert text_of(open_corpus("hf:name/of:title")) == [f"title {n}" for n in range(4)]
     assert open_corpus("hf:name/of:title").identity() != source.identity()
-    pieces = list(source.pieces())
+    pieces = list(source.chunks())
     assert pieces[-1].done == source.total == 4
     assert text_of(source, 3, 0) == ["last"]
-    assert list(source.pieces(2, pieces[2].offset)) == pieces[3:]
+    assert list(source.chunks(2, pieces[2].offset)) == pieces[3:]
 
 
 @pytest.mark.parametrize(
@@ -232,12 +246,12 @@ def test_a_dataset_from_the_hub(hub, small_pieces):
         ("hf:num", "row 0 of dataset num: column `text` is int, not text"),
     ],
 )
-def test_bad_datasets_are_told(hub, name, words):
+def test_hub_dataset_errors_are_one_line(hub, name, words):
     with pytest.raises(UserError, match=words):
         text_of(open_corpus(name))
 
 
-def test_the_missing_extra_is_told(monkeypatch):
+def test_hub_extra_missing_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(UserError, match=r'pip install "seedbed\[hub\]"'):
         open_corpus("hf:anything")
@@ -272,7 +286,7 @@ def test_wrong_settings(assignment, words):
         override(Config(model=None, data=TextConfig()), [assignment])
 
 
-def test_naming_a_text_loads_nothing_heavy():
+def test_corpus_import_is_light():
     code = "import sys, seedbed.data.corpus; print(sorted({'numpy', 'torch', 'tokenizers', 'rich'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

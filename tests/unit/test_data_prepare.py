@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import corpus, prepare, store, tokenizers
+from seedbed.data import corpus, store, store_writer, tokenise, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder, load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store
@@ -37,9 +37,9 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture
 def small(monkeypatch):
     """Many pieces, groups, saves and chunks in a small text."""
-    monkeypatch.setattr(corpus, "PIECE", 300)
-    monkeypatch.setattr(prepare, "TOGETHER", 500)
-    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000)
+    monkeypatch.setattr(corpus, "CHUNK", 300)
+    monkeypatch.setattr(tokenise, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000)
     monkeypatch.setattr(store, "CHUNK", 700)
 
 
@@ -61,7 +61,7 @@ def decoded(found: Store) -> str:
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_a_file_becomes_its_tokens(tmp_path, small, kind):
+def test_store_holds_the_tokens_of_a_file(tmp_path, small, kind):
     text = lines()
     found = prepare_text(TextConfig(text=write(tmp_path / "a.txt", text), tokenizer=kind, vocab=300))
     assert decoded(found) == text and found.verify() == []
@@ -74,7 +74,7 @@ def test_a_file_becomes_its_tokens(tmp_path, small, kind):
 @pytest.mark.parametrize(
     ("length", "valid", "num_valid"), [(1_115_394, 0.1, 111_540), (10, 0.9, 9), (1000, 0.3, 300), (7, 0.1, 1)]
 )
-def test_the_last_part_is_for_validation(tmp_path, length, valid, num_valid):
+def test_validation_split_is_the_last_part(tmp_path, length, valid, num_valid):
     found = prepare_text(TextConfig(text=write(tmp_path / "a.txt", "ab" * (length // 2) + "c" * (length % 2)), valid=valid))
     assert found.manifest["splits"] == {"train": [0, length - num_valid], "valid": [length - num_valid, length]}
 
@@ -92,16 +92,16 @@ def test_documents_are_separated(tmp_path, kind):
     assert int(tokenizer.token_bytes[found.arrays["tokens"]].sum()) == expected
 
 
-def test_the_second_time_is_free(tmp_path, monkeypatch):
+def test_prepared_store_is_reused(tmp_path, monkeypatch):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     first = prepare_text(config)
-    monkeypatch.setattr(store.Writer, "__init__", lambda *a: pytest.fail("built again"))
+    monkeypatch.setattr(store_writer.Writer, "__init__", lambda *a: pytest.fail("built again"))
     assert prepare_text(config).path == first.path
     copy = write(tmp_path / "elsewhere" / "a.txt", lines())
     assert prepare_text(replace(config, text=copy)).path == first.path
 
 
-def test_what_matters_makes_another_store(tmp_path):
+def test_store_key_depends_on_settings(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     CharTokenizer(sorted(set(lines()) | {"%"})).save(tmp_path)
     variants = [
@@ -119,7 +119,7 @@ def test_what_matters_makes_another_store(tmp_path):
         assert prepare_text(other).path == found[0].path
 
 
-def test_a_changed_source_is_prepared_anew(tmp_path):
+def test_changed_source_is_prepared_again(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", "first text\n"))
     first = prepare_text(config)
     write(tmp_path / "a.txt", "other text\n")
@@ -128,11 +128,11 @@ def test_a_changed_source_is_prepared_anew(tmp_path):
 
 
 @pytest.mark.parametrize("when", ["at a save", "at the end"])
-def test_a_source_that_changes_meanwhile_is_told(tmp_path, monkeypatch, when):
+def test_source_that_changes_while_read_is_refused(tmp_path, monkeypatch, when):
     path = tmp_path / "a.txt"
     config = TextConfig(text=write(path, lines()))
     clock = 1 if when == "at a save" else path.stat().st_mtime
-    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
+    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
     original = tokenizers.CharTokenizer.encode_all
 
     def encode_all(self, texts):
@@ -146,7 +146,7 @@ def test_a_source_that_changes_meanwhile_is_told(tmp_path, monkeypatch, when):
     assert {p.suffix for p in (tmp_path / "cache").iterdir()} == {".lock"}
 
 
-def test_where_stores_are_kept(monkeypatch):
+def test_store_folder_follows_config_and_environment(monkeypatch):
     assert str(cache_folder("/x/y")) == "/x/y"
     monkeypatch.setenv("SEEDBED_CACHE", "/a")
     assert str(cache_folder("")) == "/a"
@@ -157,7 +157,7 @@ def test_where_stores_are_kept(monkeypatch):
     assert cache_folder("") == Path.home() / ".cache" / "seedbed"
 
 
-def test_a_store_may_be_named_itself(tmp_path):
+def test_store_path_can_be_given_directly(tmp_path):
     made = prepare_text(TextConfig(text=write(tmp_path / "a.txt", lines())), out=tmp_path / "mine")
     assert made.path == tmp_path / "mine"
     found = prepare_text(TextConfig(text=str(tmp_path / "mine"), tokenizer="bpe"))
@@ -166,7 +166,7 @@ def test_a_store_may_be_named_itself(tmp_path):
         prepare_text(TextConfig(text=str(tmp_path / "mine"), valid=0.2))
 
 
-def test_nothing_that_exists_is_overwritten(tmp_path):
+def test_existing_folder_is_never_overwritten(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     write(tmp_path / "folder" / "precious.txt", "keep")
     for out in (tmp_path / "folder", tmp_path / "a.txt"):
@@ -181,7 +181,7 @@ def test_nothing_that_exists_is_overwritten(tmp_path):
     assert prepare_text(config, out=tmp_path / "empty").fingerprint == made.fingerprint
 
 
-def test_a_damaged_store_stops_a_run_and_is_mended_by_the_named_command(tmp_path):
+def test_damaged_store_error_names_a_command_that_repairs_it(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     made = prepare_text(config)
     fingerprint, path = made.fingerprint, made.path
@@ -190,13 +190,13 @@ def test_a_damaged_store_stops_a_run_and_is_mended_by_the_named_command(tmp_path
         prepare_text(config)
     command = f"seedbed data prepare {tmp_path / 'a.txt'} --out {path}"
     assert str(caught.value).splitlines()[1] == f"rebuild it: {command}"
-    said = []
-    again = prepare_text(config, out=path, rebuild=True, say=said.append)
+    printed = []
+    again = prepare_text(config, out=path, rebuild=True, say=printed.append)
     assert again.fingerprint == fingerprint and again.verify() == []
-    assert "10 bytes instead of" in said[0] and "building it again" in said[0]
+    assert "10 bytes instead of" in printed[0] and "building it again" in printed[0]
 
 
-def test_damage_is_named_before_use_and_rebuilding_mends_it(tmp_path):
+def test_damaged_store_is_detected_and_rebuilt(tmp_path):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     made = prepare_text(config)
     data = bytearray((made.path / "tokens.bin").read_bytes())
@@ -207,7 +207,7 @@ def test_damage_is_named_before_use_and_rebuilding_mends_it(tmp_path):
     assert prepare_text(config, rebuild=True).verify() == []
 
 
-def test_a_foreign_tokenizer_in_the_store_stops_the_run(tmp_path):
+def test_tokenizer_that_does_not_match_the_store_is_refused(tmp_path):
     found = prepare_text(TextConfig(text=write(tmp_path / "a.txt", lines())))
     made = found.manifest["tokenizer"]["fingerprint"]
     other = CharTokenizer(sorted(set(lines()), reverse=True))
@@ -233,7 +233,7 @@ def test_unknown_characters_of_a_whole_corpus_are_counted(tmp_path, small):
 
 
 def test_random_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(prepare, "RANDOM_SHARE", 1000)
+    monkeypatch.setattr(tokenise, "RANDOM_CHUNK", 1000)
     found = prepare_text(TextConfig(text="random:25_300:50_304"))
     tokens = found.arrays["tokens"]
     assert len(tokens) == 25_300 and tokens.dtype == np.uint16 and found.verify() == []
@@ -243,7 +243,7 @@ def test_random_tokens(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["a", ""])
-def test_too_little_text_is_told(tmp_path, text):
+def test_text_that_is_too_short_is_refused(tmp_path, text):
     with pytest.raises(UserError, match=r"too few for a training and a validation part|is empty"):
         prepare_text(TextConfig(text=write(tmp_path / "a.txt", text)))
     assert not list((tmp_path / "cache").glob("[!.]*"))
@@ -254,7 +254,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_a_preparation_that_dies_at_any_write_is_continued(tmp_path, small, monkeypatch, kind):
+def test_preparation_killed_at_any_write_is_continued(tmp_path, small, monkeypatch, kind):
     config = TextConfig(text=write(tmp_path / "a.txt", lines(60)), tokenizer=kind, vocab=280)
     straight = prepare_text(config, out=tmp_path / "straight").manifest
     original, calls, limit = files.write, 0, 0
@@ -288,20 +288,20 @@ DRIVER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have told us to ignore it
-from seedbed.data import corpus, prepare, store
-corpus.PIECE, prepare.TOGETHER, prepare.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
-original = store.Writer.append
+from seedbed.data import corpus, prepare, store, store_writer, tokenise
+corpus.CHUNK, tokenise.BATCH_CHARACTERS, tokenise.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
+original = store_writer.Writer.append
 def slow(self, name, rows):
     time.sleep(0.01)
     original(self, name, rows)
-store.Writer.append = slow
+store_writer.Writer.append = slow
 config = corpus.TextConfig(text=sys.argv[1], tokenizer=sys.argv[3], vocab=300)
 print(prepare.prepare_text(config, out=Path(sys.argv[2])).fingerprint)
 """
 
 
 @pytest.mark.parametrize(("kind", "sign"), [("char", signal.SIGKILL), ("bpe", signal.SIGKILL), ("char", signal.SIGINT)])
-def test_a_killed_process_is_continued(tmp_path, kind, sign):
+def test_preparation_by_a_killed_process_is_continued(tmp_path, kind, sign):
     source, path = tmp_path / "folder", tmp_path / "store"
     for n in range(12):
         write(source / f"{n:02}.txt", lines(300 + n))
@@ -335,7 +335,7 @@ def test_a_killed_process_is_continued(tmp_path, kind, sign):
     assert [p.name for p in tmp_path.glob(".store*")] == [".store.lock"]
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, small, monkeypatch):
+def test_full_disk_is_reported_and_preparation_continues_later(tmp_path, small, monkeypatch):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     original, room = files.write, 6000
 
@@ -356,13 +356,13 @@ def test_a_full_disk_is_told_and_nothing_is_lost(tmp_path, small, monkeypatch):
     assert decoded(prepare_text(config, out=tmp_path / "s")) == lines()
 
 
-def test_a_place_that_is_forbidden_is_told(tmp_path):
+def test_folder_without_permission_is_reported(tmp_path):
     write(tmp_path / "file", "x")
     with pytest.raises(UserError, match="cannot write in"):
         prepare_text(TextConfig(cache=str(tmp_path / "file" / "cache")))
 
 
-def test_memory_stays_bounded(tmp_path):
+def test_preparation_memory_is_bounded(tmp_path):
     """60 MB of text through a process that may not hold half of it beyond what it needs to start."""
     path = tmp_path / "large.txt"
     with open(path, "w") as file:
@@ -380,7 +380,7 @@ def test_memory_stays_bounded(tmp_path):
     assert len(Store.open(tmp_path / "s").arrays["tokens"]) == 60_000_000
 
 
-def test_preparing_needs_no_torch():
+def test_preparation_does_not_import_torch():
     code = "import sys, seedbed.data.prepare; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SRC)}, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

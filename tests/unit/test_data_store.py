@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from seedbed.data import store as stores
-from seedbed.data.store import DamagedStore, Store, Writer, building, digest
+from seedbed.data.store import DamagedStore, Store, building, digest
+from seedbed.data.store_writer import Writer
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -32,7 +33,7 @@ def build(path, rows=2600, plan="plan", **changes) -> Store:
     return writer.commit(**facts, tokenizer={"fingerprint": "f"}, rebuild="seedbed data prepare x")
 
 
-def test_what_is_written_comes_back(tmp_path):
+def test_store_round_trip(tmp_path):
     store = Store.open(build(tmp_path / "s").path)
     assert np.array_equal(store.arrays["tokens"], np.arange(2600) % 500)
     assert store.arrays["frames"].shape == (2600, 2, 3) and store.arrays["frames"][2599, 1, 2] == 2599 % 251
@@ -44,7 +45,7 @@ def test_what_is_written_comes_back(tmp_path):
         store.arrays["tokens"][0] = 1
 
 
-def test_chunk_borders_do_not_matter(tmp_path, monkeypatch):
+def test_store_content_does_not_depend_on_chunk_borders(tmp_path, monkeypatch):
     """Hashes are those of the file cut into chunks, however it was appended."""
     import hashlib
 
@@ -55,7 +56,7 @@ def test_chunk_borders_do_not_matter(tmp_path, monkeypatch):
     assert len(exact["chunks"]) == 4
 
 
-def test_the_fingerprint_names_the_content_and_nothing_else(tmp_path):
+def test_fingerprint_names_the_content_and_nothing_else(tmp_path):
     first = build(tmp_path / "a")
     assert build(tmp_path / "b").fingerprint == first.fingerprint
     assert build(tmp_path / "c", splits={"train": (0, 1999), "valid": (1999, 2600)}).fingerprint != first.fingerprint
@@ -94,6 +95,8 @@ OPEN_TABLE = [
     (lambda p: (p / "tokens.bin").unlink(), "tokens.bin is missing"),
     (edit, "manifest.json was changed"),
     (lambda p: (p / "manifest.json").write_text("{"), "manifest.json is not JSON"),
+    (lambda p: (p / "manifest.json").write_text('{"a":' * 5000 + "1" + "}" * 5000), "nested too deeply"),
+    (lambda p: (p / "manifest.json").write_text("[" * 100_000), "nested too deeply"),
     (lambda p: (p / "manifest.json").write_text("[1]"), "lacks its checksum"),
     (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"), "manifest.json is not JSON"),
     (rewrite(lambda m: m["arrays"]["tokens"].update(dtype="|O8")), "not one that a store may hold"),
@@ -103,7 +106,7 @@ OPEN_TABLE = [
 
 
 @pytest.mark.parametrize(("spoil", "words"), OPEN_TABLE, ids=lambda x: x if isinstance(x, str) else "")
-def test_damage_seen_on_opening(tmp_path, spoil, words):
+def test_store_damage_is_found_on_opening(tmp_path, spoil, words):
     path = build(tmp_path / "s").path
     spoil(path)
     with pytest.raises(DamagedStore) as caught:
@@ -126,7 +129,7 @@ VERIFY_TABLE = [
 
 
 @pytest.mark.parametrize(("spoil", "words"), VERIFY_TABLE, ids=lambda x: x[0] if isinstance(x, list) else "")
-def test_damage_seen_by_verify(tmp_path, spoil, words):
+def test_store_damage_is_found_by_verify(tmp_path, spoil, words):
     path = build(tmp_path / "s").path
     spoil(path)
     problems = Store.open(path, check=False).verify()
@@ -134,7 +137,7 @@ def test_damage_seen_by_verify(tmp_path, spoil, words):
     assert all(any(w in p for w in words) for p in problems), problems
 
 
-def test_every_single_bit_flip_is_found(tmp_path):
+def test_store_bit_flips_are_all_found(tmp_path):
     path = build(tmp_path / "s").path
     good = (path / "tokens.bin").read_bytes()
     for place in np.random.default_rng(0).integers(0, len(good) * 8, 40).tolist():
@@ -147,7 +150,7 @@ def test_every_single_bit_flip_is_found(tmp_path):
         assert f"chunk {place // 8 // 1000} " in problems[0]
 
 
-def test_of_a_large_store_a_share_is_hashed_and_another_one_each_time(tmp_path, monkeypatch):
+def test_store_that_is_large_is_hashed_in_part(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     flip(path)
     monkeypatch.setattr("seedbed.data.store.SURE_BYTES", 8000)  # eight of its 22 chunks
@@ -161,7 +164,7 @@ def test_of_a_large_store_a_share_is_hashed_and_another_one_each_time(tmp_path, 
     assert 5 < found < 45
 
 
-def test_a_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
+def test_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     Store.open(path)
     with monkeypatch.context() as patch:
@@ -173,17 +176,17 @@ def test_a_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("make", ["missing", "folder", "file"])
-def test_what_is_no_store_is_told(tmp_path, make):
+def test_store_missing_is_refused(tmp_path, make):
     path = tmp_path / "x"
     if make == "folder":
         path.mkdir()
     elif make == "file":
         path.write_text("x")
-    with pytest.raises(UserError, match=r"no store.*seedbed data prepare"):
+    with pytest.raises(UserError, match=r"(no|not a) store.*seedbed data prepare"):
         Store.open(path)
 
 
-def test_another_format_is_refused(tmp_path):
+def test_store_of_another_format_is_refused(tmp_path):
     path = build(tmp_path / "s").path
     rewrite(lambda m: m.update(format=99))(path)
     with pytest.raises(UserError, match="format 99"):
@@ -228,7 +231,7 @@ def steps(path) -> Store:
 
 
 @pytest.mark.parametrize("error", [Killed(), OSError(errno.ENOSPC, "No space left on device")], ids=["killed", "full disk"])
-def test_a_build_that_dies_anywhere_is_continued(tmp_path, monkeypatch, error):
+def test_store_build_killed_anywhere_is_continued(tmp_path, monkeypatch, error):
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # slow, and not what is tried here
     wanted = steps(tmp_path / "straight").manifest
     with monkeypatch.context() as patch:
@@ -250,7 +253,7 @@ def test_a_build_that_dies_anywhere_is_continued(tmp_path, monkeypatch, error):
     assert total["n"] > 50 and continued > 40
 
 
-def test_a_half_built_store_of_another_plan_is_thrown_away(tmp_path):
+def test_store_build_of_another_plan_is_discarded(tmp_path):
     writer = Writer(tmp_path / "s", "one")
     writer.array("tokens", np.dtype("u1"))
     writer.append("tokens", np.ones(50, "u1"))
@@ -262,7 +265,7 @@ def test_a_half_built_store_of_another_plan_is_thrown_away(tmp_path):
 
 
 @pytest.mark.parametrize("spoil", ["shorter", "no note", "torn note"])
-def test_a_spoilt_half_build_starts_again(tmp_path, spoil):
+def test_store_build_that_is_damaged_starts_again(tmp_path, spoil):
     writer = Writer(tmp_path / "s", "one")
     writer.array("tokens", np.dtype("u1"))
     writer.append("tokens", np.ones(50, "u1"))
@@ -278,7 +281,7 @@ def test_a_spoilt_half_build_starts_again(tmp_path, spoil):
     assert Writer(tmp_path / "s", "one").state == {}
 
 
-def test_replacing_keeps_the_old_store_until_the_new_one_stands(tmp_path, monkeypatch):
+def test_store_replacement_keeps_the_old_one_until_renamed(tmp_path, monkeypatch):
     old = build(tmp_path / "s")
     held = old.arrays["tokens"]
     new = build(tmp_path / "s", rows=2500)
@@ -292,26 +295,26 @@ def _hold(path, started, release):
         release.wait(30)
 
 
-def test_only_one_process_builds(tmp_path):
+def test_store_is_built_by_one_process_only(tmp_path):
     context = multiprocessing.get_context("spawn")
     started, release = context.Event(), context.Event()
     other = context.Process(target=_hold, args=(tmp_path / "s", started, release))
     other.start()
     assert started.wait(60)
-    said = []
+    printed = []
 
     def say(line):
-        said.append(line)
+        printed.append(line)
         release.set()
 
     with building(tmp_path / "s", say):
-        assert said and "another process is preparing" in said[0]
+        assert printed and "another process is preparing" in printed[0]
     other.join(30)
     with building(tmp_path / "s", say):
-        assert len(said) == 1
+        assert len(printed) == 1
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path):
+def test_store_folder_that_is_not_writable_is_reported(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot write in"), building(tmp_path / "file" / "s", print):
         pass

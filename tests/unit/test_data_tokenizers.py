@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from seedbed.data import tokenizers
-from seedbed.data.corpus import cuts
-from seedbed.data.tokenizers import TABLE_75, CharTokenizer, Tokenizer, char_table, load, token_dtype, train_bpe
+from seedbed.data.bpe import ByteTokenizer, train_bpe
+from seedbed.data.corpus import split_text
+from seedbed.data.tokenizers import TABLE_75, CharTokenizer, Tokenizer, char_table, load, token_dtype
 from seedbed.errors import UserError
 
 SRC = Path(__file__).resolve().parents[2] / "src"
@@ -36,7 +37,7 @@ NASTY = [
 
 
 @pytest.fixture(scope="module")
-def bpe() -> tokenizers.ByteTokenizer:
+def bpe() -> ByteTokenizer:
     words = [f"{a}{b}" for a in ("the", "cat", "sat", "mat", "don't", "日本語") for b in ("", "s", "ing", "ed", "1", ".")]
     # Pieces that end in blank lines teach a token for them, which a cut in the wrong place would bring out.
     return train_bpe([" ".join(words) * 3, *[f"{word}\n\n" for word in words] * 3], 400)
@@ -50,7 +51,7 @@ def random_text(seed: int, length: int) -> str:
 
 
 @pytest.mark.parametrize("text", NASTY, ids=lambda t: repr(t[:12]))
-def test_any_text_comes_back(bpe, text):
+def test_round_trip_of_any_text(bpe, text):
     char = CharTokenizer(sorted(set(text)) or ["a"])
     for tokenizer in (char, bpe):
         ids = tokenizer.encode(text)
@@ -61,13 +62,13 @@ def test_any_text_comes_back(bpe, text):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_random_text_comes_back(bpe, seed):
+def test_round_trip_of_random_text(bpe, seed):
     text = random_text(seed, 3000)
     for tokenizer in (CharTokenizer(sorted(set(text))), bpe):
         assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
-def test_half_a_surrogate_pair():
+def test_surrogate_half_is_refused():
     text = "ok \ud800 \udfff"
     char = CharTokenizer(sorted(set(text)))
     assert char.decode(char.encode(text).tolist()) == text
@@ -76,14 +77,14 @@ def test_half_a_surrogate_pair():
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_cutting_does_not_change_the_tokens(bpe, seed, monkeypatch):
+def test_chunking_does_not_change_the_tokens(bpe, seed, monkeypatch):
     """Long text is cut into shares; where a line ends between two words that changes nothing."""
     rng = random.Random(seed)
     words = ["the", "don't", "日本", "x=1;", "  y", "é", "...", "a  b", "\tz"]
     text = "".join(rng.choice(words) + rng.choice([" ", " ", "\n", "\n", "\n\n", " \n "]) for _ in range(800))
     whole = bpe.encode(text)
-    monkeypatch.setattr(tokenizers, "SHARE", 500)
-    assert all(part.endswith("\n") for part in list(cuts(text, 500))[:-1])
+    monkeypatch.setattr("seedbed.data.bpe.SHARE", 500)
+    assert all(part.endswith("\n") for part in list(split_text(text, 500))[:-1])
     assert np.array_equal(bpe.encode(text), whole)
     texts = [text, "", "one", text[:333]]
     assert all(np.array_equal(a, bpe.encode(t)) for a, t in zip(bpe.encode_all(texts), texts, strict=True))
@@ -91,15 +92,15 @@ def test_cutting_does_not_change_the_tokens(bpe, seed, monkeypatch):
 
 @pytest.mark.parametrize("text", [*NASTY, "word " * 1000, "\n" * 5000, "ab\n" * 2000])
 @pytest.mark.parametrize("limit", [1, 2, 7, 100])
-def test_cuts_are_the_text(text, limit):
-    parts = list(cuts(text, limit))
+def test_chunks_join_to_the_text(text, limit):
+    parts = list(split_text(text, limit))
     assert "".join(parts) == text
     assert all(0 < len(p) <= limit for p in parts)
 
 
 def test_bpe_learns_the_same_in_every_process(tmp_path):
     code = (
-        "import sys; from seedbed.data.tokenizers import train_bpe;"
+        "import sys; from seedbed.data.bpe import train_bpe;"
         "text = ' '.join(str(i * i % 977) + chr(97 + i % 26) for i in range(20000));"
         "print(train_bpe([text[i:i+5000] for i in range(0, len(text), 5000)], 600).fingerprint)"
     )
@@ -119,14 +120,14 @@ def test_bpe_merges_and_has_every_byte(bpe):
     assert bpe.separator[0] not in bpe.encode("<|endoftext|>")
 
 
-def test_bytes_that_are_no_character_show_as_replacement(bpe):
+def test_decoding_incomplete_characters_gives_the_replacement(bpe):
     ids = bpe.encode("日").tolist()
     assert len(ids) >= 1
     single = next(i for i in range(bpe.vocab_size) if bpe.bytes_of([i]) == b"\xe6")
     assert bpe.decode([single]) == "\ufffd"
 
 
-def test_tables_are_sorted():
+def test_char_table_is_sorted():
     counts = np.zeros(tokenizers.NUM_CODEPOINTS, np.int64)
     for c in "hello wörld 😀":
         counts[ord(c)] += 1
@@ -137,7 +138,7 @@ def test_tables_are_sorted():
     ("vocab", "dtype"),
     [(1, "u1"), (256, "u1"), (257, "<u2"), (50_257, "<u2"), (65_536, "<u2"), (65_537, "<i4"), (1 << 31, "<i4")],
 )
-def test_the_type_follows_the_vocabulary(vocab, dtype):
+def test_token_dtype_follows_the_vocabulary(vocab, dtype):
     assert token_dtype(vocab) == np.dtype(dtype)
     assert int(np.array([vocab - 1], token_dtype(vocab))[0]) == vocab - 1
 
@@ -161,7 +162,7 @@ def test_unknown_characters_have_one_id_when_asked():
     assert tokenizer.decode([0, 3]) == "a\ufffd"
 
 
-def test_the_table_of_75():
+def test_char75_table():
     tokenizer = CharTokenizer(TABLE_75, unk=True)
     assert tokenizer.vocab_size == 75 and tokenizer.dtype == np.uint8
     shakespeare = "\n !$&',-.3:;?" + "".join(chr(c) for c in [*range(65, 91), *range(97, 123)])
@@ -179,7 +180,7 @@ def every_kind() -> dict[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("name", every_kind())
-def test_saved_and_loaded_is_the_same(tmp_path, name):
+def test_tokenizer_save_and_load_round_trip(tmp_path, name):
     tokenizer = every_kind()[name]
     file = tokenizer.save(tmp_path)
     for again in (load(tmp_path), load(file)):
@@ -209,7 +210,7 @@ def body(**changes):
     return train_bpe(["hello hello hello"], 270).to_json() | changes
 
 
-def test_the_fingerprint_does_not_depend_on_how_merges_are_written():
+def test_fingerprint_does_not_depend_on_how_merges_are_written():
     plain = body()
     joined = body(model=plain["model"] | {"merges": [" ".join(m) for m in plain["model"]["merges"]]})
     assert tokenizers.from_json(joined).fingerprint == tokenizers.from_json(plain).fingerprint
@@ -233,7 +234,7 @@ def test_foreign_truncation_and_padding_are_off(tmp_path):
     assert tokenizer.decode(tokenizer.encode("hello there").tolist()) == "hello there"
 
 
-def test_a_tokenizer_that_changes_text_is_caught(tmp_path):
+def test_tokenizer_that_changes_text_is_refused(tmp_path):
     lower = tokenizers.from_json(body(normalizer={"type": "Lowercase"}))
     assert lower.decode(lower.encode("hello").tolist()) == "hello"
     with pytest.raises(UserError, match="changes the text"):
@@ -258,14 +259,14 @@ WRONG_FILES = [
 
 
 @pytest.mark.parametrize(("content", "words"), WRONG_FILES)
-def test_wrong_files_are_refused(tmp_path, content, words):
+def test_tokenizer_files_that_are_invalid_are_refused(tmp_path, content, words):
     (tmp_path / "tokenizer.json").write_text(content)
     with pytest.raises(UserError, match=words) as caught:
         load(tmp_path)
     assert str(tmp_path / "tokenizer.json") in str(caught.value)
 
 
-def test_a_missing_tokenizer_is_told(tmp_path):
+def test_tokenizer_missing_is_reported(tmp_path):
     with pytest.raises(UserError, match="there is no tokenizer at"):
         load(tmp_path / "nothing.json")
 

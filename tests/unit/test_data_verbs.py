@@ -11,16 +11,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from seedbed.data import bench as benching
-from seedbed.data import inspect as inspecting
-from seedbed.data import verbs
-from seedbed.data.bench import compare
+from seedbed import recipes
 from seedbed.data.corpus import TextConfig
 from seedbed.data.feed import WindowSource
-from seedbed.data.inspect import visible
 from seedbed.data.store import Store
 from seedbed.data.text import open_text
 from seedbed.errors import UserError
+from seedbed.report import data_bench as benching
+from seedbed.report import data_inspect as inspecting
+from seedbed.report import data_verbs as verbs
+from seedbed.report.data_bench import compare
+from seedbed.report.data_inspect import visible
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 TEXT = "".join(f"Line {n}:\tcafé [bold]not markup[/bold]\n" for n in range(300))
@@ -71,13 +72,13 @@ def test_prepare_as_json(source, tmp_path, capsys):
         ({"path": "random:5"}, "is not random:NUM_TOKENS:VOCAB"),
     ],
 )
-def test_wrong_arguments_are_told(arguments, words):
+def test_wrong_prepare_arguments_are_one_line(arguments, words):
     with pytest.raises(UserError) as caught:
         verbs.prepare(**arguments)
     assert words in str(caught.value)
 
 
-def test_prepare_mends_a_damaged_store(source, capsys):
+def test_prepare_rebuilds_a_damaged_store(source, capsys):
     verbs.prepare(str(source), json=True)
     first = json.loads(capsys.readouterr().out)
     os.truncate(Path(first["store"]) / "tokens.bin", 5)
@@ -89,13 +90,13 @@ def test_prepare_mends_a_damaged_store(source, capsys):
     assert verbs.verify(first["store"]) == 0
 
 
-def test_an_interrupted_prepare_says_so(source, monkeypatch, capsys):
+def test_interrupted_prepare_is_reported(source, monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(verbs, "prepare_text", interrupt)
     assert verbs.prepare(str(source)) == 130
-    assert "goes on where it stopped" in capsys.readouterr().err
+    assert "the same command continues" in capsys.readouterr().err
 
 
 def test_visible_text_stays_on_a_line_and_harmless():
@@ -149,7 +150,7 @@ def test_inspect_counts_only_the_beginning_of_a_large_store(source, monkeypatch,
     assert json.loads(capsys.readouterr().out)["counted"] == 1000
 
 
-def test_verify_tells_sound_from_damaged(source, capsys):
+def test_verify_finds_damage(source, capsys):
     verbs.prepare(str(source), json=True)
     store = json.loads(capsys.readouterr().out)["store"]
     assert verbs.verify(store) == 0
@@ -189,16 +190,16 @@ def test_bench_prints_speeds_and_ratios(source, quick, capsys):
 
 
 @pytest.mark.parametrize(("limit", "tier"), [(None, "device"), (0, "memory-map")])
-def test_any_source_can_be_measured(quick, limit, tier):
+def test_bench_measures_any_source(quick, limit, tier):
     source = WindowSource({"frame": np.zeros((100, 32, 32, 3), np.uint8)}, {"frame": 4})
     found = compare(source, batch=8, limit_bytes=limit)
     assert found["tier"] == tier and found["bytes_per_batch"] == 8 * 4 * 32 * 32 * 3
     assert found["feed"]["gb_per_s"] == pytest.approx(found["bytes_per_batch"] / found["feed"]["ms"] / 1e6, rel=0.05)
 
 
-def test_all_but_bench_need_no_torch(source):
+def test_data_verbs_except_bench_load_no_torch(source):
     code = (
-        "import sys; from seedbed.data import verbs;"
+        "import sys; from seedbed.report import data_verbs as verbs;"
         f"verbs.prepare({str(source)!r}, json=True); verbs.inspect({str(source)!r}, json=True);"
         "print('torch' in sys.modules)"
     )
@@ -207,12 +208,12 @@ def test_all_but_bench_need_no_torch(source):
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_long_work_shows_rate_and_time_left(monkeypatch, capsys):
-    from seedbed.data import meter
+def test_long_prepare_shows_rate_and_time_left(monkeypatch, capsys):
+    from seedbed.data import progress
 
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(meter.time, "monotonic", lambda: clock.now)
-    show = meter.Meter("reading")
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
+    show = progress.Progress("reading")
     show(10_000_000, 60_000_000)
     clock.now += 0.5
     show(20_000_000, 60_000_000)
@@ -220,3 +221,23 @@ def test_long_work_shows_rate_and_time_left(monkeypatch, capsys):
     clock.now += 9.5
     show(30_000_000, 60_000_000)
     assert capsys.readouterr().err == "reading: 30.0 MB of 60.0 MB, 2.0 MB/s, 15 s left\n"
+
+
+def test_dataset_kind_is_found_by_the_data_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    from seedbed.cli import main
+    from seedbed.data import kinds
+
+    class Sound(kinds.DatasetKind):
+        name = "sound"
+
+        def can_prepare(self, path: str) -> bool:
+            return path.endswith(".wav")
+
+        def prepare(self, given) -> int:
+            print(f"prepared {given.path}")
+            return 0
+
+    monkeypatch.setattr(kinds, "KINDS", dict(recipes.dataset_kinds()))  # a kind registered while patched would be lost
+    kinds.register(Sound())
+    assert main(["data", "prepare", "voice.wav"]) == 0
+    assert "prepared voice.wav" in capsys.readouterr().out

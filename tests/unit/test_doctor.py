@@ -11,8 +11,9 @@ import pytest
 
 from seedbed.checks import doctor as verb
 from seedbed.checks.doctor_machine import Machine
-from seedbed.checks.doctor_probes import Line, Plan
+from seedbed.checks.doctor_probes import Plan, line
 from seedbed.config import Config
+from seedbed.report.findings import Finding
 from seedbed.track import files
 
 GB = 10**9
@@ -21,13 +22,13 @@ GB = 10**9
 class Process:
     """A compilation under way: it ends with a status, or never."""
 
-    def __init__(self, returncode: int | None = 0, said: str = "") -> None:
-        self.returncode, self.said, self.killed = returncode, said, False
+    def __init__(self, returncode: int | None = 0, printed: str = "") -> None:
+        self.returncode, self.printed, self.killed = returncode, printed, False
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         if self.returncode is None and not self.killed:
             raise subprocess.TimeoutExpired("compile", timeout or 0)
-        return "", self.said
+        return "", self.printed
 
     def poll(self) -> int | None:
         return self.returncode
@@ -95,24 +96,28 @@ def plan(tmp_path: Path = Path("somewhere"), **changes: Any) -> Plan:
     return Plan(tmp_path / "runs", tmp_path / "cache", config=config, **changes)
 
 
-def sick(lines: list[Line]) -> list[Line]:
-    return [line for line in lines if line.status != "ok"]
+def shown(finding: Finding) -> str:
+    return verb._SHOWN[verb._kind(finding)][0]
 
 
-def test_every_question_has_a_healthy_answer():
+def sick(lines: list[Finding]) -> list[Finding]:
+    return [line for line in lines if line.status != "pass"]
+
+
+def test_doctor_probes_have_a_healthy_answer():
     """A new question without one would be asked of the real machine by every test below."""
     asked = {n for n, v in vars(Machine).items() if callable(v) and not n.startswith("_")}
     assert asked == {*HEALTHY, "start_compile"}
 
 
-def test_a_healthy_gpu_machine_is_all_well():
+def test_healthy_gpu_machine_passes():
     lines = verb.examine(Fake(), plan(config={"device": "cuda", "compile": "blocks"}, num_params=124_000_000))
     assert sick(lines) == []
     assert {line.id for line in lines} == {f"P{i}" for i in range(1, 9)}
     assert verb.exit_code(lines) == 0
 
 
-def test_a_healthy_cpu_machine_is_all_well():
+def test_healthy_cpu_machine_passes():
     bare = {"gpus": [], "num_nvidia": 0, "has_triton": False, "which": None, "driver_cuda": None}
     slow = {"speeds": {"gemm": 1e11, "copy": 1e10}, "attention_times": {"math": 0.01}}
     facts = {"code_state": {"commit": None}}
@@ -180,48 +185,48 @@ SICK: list[tuple[str, dict[str, Any], dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(("answers", "needs", "id", "status", "words"), [row[1:] for row in SICK], ids=[row[0] for row in SICK])
-def test_what_is_wrong_is_named(answers: dict[str, Any], needs: dict[str, Any], id: str, status: str, words: str):
+def test_machine_problem_is_named(answers: dict[str, Any], needs: dict[str, Any], id: str, status: str, words: str):
     lines = sick(verb.examine(Fake(**answers), plan(**needs)))
-    assert {(line.id, line.status) for line in lines} == {(id, status)}, lines
+    assert {(line.id, shown(line)) for line in lines} == {(id, status)}, lines
     found = lines[0]
-    assert words in f"{found.seen} {found.why} {found.fix}"
+    assert words in f"{found.what} {found.why} {found.fix}"
     assert found.why and found.fix, "a finding says why it matters and what to do"
     expected = {"failure": 1, "warning": 3, "note": 0}[status]
     assert verb.exit_code(lines) == expected
 
 
 @pytest.mark.parametrize("question", sorted({*HEALTHY, "start_compile"}))
-def test_a_probe_that_breaks_does_not_hide_the_others(question: str):
+def test_probe_that_breaks_does_not_hide_the_others(question: str):
     lines = verb.examine(Fake(**{question: ZeroDivisionError("oops")}), plan(config={}, data_files=(Path("x"),)))
     assert {f"P{i}" for i in (2, 3, 5, 7, 8)} & {line.id for line in lines}
     if question not in ("numpy_bridge", "start_compile"):  # any error of the bridge is its finding
         assert verb.exit_code(lines) == 2
-        assert any("oops" in line.seen for line in lines)
+        assert any("oops" in line.what for line in lines)
 
 
-def test_a_hanging_compilation_is_ended():
+def test_hanging_compilation_is_ended():
     process = Process(None)
     verb.examine(Fake(start_compile=process), plan())
     assert process.killed
 
 
-def test_a_slow_machine_is_not_asked_to_compile():
+def test_slow_machine_skips_compilation():
     process = Process(None)
     lines = verb.examine(Fake(start_compile=process), plan(started=time.perf_counter() - 60))
     assert not process.killed and sick(lines) == []
-    assert any("not tried" in line.seen for line in lines)
+    assert any("not tried" in line.what for line in lines)
 
 
-def test_exit_codes_rank():
+def test_doctor_exit_codes():
     def code(*statuses: str) -> int:
-        return verb.exit_code([Line("P1", "x", s, "seen") for s in statuses])  # type: ignore[arg-type]
+        return verb.exit_code([Finding(status="broken") if s == "broken" else line("P1", "x", s, "seen") for s in statuses])
 
     assert [code(), code("ok", "note"), code("warning", "note")] == [0, 0, 3]
     assert [code("warning", "failure"), code("failure", "broken")] == [1, 2]
 
 
-def test_the_table_shows_cures_and_hides_colours_from_files():
-    lines = [Line("P1", "x", "ok", "fine"), Line("P2", "y", "failure", "bad\x1b[2J", "because", "do this")]
+def test_doctor_table_shows_fixes_and_no_colours_in_files():
+    lines = [line("P1", "x", "ok", "fine"), line("P2", "y", "failure", "bad\x1b[2J", "because", "do this")]
     text = verb.render(lines, "gpt/demo", 1.0, colour=False)
     assert "\x1b" not in text and "because" in text and "do this" in text and "1 failure" in text
     assert "\x1b[31mfailure" in verb.render(lines, None, 1.0, colour=True)
@@ -230,7 +235,7 @@ def test_the_table_shows_cures_and_hides_colours_from_files():
 # ---- the real machine ------------------------------------------------------------------------------------------------
 
 
-def test_folders_are_tried_and_left_as_found(tmp_path: Path):
+def test_folder_probe_leaves_nothing(tmp_path: Path):
     Machine().try_folder(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
     kept = tmp_path / "kept"
@@ -240,7 +245,7 @@ def test_folders_are_tried_and_left_as_found(tmp_path: Path):
 
 
 @pytest.mark.parametrize("broken", ["fsync", "replace", "open_write"])
-def test_a_disk_that_fails_is_noticed(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_disk_that_fails_is_noticed(broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -250,13 +255,13 @@ def test_a_disk_that_fails_is_noticed(broken: str, tmp_path: Path, monkeypatch: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rename_that_copies_nothing_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_rename_that_is_not_atomic_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(files, "replace", lambda source, target: None)
     with pytest.raises(OSError, match="not atomic"):
         Machine().try_folder(tmp_path)
 
 
-def test_the_ends_of_a_file_are_read(tmp_path: Path):
+def test_ends_of_a_file_are_read(tmp_path: Path):
     empty = tmp_path / "empty"
     empty.touch()
     Machine().touch_ends(empty)
@@ -264,20 +269,20 @@ def test_the_ends_of_a_file_are_read(tmp_path: Path):
         Machine().touch_ends(tmp_path / "none")
 
 
-def test_a_compiler_that_fails_is_quoted(tmp_path: Path):
+def test_compiler_that_fails_is_quoted(tmp_path: Path):
     fake = tmp_path / "cxx"
     fake.write_text("#!/bin/sh\necho no headers >&2; exit 3\n")
     fake.chmod(0o755)
     assert Machine().compile_cpp(str(fake)) == "no headers"
 
 
-def test_calls_have_a_limit():
+def test_external_calls_have_a_timeout():
     machine = Machine()
     assert machine.call(["sleep", "9"], 0.1)[0] == 124
     assert machine.call(["no-such-program"], 1.0)[0] == 127
 
 
-def test_this_machine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_doctor_on_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """Everything but the slow compilation, on the machine the tests run on; JSON and exit code agree, nothing stays behind."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
@@ -285,12 +290,12 @@ def test_this_machine_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     status = verb.doctor(None, [], runs=Path("runs"), as_json=True)
     shown = json.loads(capsys.readouterr().out)
     assert shown["exit"] == status != 2, shown
-    assert {line["id"] for line in shown["lines"]} == {f"P{i}" for i in range(1, 9)}
+    assert {line["id"] for line in shown["findings"]} == {f"P{i}" for i in range(1, 9)}
     assert list(tmp_path.iterdir()) == []
     assert shown["seconds"] < 20
 
 
-def test_a_preset_that_cannot_start_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_preset_that_cannot_start_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
     recipe = tmp_path / "mine.py"
     recipe.write_text(
@@ -299,10 +304,10 @@ def test_a_preset_that_cannot_start_is_a_finding(tmp_path: Path, monkeypatch: py
         "def open_data(config):\n    raise UserError('the corpus is gone')\n"
     )
     _, trouble = verb.make_plan(str(recipe), [], tmp_path / "runs", False)
-    assert [(line.status, line.seen) for line in trouble] == [("failure", "the corpus is gone")]
+    assert [(shown(line), line.what) for line in trouble] == [("failure", "the corpus is gone")]
 
 
-def test_a_preset_tells_what_it_needs(tmp_path: Path):
+def test_preset_plan_has_its_needs(tmp_path: Path):
     toy = Path(__file__).parents[1] / "toy_recipe.py"
     found, trouble = verb.make_plan(str(toy), ["keep=7", "ema=0.9"], tmp_path, False)
     assert trouble == []
@@ -310,7 +315,7 @@ def test_a_preset_tells_what_it_needs(tmp_path: Path):
     assert found.config is not None and found.config.keep == 7
 
 
-def test_a_preset_that_does_not_exist_costs_two_lines(capsys: pytest.CaptureFixture[str]):
+def test_preset_that_does_not_exist_is_a_short_error(capsys: pytest.CaptureFixture[str]):
     from seedbed.cli import main
 
     assert main(["doctor", "gpt/nonesuch"]) == 2

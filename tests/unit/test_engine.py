@@ -61,7 +61,7 @@ def weights(engine: Engine) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("accum", [2, 4])
-def test_parts_equal_the_whole_with_unequal_targets(accum: int) -> None:
+def test_accumulation_equals_one_batch_with_unequal_targets(accum: int) -> None:
     """4 micro-batches = 1 batch, although the mask leaves some parts with few targets and one with none."""
     optim = Optim(clip=0.05)  # low enough to bite
     whole = make(config(optim=optim), dtype=torch.float64)
@@ -94,7 +94,7 @@ def test_clipping_equals_torch() -> None:
 
 @pytest.mark.parametrize("optim", ["adamw", "muon"])
 @pytest.mark.parametrize("accum", [1, 2])
-def test_a_bad_step_changes_nothing_and_halts_until_the_host_has_looked(optim: str, accum: int) -> None:
+def test_nonfinite_step_changes_nothing_and_halts(optim: str, accum: int) -> None:
     engine = make(config(optim=Optim(kind=optim), ema=0.9, accum=accum))
     advance(engine, batch(0), 0)
     kept = {f: {n: t.clone() for n, t in g.items()} for f, g in engine.tensors().items()}
@@ -112,7 +112,7 @@ def test_a_bad_step_changes_nothing_and_halts_until_the_host_has_looked(optim: s
     assert not torch.equal(engine.tensors()["model"]["net.0.weight"], kept["model"]["net.0.weight"])
 
 
-def test_a_gradient_that_is_not_finite_is_caught_although_the_loss_is() -> None:
+def test_nonfinite_gradient_with_finite_loss_is_caught() -> None:
     class Root(Masked):
         def loss(self, batch, engine):
             loss, extra = super().loss(batch, engine)
@@ -126,15 +126,15 @@ def test_a_gradient_that_is_not_finite_is_caught_although_the_loss_is() -> None:
     assert bool(engine.halted) and all(torch.equal(a, b) for a, b in zip(before, weights(engine), strict=True))
 
 
-def test_rehearsal_leaves_no_trace() -> None:
+def test_dry_run_leaves_no_trace() -> None:
     a, b = make(config(ema=0.9), dropout=0.5), make(config(ema=0.9), dropout=0.5)
     advance(a, batch(), 0)
     advance(b, batch(), 0)
-    dice = torch.get_rng_state()
-    with b.rehearsal():
+    rng = torch.get_rng_state()
+    with b.dry_run():
         for step in range(3):
             advance(b, batch(step + 5), step)
-    assert torch.equal(dice, torch.get_rng_state())
+    assert torch.equal(rng, torch.get_rng_state())
     for step in (1, 2):
         advance(a, batch(step), step)
         advance(b, batch(step), step)
@@ -187,7 +187,7 @@ def test_evaluating_uses_averaged_weights_and_puts_everything_back() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, weights(engine), strict=True))
 
 
-def test_average_equals_the_formula() -> None:
+def test_ema_equals_the_formula() -> None:
     engine = make(config(ema=0.7))
     expected = weights(engine)
     for step in range(6):
@@ -232,20 +232,20 @@ class Players(System):
         super().__init__()
         self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 1)
 
-    def players(self):
+    def named_optimizers(self):
         return {"left": self.left, "right": self.right}
 
     def update(self, batch, engine):
         out = self.right(self.left(batch["x"])).mean()
-        engine.descend(-out, "right")
+        engine.minimize(-out, "right")
         between = [p.detach().clone() for p in self.left.parameters()]
         out = self.right(self.left(batch["x"])).mean()
-        engine.descend(out, "left")
+        engine.minimize(out, "left")
         self.left_was_alone = all(torch.equal(a, b) for a, b in zip(between, self.left_before, strict=True))
         return {"loss": out.detach()}
 
 
-def test_each_player_moves_only_its_own_weights() -> None:
+def test_optimizers_change_only_their_own_weights() -> None:
     torch.manual_seed(0)
     engine = Engine(Players(), config(), CPU)
     engine.system.left_before = [p.detach().clone() for p in engine.system.left.parameters()]
@@ -259,7 +259,7 @@ def test_each_player_moves_only_its_own_weights() -> None:
     assert "left.mean.left.weight" in names and "right.mean.right.weight" in names
 
 
-def test_an_unused_parameter_does_no_harm() -> None:
+def test_unused_parameter_is_harmless() -> None:
     engine = make(config())
     engine.system.idle = nn.Linear(2, 2)
     engine = Engine(engine.system, config(), CPU)

@@ -62,7 +62,7 @@ def same(first, second) -> bool:
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.int64, np.float32])
-def test_items_are_what_the_order_says(device, tier, dtype):
+def test_feed_items_follow_the_order(device, tier, dtype):
     source = Numbers(dtype=dtype)
     order = feed_module.Order(50, 1)
     for step, batch in enumerate(collect(source, range(0, 120, 8), device=device, limit_bytes=TIERS[tier])):
@@ -85,14 +85,14 @@ def test_tiers_agree_to_the_bit(make, parts, device):
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
-def test_the_counter_may_jump(limit, device):
+def test_feed_counter_may_jump(limit, device):
     straight = {c: b for c, b in zip(range(0, 400, 8), collect(Numbers(), range(0, 400, 8)), strict=True)}
-    journey = [0, 8, 16, 8, 16, 200, 208, 0, 0, 8, 392, 16, 24]
-    for counter, batch in zip(journey, collect(Numbers(), journey, device=device, limit_bytes=limit), strict=True):
+    counters = [0, 8, 16, 8, 16, 200, 208, 0, 0, 8, 392, 16, 24]
+    for counter, batch in zip(counters, collect(Numbers(), counters, device=device, limit_bytes=limit), strict=True):
         assert same([batch], [straight[counter]]), counter
 
 
-def test_the_tier_follows_the_size():
+def test_feed_tier_follows_the_size():
     small = Feed(Numbers(), batch=4, parts=1, seed=1, device=CPU)
     size = sum(a.nbytes for a in Numbers().arrays.values())
     exact = Feed(Numbers(), batch=4, parts=1, seed=1, device=CPU, limit_bytes=size)
@@ -104,7 +104,7 @@ def test_the_tier_follows_the_size():
 
 
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
-def test_a_part_may_be_kept_until_the_next_load_but_one(limit):
+def test_feed_part_is_valid_until_the_next_load_but_one(limit):
     feed = Feed(Frames(), batch=8, parts=2, seed=1, device=CPU, limit_bytes=limit)
     expected = collect(Frames(), range(0, 400, 8))
     kept = []
@@ -128,7 +128,7 @@ def test_wait_counts_and_close_ends_the_thread():
     assert threading.active_count() == before
 
 
-def test_a_batch_may_be_longer_than_an_epoch():
+def test_feed_batch_may_be_longer_than_an_epoch():
     (batch,) = collect(Numbers(num_items=3), [0], batch=9)
     assert sorted((batch["count"][:, 0].long() // 3).tolist()) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
@@ -139,7 +139,7 @@ class Endless(Source):
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=str)
-def test_a_generator_sees_the_counters(device):
+def test_generator_sees_the_counters(device):
     batches = collect(Endless(), [0, 8, 80], parts=2, device=device)
     assert [b["value"].tolist() for b in batches] == [list(range(2 * c, 2 * c + 16, 2)) for c in (0, 8, 80)]
     assert Feed(Endless(), batch=4, parts=1, seed=1, device=device).tier == "generated"
@@ -169,7 +169,7 @@ FAULTS = [(Broken(), "KeyError"), (Outside(LAST + 1), f"row {LAST + 1}, outside 
 
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
 @pytest.mark.parametrize(("source", "words"), FAULTS)
-def test_a_failure_names_the_sample_and_comes_when_it_is_due(tmp_path, source, words, limit):
+def test_source_error_names_the_sample_when_it_is_due(tmp_path, source, words, limit):
     sample = feed_module.Order(50, 1).at(0, 50)[1].tolist().index(7)
     for name, array in source.arrays.items():
         array.tofile(tmp_path / name)
@@ -185,13 +185,13 @@ def test_a_failure_names_the_sample_and_comes_when_it_is_due(tmp_path, source, w
     feed.close()
 
 
-def test_the_last_legal_row_is_legal():
+def test_row_bounds_include_the_last_valid_row():
     for limit in TIERS.values():
         (batch,) = collect(Outside(LAST), [0], batch=50, limit_bytes=limit)
         assert batch["count"].long().max() == 3 * 50
 
 
-def test_a_user_error_stays_a_user_error():
+def test_user_error_in_a_source_stays_a_user_error():
     class Refusing(Numbers):
         def locate(self, epoch_B, index_B):
             raise UserError("the mount is gone")
@@ -202,7 +202,7 @@ def test_a_user_error_stays_a_user_error():
     feed.close()
 
 
-def test_a_hanging_read_is_reported(monkeypatch):
+def test_prefetch_hanging_read_is_reported(monkeypatch):
     release = threading.Event()
 
     class Hanging(Numbers):
@@ -221,14 +221,14 @@ def test_a_hanging_read_is_reported(monkeypatch):
     feed.close()
 
 
-def test_a_dead_thread_is_reported(monkeypatch):
+def test_prefetch_dead_thread_is_reported(monkeypatch):
     feed = Feed(Numbers(), batch=4, parts=1, seed=1, device=CPU, limit_bytes=0)
     feed.close()
     with pytest.raises(RuntimeError, match="thread died before sample 4"):
         feed.load(4)
 
 
-def test_slots_are_never_shared_between_reading_and_lending():
+def test_prefetch_slots_are_never_read_and_lent_at_once():
     """A slow reader and a fast one: what was handed out is never written to while it may be in use."""
     source, rng = Frames(), np.random.default_rng(3)
     original = source.locate
@@ -255,7 +255,7 @@ def test_memory_maps_are_advised(tmp_path, monkeypatch):
     assert gather._Advice.on(np.zeros(4)) is None
 
 
-def test_advice_is_accepted_anywhere_in_the_file(tmp_path):
+def test_memory_map_advice_is_accepted_anywhere_in_the_file(tmp_path):
     (tmp_path / "rows.bin").write_bytes(bytes(3 * mmap.PAGESIZE + 100))
     with open(tmp_path / "rows.bin", "rb") as file:
         advice = gather._Advice.on(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[7:])
@@ -265,7 +265,7 @@ def test_advice_is_accepted_anywhere_in_the_file(tmp_path):
 
 
 @pytest.mark.parametrize("window", [1, 2, 5])
-def test_a_window_never_crosses_an_episode(window):
+def test_window_never_crosses_an_episode(window):
     lengths = [3, 1, 7, 5, 4]
     firsts = np.cumsum([0, *lengths[:-1]])
     episode = np.repeat(np.arange(5), lengths)
@@ -282,14 +282,14 @@ def test_windows_longer_than_every_episode_are_refused():
         WindowSource({"a": np.zeros(10)}, {"a": 8}, np.array([0, 3]))
 
 
-def test_unequal_parts_are_refused():
+def test_feed_unequal_parts_are_refused():
     with pytest.raises(UserError, match="batch of 6 does not divide into 4"):
         Feed(Numbers(), batch=6, parts=4, seed=1, device=CPU)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
-def test_parts_can_be_captured(limit):
+def test_feed_parts_can_be_captured(limit):
     device = torch.device("cuda")
     feed = Feed(Numbers(), batch=8, parts=2, seed=1, device=device, limit_bytes=limit)
     feed.load(0)
@@ -311,7 +311,7 @@ def test_parts_can_be_captured(limit):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
-def test_buffers_are_not_overwritten_while_the_device_is_behind(limit):
+def test_feed_buffers_are_not_overwritten_while_the_device_lags(limit):
     """The host runs many steps ahead of a busy device; sums are taken on the device and compared at the end."""
     device = torch.device("cuda")
     feed = Feed(Frames(), batch=8, parts=1, seed=1, device=device, limit_bytes=limit)

@@ -33,7 +33,7 @@ def on_meta(config: Config, **changes) -> FlowTransformer:
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("condition", ["adaln", "context"])
-def test_formula_agrees_with_the_count(name: str, condition: str) -> None:
+def test_flops_formula_equals_torch_counts(name: str, condition: str) -> None:
     """Every block costs the same, so a model of one block and one of two tell what one of any depth costs."""
     config = PRESETS[name]()
     one, two = (counted(on_meta(config, condition=condition, depth=depth)) for depth in (1, 2))
@@ -42,12 +42,12 @@ def test_formula_agrees_with_the_count(name: str, condition: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"context_tokens": 5, "context_start": 2}, {"condition": "context", "context_tokens": 3}])
-def test_context_tokens_are_counted_where_they_are(changes: dict) -> None:
+def test_flops_count_context_tokens(changes: dict) -> None:
     model = on_meta(PRESETS["demo"](), depth=3, **changes)
     assert model.flops_per_image() == pytest.approx(counted(model), rel=1e-3)
 
 
-def test_seed_256_to_the_digit() -> None:
+def test_flops_of_seed_256_to_the_digit() -> None:
     model = on_meta(PRESETS["seed-256"]())
     assert model.flops_per_image() == 14_538_057_646_080
     # Counted whole, not by blocks.
@@ -55,11 +55,11 @@ def test_seed_256_to_the_digit() -> None:
     assert on_meta(PRESETS["seed-256-h4"]()).flops_per_image() == 14_538_057_646_080
 
 
-def test_s2_32_costs_what_sit_costs() -> None:
+def test_flops_of_s2_32_equal_those_of_sit() -> None:
     assert on_meta(PRESETS["s2-32"]()).flops_per_image() == pytest.approx(36.31e9, rel=0.02)
 
 
-def test_the_plain_formula_would_overstate_adaln() -> None:
+def test_flops_plain_formula_overstates_adaln() -> None:
     """Six FLOPs per parameter and token count the modulation 256 times; a third of the blocks' parameters is modulation."""
     model = on_meta(PRESETS["s2-32"]())
     naive = 6 * model.num_patches * (model.token_parameters() + model.image_parameters())

@@ -1,4 +1,4 @@
-"""Distances against closed forms, the judge and its cache, and the table: every metric must order the oracle rows rightly."""
+"""Distances against closed forms, the classifier and its cache, and the table: every metric must rank the baselines rightly."""
 
 import itertools
 import json
@@ -14,10 +14,10 @@ from seedbed.data.image_source import ImageData, open_data
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
 from seedbed.recipes.flow import metrics
+from seedbed.recipes.flow.classifier import NUM_FEATURES, Classifier, ClassifierConfig, open_classifier, train_classifier
 from seedbed.recipes.flow.evaluate import COLUMNS, blur, confusion, evaluate_samples, markdown
-from seedbed.recipes.flow.judge import NUM_FEATURES, Judge, JudgeConfig, open_judge, train_judge
 
-QUICK = JudgeConfig(width=8, epochs=8, batch=16)
+QUICK = ClassifierConfig(width=8, epochs=8, batch=16)
 CPU = torch.device("cpu")
 
 
@@ -45,18 +45,18 @@ def test_frechet_is_symmetric_zero_on_itself_and_blind_to_rotation():
     assert metrics.frechet(a, b) == pytest.approx(metrics.frechet(a @ turn, b @ turn))
 
 
-def test_the_bias_of_frechet_is_the_one_we_know():
-    # 10,000 draws of 64 unit features leave 0.22 between two sets of one law.
+def test_frechet_bias_has_the_known_size():
+    # 10,000 draws of 64 unit features leave 0.22 between two sets of one times.
     assert metrics.frechet(normal(10_000, 64), normal(10_000, 64, seed=1)) == pytest.approx(0.22, abs=0.03)
 
 
-def test_frechet_survives_features_that_never_move():
+def test_frechet_of_constant_features_is_finite():
     a, b = normal(100, 4), normal(100, 4, seed=1)
     a[:, 2] = b[:, 2] = 0.0
     assert math.isfinite(metrics.frechet(a, b))
 
 
-def test_the_kernel_distance_is_unbiased():
+def test_kernel_distance_is_unbiased():
     same, spread = metrics.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1), size=200)
     assert abs(same) < 4 * spread / math.sqrt(10) and spread > 0
     far, _ = metrics.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1) + 0.5, size=200)
@@ -66,7 +66,7 @@ def test_the_kernel_distance_is_unbiased():
     )
 
 
-def test_the_kernel_distance_of_two_pairs_by_hand():
+def test_kernel_distance_of_two_pairs_by_hand():
     a, b = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [-1.0]])
     k = lambda x, y: (x * y + 1) ** 3  # noqa: E731
     wanted = k(1, 2) + k(0, -1) - 2 * (k(1, 0) + k(1, -1) + k(2, 0) + k(2, -1)) / 4
@@ -92,7 +92,7 @@ def test_density_counts_balls():
     assert metrics.coverage(real, torch.full((4, 1), 1.5), k=2)["density"] == pytest.approx(4 / 2)
 
 
-def test_blocks_do_not_change_the_answer(monkeypatch):
+def test_coverage_does_not_depend_on_blocks(monkeypatch):
     a, b = normal(120, 5).float(), normal(90, 5, seed=1).float()
     whole = metrics.coverage(a, b), metrics.nearest(a, b)
     monkeypatch.setattr(metrics, "PAIRS", 700)
@@ -100,7 +100,7 @@ def test_blocks_do_not_change_the_answer(monkeypatch):
     assert whole[0] == parts[0] and torch.allclose(whole[1][0], parts[1][0]) and torch.equal(whole[1][1], parts[1][1])
 
 
-def test_the_nearest_row_is_found():
+def test_nearest_row_is_found():
     bank = normal(200, 6).float()
     far, which = metrics.nearest(bank[[5, 17]] + 1e-3, bank)
     assert which.tolist() == [5, 17] and (far < 0.01).all()
@@ -114,7 +114,7 @@ def test_sliced_wasserstein_of_a_shift():
     assert large == pytest.approx(0.5 * math.sqrt(2 / math.pi), rel=0.25) and small < large / 3
 
 
-def test_the_spectrum_of_one_wave_and_of_noise():
+def test_spectrum_of_one_wave_and_of_noise():
     wave = torch.cos(2 * math.pi * 4 * torch.arange(16) / 16).expand(2, 3, 16, 16)
     assert metrics.spectrum(wave).argmax() == 4
     white = metrics.spectrum(normal(600, 1, 16, 16))
@@ -123,14 +123,14 @@ def test_the_spectrum_of_one_wave_and_of_noise():
     assert metrics.spectral_distance(2 * noise, noise) == pytest.approx(20 * math.log10(2))
 
 
-def test_a_grid_of_patches_shows_as_a_peak():
+def test_grid_peak_detects_patch_borders():
     plain = normal(200, 3, 32, 32)
     tiles = plain + 0.3 * (torch.arange(32) % 4 == 0).double()
     assert abs(metrics.grid_peak(plain, 4)) < 1 and metrics.grid_peak(tiles, 4) > 5
     assert math.isnan(metrics.grid_peak(plain, 1)), "a patch of one pixel has no grid"
 
 
-def test_a_blur_keeps_the_mean_and_removes_detail():
+def test_blur_keeps_the_mean_and_removes_detail():
     flat = torch.full((1, 3, 8, 8), 0.3)
     torch.testing.assert_close(blur(flat), flat)
     noise = normal(50, 3, 16, 16).float()
@@ -142,7 +142,7 @@ def test_confusion_counts_pairs():
     assert found == [[1, 0, 1], [0, 1, 0], [0, 1, 0]]
 
 
-# ---- the judge -----------------------------------------------------------------------------------------------------------
+# ---- the classifier -----------------------------------------------------------------------------------------------------
 
 
 def shapes(valid: float = 0.5) -> ImageData:
@@ -150,55 +150,55 @@ def shapes(valid: float = 0.5) -> ImageData:
 
 
 @pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageData, Judge, Path]:
-    folder = tmp_path_factory.mktemp("judges")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageData, Classifier, Path]:
+    folder = tmp_path_factory.mktemp("classifiers")
     data = shapes()
-    return data, open_judge(data, folder, CPU, QUICK), folder
+    return data, open_classifier(data, folder, CPU, QUICK), folder
 
 
-def test_the_judge_has_about_a_million_parameters_and_few_features():
-    assert 0.8e6 < sum(p.numel() for p in Judge(10).parameters()) < 1.3e6 and NUM_FEATURES == 64
+def test_classifier_has_about_a_million_parameters_and_few_features():
+    assert 0.8e6 < sum(p.numel() for p in Classifier(10).parameters()) < 1.3e6 and NUM_FEATURES == 64
 
 
-def test_the_judge_learns_and_its_features_are_standard(judged):
-    data, judge, _ = judged
-    assert judge.accuracy > 0.97
-    features, seen = judge.look(data.train.pick(np.arange(data.train.num_items))[0])
+def test_classifier_learns_and_its_features_are_standardised(trained):
+    data, classifier, _ = trained
+    assert classifier.accuracy > 0.97
+    features, seen = classifier.classify(data.train.pick(np.arange(data.train.num_items))[0])
     assert features.mean(0).abs().max() < 1e-3 and (features.std(0) - 1).abs().max() < 1e-2
     assert (seen.numpy() == data.train.arrays["class"]).mean() > 0.97
-    assert not any(p.requires_grad for p in judge.parameters()) and not judge.training
+    assert not any(p.requires_grad for p in classifier.parameters()) and not classifier.training
 
 
-def test_a_judge_that_guesses_is_refused_and_not_kept(tmp_path):
+def test_classifier_at_chance_level_is_refused_and_not_saved(tmp_path):
     data = shapes(valid=0.9)
     mixed = np.random.default_rng(0).permutation(data.train.arrays["class"])
     data.train.arrays["class"][:] = mixed
-    with pytest.raises(UserError, match="real held-out images apart, and guessing"):
-        open_judge(data, tmp_path, CPU, JudgeConfig(width=8, epochs=1, batch=16))
+    with pytest.raises(UserError, match="real held-out images, and chance is"):
+        open_classifier(data, tmp_path, CPU, ClassifierConfig(width=8, epochs=1, batch=16))
     assert not list(tmp_path.iterdir())
 
 
-def test_the_judge_is_found_again_by_its_hash(judged, monkeypatch):
-    data, judge, folder = judged
-    monkeypatch.setattr("seedbed.recipes.flow.judge.train_judge", lambda *args: pytest.fail("trained again"))
-    again = open_judge(data, folder, CPU, QUICK)
-    assert again.hash == judge.hash and again.accuracy == judge.accuracy
+def test_classifier_is_loaded_from_the_cache(trained, monkeypatch):
+    data, classifier, folder = trained
+    monkeypatch.setattr("seedbed.recipes.flow.classifier.train_classifier", lambda *args: pytest.fail("trained again"))
+    again = open_classifier(data, folder, CPU, QUICK)
+    assert again.hash == classifier.hash and again.accuracy == classifier.accuracy
     x = data.valid.pick(np.arange(16))[0]
-    assert torch.equal(again.look(x)[0], judge.look(x)[0])
+    assert torch.equal(again.classify(x)[0], classifier.classify(x)[0])
 
 
-def test_the_same_seed_gives_the_same_judge_and_other_randomness_is_left_alone():
+def test_classifier_training_is_deterministic_and_forks_the_rng():
     small = ImageData(*(part.first(48) for part in (shapes().train, shapes().valid)), {}, shapes().class_names, (3, 16, 16))
-    config = JudgeConfig(width=4, epochs=1, batch=16)
+    config = ClassifierConfig(width=4, epochs=1, batch=16)
     state = torch.get_rng_state()
-    a, b = train_judge(small, CPU, config), train_judge(small, CPU, config)
+    a, b = train_classifier(small, CPU, config), train_classifier(small, CPU, config)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
 @pytest.mark.parametrize("damage", ["weights", "note", "gone"])
-def test_a_damaged_judge_is_trained_again(judged, tmp_path, monkeypatch, damage: str):
-    data, judge, folder = judged
+def test_classifier_file_that_is_damaged_is_trained_again(trained, tmp_path, monkeypatch, damage: str):
+    data, classifier, folder = trained
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (note,), (weights,) = tmp_path.glob("*.json"), tmp_path.glob("*.safetensors")
@@ -210,35 +210,35 @@ def test_a_damaged_judge_is_trained_again(judged, tmp_path, monkeypatch, damage:
         note.write_text(json.dumps({"hash": 3}))
     else:
         weights.unlink()
-    monkeypatch.setattr("seedbed.recipes.flow.judge.train_judge", lambda *args: judge)
+    monkeypatch.setattr("seedbed.recipes.flow.classifier.train_classifier", lambda *args: classifier)
     lines: list[str] = []
-    assert open_judge(data, tmp_path, CPU, QUICK, say=lines.append).hash == judge.hash
-    assert len(lines) == 2 and "is damaged" in lines[0] and "training the judge again" in lines[0]
+    assert open_classifier(data, tmp_path, CPU, QUICK, say=lines.append).hash == classifier.hash
+    assert len(lines) == 2 and "is damaged" in lines[0] and "training the classifier again" in lines[0]
 
 
-def test_what_cannot_be_judged_is_said(judged, tmp_path):
-    data, judge, _ = judged
+def test_classifier_refuses_latents_one_class_and_few_images(trained, tmp_path):
+    data, classifier, _ = trained
     lone = ImageData(data.train, data.valid, data.facts, ("thing",), data.shape)
-    with pytest.raises(UserError, match="have only one"):
-        open_judge(lone, tmp_path, CPU, QUICK)
-    with pytest.raises(UserError, match="too few to judge"):
-        evaluate_samples(torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.long), data, judge)
+    with pytest.raises(UserError, match="these images have one"):
+        open_classifier(lone, tmp_path, CPU, QUICK)
+    with pytest.raises(UserError, match="too few to evaluate"):
+        evaluate_samples(torch.zeros(4, 3, 16, 16), torch.zeros(4, dtype=torch.long), data, classifier)
     latent = shapes()
     latent.train.arrays = {**latent.train.arrays, "image": latent.train.arrays["image"].astype(np.float16)}
-    with pytest.raises(UserError, match="latents cannot be judged"):
-        open_judge(latent, tmp_path, CPU, QUICK)
+    with pytest.raises(UserError, match="latents cannot be scored"):
+        open_classifier(latent, tmp_path, CPU, QUICK)
 
 
 # ---- the table -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def table(judged) -> dict:
+def table(trained) -> dict:
     """Samples that are real training images, a third of them under a wrong name."""
-    data, judge, _ = judged
+    data, classifier, _ = trained
     images, classes = data.train.pick(np.arange(600))
     wrong = torch.where(torch.arange(600) % 3 == 0, (classes + 1) % 24, classes)
-    return evaluate_samples(images, wrong, data, judge, patch=4)
+    return evaluate_samples(images, wrong, data, classifier, patch=4)
 
 
 # A metric, and sets from good to bad; sets in one bracket are alike, and "real" stands for what real images get.
@@ -259,14 +259,14 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_each_metric_orders_the_oracle_rows(table: dict, name: str):
+def test_metrics_rank_the_baselines(table: dict, name: str):
     sign = {"higher": -1, "lower": 1}[COLUMNS[name][2]]
     ranks = [[sign * table["rows"][title][name] for title in group] for group in ORDERS[name]]
     for better, worse in itertools.pairwise(ranks):
         assert max(better) < min(worse), f"{name}: {ranks}"
 
 
-def test_more_orders_that_a_reader_relies_on(table: dict):
+def test_metrics_have_further_orders(table: dict):
     rows = table["rows"]
     assert rows["one per class, repeated"]["fd"] > 5 * rows["train images"]["fd"], "lost variety must cost"
     shuffled, train = rows["labels shuffled"], rows["train images"]
@@ -275,26 +275,26 @@ def test_more_orders_that_a_reader_relies_on(table: dict):
     assert rows["pure noise"]["accuracy"] < 0.2 and rows["test half vs half"]["num"] == 300
 
 
-def test_the_row_of_samples_says_what_they_are(table: dict):
+def test_metrics_of_the_samples_row(table: dict):
     row = table["rows"]["samples"]
     assert row["accuracy"] == pytest.approx(2 / 3, abs=0.03) and row["right"] == pytest.approx(2 / 3)
     assert row["fd"] == pytest.approx(table["rows"]["train images"]["fd"], abs=0.05) and row["nearest"] < 0.01
-    assert np.array(table["confusion"]).sum() == 600 and len(table["judge"]["hash"]) == 16
+    assert np.array(table["confusion"]).sum() == 600 and len(table["classifier"]["hash"]) == 16
     assert json.loads(json.dumps(table)) == table, "plain values only"
 
 
-def test_the_table_is_printed_with_the_judge_first_and_never_called_by_another_name(table: dict):
+def test_table_is_printed_with_the_classifier_first_and_never_called_fid(table: dict):
     text = markdown(table)
-    assert text.startswith(f"Judge {table['judge']['hash']}: ") and "| samples | 600 |" in text
+    assert text.startswith(f"Classifier {table['classifier']['hash']}: ") and "| samples | 600 |" in text
     assert all(f"| {title} |" in text for title in table["rows"]) and "FID" not in text
     assert "red disc" in text and "Peak at one over the patch" in text
     widths = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert len(widths) == 1
 
 
-def test_the_table_without_oracles_is_the_same_row(judged, table: dict):
-    data, judge, _ = judged
+def test_table_without_baselines_has_the_same_row(trained, table: dict):
+    data, classifier, _ = trained
     images, classes = data.train.pick(np.arange(600))
     wrong = torch.where(torch.arange(600) % 3 == 0, (classes + 1) % 24, classes)
-    alone = evaluate_samples(images, wrong, data, judge, oracles=False)
+    alone = evaluate_samples(images, wrong, data, classifier, baselines=False)
     assert alone["rows"] == {"samples": table["rows"]["samples"]} and "grid_peak" not in alone

@@ -1,4 +1,4 @@
-"""The flow model: patches, positions, conditions, what depends on what, and what it is at birth."""
+"""The flow model: patches, positions, conditions, what depends on what, and what it is at initial."""
 
 from dataclasses import replace
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.nn.attention import Attention
+from seedbed.nn.layers import rms_norm
 from seedbed.nn.modulate import TimeEmbedding, gate_and_norm, modulated_norm, time_features
-from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, patchify
-from seedbed.nn.rope import apply_rope
-from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unturned
+from seedbed.nn.positions import apply_rope
+from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
 from seedbed.recipes import find
 from seedbed.recipes.flow.model import FlowTransformer, build_model
 from seedbed.recipes.flow.presets import ModelConfig
@@ -29,20 +29,20 @@ VARIANTS = {
 }
 
 
-def model_of(config: ModelConfig, *, shaken: bool = True) -> FlowTransformer:
+def model_of(config: ModelConfig, *, perturbed: bool = True) -> FlowTransformer:
     """A model in float64; shaken, since zeros at the end hide everything behind them."""
     model = build_model(config, SHAPE, CLASSES, seed=1).double().eval()
-    dice = torch.Generator().manual_seed(2)
+    rng = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for param in model.parameters() if shaken else ():
-            param += 0.1 * torch.randn(param.shape, generator=dice)
+        for param in model.parameters() if perturbed else ():
+            param += 0.1 * torch.randn(param.shape, generator=rng)
     return model
 
 
 def inputs(num: int = 3, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    dice = torch.Generator().manual_seed(seed)
-    x = torch.randn(num, *SHAPE, generator=dice, dtype=torch.float64)
-    return x, torch.rand(num, generator=dice, dtype=torch.float64), torch.arange(num) % CLASSES
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, *SHAPE, generator=rng, dtype=torch.float64)
+    return x, torch.rand(num, generator=rng, dtype=torch.float64), torch.arange(num) % CLASSES
 
 
 @pytest.fixture(params=VARIANTS)
@@ -55,21 +55,21 @@ def model(request: pytest.FixtureRequest) -> FlowTransformer:
 
 @pytest.mark.parametrize(("height", "width", "patch"), [(8, 8, 2), (8, 12, 4), (6, 15, 3), (5, 7, 1), (16, 16, 16)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.uint8])
-def test_patches_come_back_bit_for_bit(height: int, width: int, patch: int, dtype: torch.dtype) -> None:
+def test_patchify_round_trip_is_bitwise(height: int, width: int, patch: int, dtype: torch.dtype) -> None:
     x = (100 * torch.randn(2, 3, height, width)).to(dtype)
     rows = patchify(x, patch)
     assert rows.shape == (2, height * width // patch**2, 3 * patch**2)
     assert torch.equal(depatchify(rows, patch, height, width), x)
 
 
-def test_a_lit_pixel_lights_one_number_of_one_token() -> None:
+def test_patchify_maps_a_pixel_to_one_value() -> None:
     x = torch.zeros(1, 3, 8, 12)
     x[0, 1, 5, 7] = 1.0  # patch row 2 of 4, column 3 of 6; inside the patch row 1, column 1
     lit = patchify(x, 2).nonzero().tolist()
     assert lit == [[0, 2 * 6 + 3, 1 * 4 + 1 * 2 + 1]]
 
 
-def test_patches_that_do_not_fit_are_refused() -> None:
+def test_patchify_refuses_sizes_that_do_not_divide() -> None:
     with pytest.raises(UserError, match="9x12 does not divide into patches of 2x2"):
         patchify(torch.zeros(1, 3, 9, 12), 2)
 
@@ -77,9 +77,9 @@ def test_patches_that_do_not_fit_are_refused() -> None:
 # ---- positions -------------------------------------------------------------------------------------------------------
 
 
-def test_axial_rotation_sees_distances_along_each_axis_only() -> None:
-    dice = torch.Generator().manual_seed(0)
-    q, k = torch.randn(2, 1, 1, 1, 16, generator=dice, dtype=torch.float64)
+def test_axial_rope_depends_on_distances_only() -> None:
+    rng = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 1, 16, generator=rng, dtype=torch.float64)
 
     def score(a: list[int], b: list[int]) -> float:
         return float(
@@ -93,24 +93,24 @@ def test_axial_rotation_sees_distances_along_each_axis_only() -> None:
     assert abs(score([1, 2], [4, 3]) - score([4, 3], [1, 2])) > 1e-3, "the sign of a distance matters"
 
 
-def test_condition_tokens_are_not_turned() -> None:
-    cos, sin = with_unturned(axial_table(raster(2, 3, torch.device("cpu")), 8, 1e4), 2)
+def test_condition_tokens_are_not_rotated() -> None:
+    cos, sin = with_unrotated(axial_table(raster(2, 3, torch.device("cpu")), 8, 1e4), 2)
     assert cos.shape == sin.shape == (8, 1, 4)
     assert torch.equal(cos[6:], torch.ones(2, 1, 4)) and torch.equal(sin[6:], torch.zeros(2, 1, 4))
 
 
-def test_fixed_features_tell_every_place_apart() -> None:
+def test_sincos_table_distinguishes_every_position() -> None:
     table = sincos_table(raster(16, 16, torch.device("cpu")), 64)
     apart = torch.cdist(table, table) + 100 * torch.eye(256)
     assert table.shape == (256, 64) and apart.min() > 0.3
 
 
-def test_permuting_patches_with_their_places_permutes_the_output(model: FlowTransformer) -> None:
+def test_model_is_equivariant_to_permuted_patches_and_positions(model: FlowTransformer) -> None:
     """So the condition tokens are where they should be, and are cut off at the right end."""
     x, time, label = inputs()
     rows, order = patchify(x, 2), torch.randperm(model.num_patches, generator=torch.Generator().manual_seed(4))
     plain = model.tokens(rows, time, label)
-    moved = model.tokens(rows[:, order], time, label, model.setting(raster(*model.grid, torch.device("cpu"))[order]))
+    moved = model.tokens(rows[:, order], time, label, model.position_tables(raster(*model.grid, torch.device("cpu"))[order]))
     torch.testing.assert_close(moved, plain[:, order], rtol=1e-5, atol=1e-6)
     unmoved = model.tokens(rows[:, order], time, label)
     assert (unmoved - plain[:, order]).abs().max() > 1e-3, "places matter"
@@ -124,7 +124,7 @@ def test_output_has_the_shape_of_the_input(model: FlowTransformer) -> None:
     assert model(x, time, label).shape == x.shape
 
 
-def test_no_mask_the_last_patch_reaches_the_first(model: FlowTransformer) -> None:
+def test_attention_has_no_mask(model: FlowTransformer) -> None:
     x, time, label = inputs()
     other = x.clone()
     other[:, :, -1, -1] += 1.0
@@ -132,7 +132,7 @@ def test_no_mask_the_last_patch_reaches_the_first(model: FlowTransformer) -> Non
     assert change.min() > 1e-6, "every patch sees every other"
 
 
-def test_the_same_probe_would_see_a_mask() -> None:
+def test_attention_mask_would_be_detected() -> None:
     model = model_of(SMALL)
     for module in model.modules():
         if isinstance(module, Attention):
@@ -152,7 +152,7 @@ def test_time_and_class_matter_and_rows_do_not_mix(model: FlowTransformer) -> No
     torch.testing.assert_close(model(x[1:2], time[1:2], label[1:2]), base[1:2])
 
 
-def test_time_survives_half_precision() -> None:
+def test_time_embedding_in_half_precision() -> None:
     """Just below 1 bfloat16 counts in steps of 1/256; the network must still tell these two times apart."""
     model = model_of(SMALL).float()
     x, _, label = (t.float() if t.is_floating_point() else t for t in inputs(1))
@@ -164,12 +164,12 @@ def test_time_survives_half_precision() -> None:
     assert out.dtype == torch.float32
 
 
-# ---- birth ---------------------------------------------------------------------------------------------------------------
+# ---- initial ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_output_is_zero_at_birth_and_only_the_head_learns(name: str) -> None:
-    model = model_of(VARIANTS[name], shaken=False)
+def test_initial_output_is_zero_and_only_the_head_has_a_gradient(name: str) -> None:
+    model = model_of(VARIANTS[name], perturbed=False)
     x, time, label = inputs()
     out = model(x, time, label)
     assert out.abs().max() == 0.0
@@ -179,8 +179,8 @@ def test_output_is_zero_at_birth_and_only_the_head_learns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_nothing_is_dead_after_three_steps(name: str) -> None:
-    model = model_of(VARIANTS[name], shaken=False)
+def test_gradients_reach_every_parameter_after_three_steps(name: str) -> None:
+    model = model_of(VARIANTS[name], perturbed=False)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for step in range(4):
         x, time, label = inputs(16, seed=step)
@@ -194,9 +194,9 @@ def test_nothing_is_dead_after_three_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize(("patch", "width"), [(2, 256), (4, 96), (16, 256)])
-def test_tokens_are_as_large_as_pixels_at_any_patch(patch: int, width: int) -> None:
-    dice = torch.Generator().manual_seed(0)
-    x = torch.randn(8, 3, 32, 32, generator=dice)
+def test_patch_init_keeps_the_variance_at_any_patch_size(patch: int, width: int) -> None:
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 3, 32, 32, generator=rng)
     sizes = {}
     for kind in ("unit", "conv", "xavier"):
         config = ModelConfig(depth=1, width=width, heads=width // 16, patch=patch, patch_init=kind)
@@ -207,7 +207,7 @@ def test_tokens_are_as_large_as_pixels_at_any_patch(patch: int, width: int) -> N
     assert sizes["xavier"] == pytest.approx((2 * 3 * patch**2 / (3 * patch**2 + width)) ** 0.5, rel=0.05)
 
 
-def test_a_seed_gives_one_model() -> None:
+def test_seed_decides_the_model() -> None:
     one, two, other = (build_model(SMALL, SHAPE, CLASSES, seed=s) for s in (1, 1, 2))
     for (name, a), b in zip(one.named_parameters(), two.parameters(), strict=True):
         assert torch.equal(a, b), name
@@ -224,7 +224,7 @@ def effective_rank(x: Tensor) -> float:
     return float((-(share * share.log()).sum()).exp())
 
 
-def test_scaled_time_spans_many_directions_and_raw_time_one() -> None:
+def test_time_scale_spans_many_dimensions() -> None:
     time = (torch.arange(4096, dtype=torch.float64) + 0.5) / 4096
     assert effective_rank(time_features(time, 256, 1000.0)) > 50
     assert effective_rank(time_features(time, 256, 1.0)) < 1.2
@@ -245,7 +245,7 @@ def test_modulated_norm_is_a_norm_at_zero_and_an_affine_map_of_it() -> None:
     assert modulated_norm(x.bfloat16(), shift, scale).dtype == torch.bfloat16
 
 
-def test_a_branch_is_gated_and_added_before_the_norm() -> None:
+def test_gate_and_norm_adds_the_gated_branch_first() -> None:
     x, branch, vectors = torch.randn(2, 3, 8), torch.randn(2, 3, 8), torch.randn(2, 3, 8)
     gate, shift, scale = vectors.split(1, dim=1)
     total, y = gate_and_norm(x, branch, vectors)
@@ -271,12 +271,12 @@ def test_time_embedding_stays_wide_in_float64() -> None:
         ({"context_start": 2}, "has blocks 0 to 1 only"),
     ],
 )
-def test_wrong_shapes_are_refused_in_a_line(changes: dict, message: str) -> None:
+def test_model_config_out_of_range_is_refused(changes: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         replace(SMALL, **changes).check()
 
 
-def test_every_preset_is_legal_and_divides() -> None:
+def test_presets_are_valid() -> None:
     for make in find("flow")[0].presets.values():
         config = make()
         config.model.check()

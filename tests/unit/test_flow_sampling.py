@@ -43,12 +43,12 @@ def order(field: Callable, sampler: str, truth: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("sampler", "wanted"), [("euler", 1.0), ("heun", 2.0)])
-def test_order_on_a_gaussian(sampler: str, wanted: float) -> None:
+def test_solver_order_on_a_gaussian(sampler: str, wanted: float) -> None:
     assert order(gaussian, sampler, MU + SIGMA * starts()) == pytest.approx(wanted, abs=0.1)
 
 
 @pytest.mark.parametrize(("sampler", "wanted"), [("euler", 1.0), ("heun", 2.0), ("midpoint", 2.0)])
-def test_order_on_a_mixture(sampler: str, wanted: float) -> None:
+def test_solver_order_on_a_mixture(sampler: str, wanted: float) -> None:
     truth = integrate(mixture, starts(), time_grid(1024), "heun")
     assert order(mixture, sampler, truth) == pytest.approx(wanted, abs=0.15)
 
@@ -56,13 +56,13 @@ def test_order_on_a_mixture(sampler: str, wanted: float) -> None:
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("steps", [1, 7, 24])
 @pytest.mark.parametrize("shift", [1.0, 3.0])
-def test_constant_velocity_lands_exactly(sampler: str, steps: int, shift: float) -> None:
+def test_solver_is_exact_for_a_constant_velocity(sampler: str, steps: int, shift: float) -> None:
     end = integrate(lambda x, t: torch.full_like(x, 2.0), torch.zeros(3, dtype=torch.float64), time_grid(steps, shift), sampler)
     torch.testing.assert_close(end, torch.full((3,), 2.0, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("steps", [1, 4, 25])
-def test_grid_begins_at_0_and_ends_before_1(steps: int) -> None:
+def test_time_grid_begins_at_0_and_ends_at_1(steps: int) -> None:
     """v = t tells a right grid from one that also evaluates at 1 and keeps dt = 1/n, which an order test does not."""
 
     def rising(x: Tensor, t: float) -> Tensor:
@@ -76,7 +76,7 @@ def test_grid_begins_at_0_and_ends_before_1(steps: int) -> None:
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_no_field_is_asked_at_time_1(sampler: str) -> None:
+def test_solver_never_evaluates_time_1(sampler: str) -> None:
     seen: list[float] = []
 
     def watched(x: Tensor, t: float) -> Tensor:
@@ -87,7 +87,7 @@ def test_no_field_is_asked_at_time_1(sampler: str) -> None:
     assert max(seen) < 1.0 and len(seen) == {"euler": 5, "heun": 9, "midpoint": 10}[sampler]
 
 
-def test_shift_moves_steps_towards_the_noise() -> None:
+def test_time_grid_shift_moves_steps_towards_the_noise() -> None:
     even, shifted = time_grid(8), time_grid(8, 3.0)
     assert shifted[0] == 0.0 and shifted[-1] == 1.0 and shifted == sorted(shifted)
     assert all(s < e for s, e in zip(shifted[1:-1], even[1:-1], strict=True))
@@ -99,10 +99,10 @@ def test_shift_moves_steps_towards_the_noise() -> None:
 def small(**changes) -> FlowTransformer:
     config = ModelConfig(depth=1, width=16, heads=2, patch=2, **changes)
     model = build_model(config, (3, 4, 4), 3, seed=1).eval()
-    dice = torch.Generator().manual_seed(2)
+    rng = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for param in model.parameters():
-            param += 0.1 * torch.randn(param.shape, generator=dice)
+            param += 0.1 * torch.randn(param.shape, generator=rng)
     return model
 
 
@@ -117,8 +117,8 @@ def test_guidance_is_its_formula_within_its_interval(predict: str) -> None:
         return velocity(model(x, time, classes), x, time, predict)
 
     field = guided(model, label, Sampling(guidance=2.5, interval=(0.2, 0.8)))
-    blind, told = alone(0.5, torch.full((3,), 3)), alone(0.5, label)
-    torch.testing.assert_close(field(x, 0.5), blind + 2.5 * (told - blind), rtol=1e-4, atol=1e-5)
+    blind, messages = alone(0.5, torch.full((3,), 3)), alone(0.5, label)
+    torch.testing.assert_close(field(x, 0.5), blind + 2.5 * (messages - blind), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(field(x, 0.1), alone(0.1, label))
     torch.testing.assert_close(field(x, 0.9), alone(0.9, label))
 
@@ -133,14 +133,14 @@ def test_guidance_1_is_the_model_and_0_ignores_the_class() -> None:
     assert (generate(model, torch.tensor([2, 0]), Sampling(steps=3), 1) - one).abs().max() > 1e-3
 
 
-def test_a_model_without_dropout_cannot_be_guided() -> None:
+def test_guidance_without_class_dropout_is_refused() -> None:
     model = small(drop=0.0)
     assert generate(model, torch.tensor([1]), Sampling(steps=2), seed=1).shape == (1, 3, 4, 4)
     with pytest.raises(UserError, match=r"without class dropout.*--guidance 1"):
         generate(model, torch.tensor([1]), Sampling(steps=2, guidance=2.0), seed=1)
 
 
-def test_samples_depend_on_seed_and_place_but_not_on_the_batch() -> None:
+def test_samples_depend_on_seed_and_index_but_not_on_the_batch() -> None:
     model, label, sampling = small(), torch.tensor([0, 1, 2, 0, 1]), Sampling(steps=4, guidance=2.0)
     whole = generate(model, label, sampling, seed=1)
     torch.testing.assert_close(generate(model, label, sampling, seed=1, batch=2), whole, rtol=1e-4, atol=1e-5)
@@ -154,7 +154,7 @@ def test_sampling_refuses_training_mode() -> None:
         generate(small().train(), torch.tensor([1]), Sampling(steps=1), seed=1)
 
 
-def test_a_perfect_image_is_reached_and_the_clamp_bounds_the_last_steps() -> None:
+def test_x_prediction_reaches_a_perfect_image_with_bounded_last_steps() -> None:
     """With x-prediction the way to a fixed image is straight; near time 1 the divisor stays at the loss's own floor."""
     target = torch.full((1, 1, 2, 2), 0.5)
 
@@ -178,12 +178,12 @@ def test_a_perfect_image_is_reached_and_the_clamp_bounds_the_last_steps() -> Non
         ({"shift": 0.0}, "shift=0.0 is out of range"),
     ],
 )
-def test_wrong_options_are_refused_in_a_line(wrong: dict, message: str) -> None:
+def test_sampling_options_out_of_range_are_refused(wrong: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         Sampling(**wrong)
 
 
-def test_a_sampling_says_what_it_is() -> None:
+def test_sampling_as_text() -> None:
     base = Sampling(guidance=2.0)
     assert str(base) == "heun, 24 steps, guidance 2"
     assert str(replace(base, interval=(0.1, 0.9), shift=2.0)) == "heun, 24 steps, guidance 2 at times 0.1 to 0.9, shift 2"

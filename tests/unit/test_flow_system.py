@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same_end, newest, resume, rows, start, stop_at
+from helpers import NOISED_TERMS, assert_close_in_float, assert_same_end, newest, resume, rows, start, stop_at
 from PIL import Image
 from torch import Tensor
 
@@ -22,8 +22,8 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.recipes.flow import objective
-from seedbed.recipes.flow.data import TimeLaw
-from seedbed.recipes.flow.show import OPTIONS, _classes, _layout
+from seedbed.recipes.flow.data import TimeDistribution
+from seedbed.recipes.flow.show import SampleOptions, _classes, _layout
 from seedbed.recipes.flow.system import NUM_BINS, Flow, build
 from seedbed.train.engine import Engine
 from seedbed.train.system import Request
@@ -52,23 +52,23 @@ def made(*assignments: str) -> tuple[Flow, Engine, Feed]:
 
 
 @pytest.mark.parametrize("condition", ["adaln", "context"])
-def test_a_new_v_model_costs_1_plus_the_second_moment(condition: str) -> None:
+def test_initial_loss_of_v_is_1_plus_the_second_moment(condition: str) -> None:
     system, engine, feed = made("model.predict=v", "batch=512", f"model.condition={condition}")
     batch = feed.part(0)
     loss, _ = system.loss(batch, engine)
     moment = batch["image"].square().mean().item()
     assert loss.item() == pytest.approx(1 + moment, rel=0.01)
-    assert system.levels()["all zeros"] == pytest.approx(1 + moment, rel=0.02)
+    assert system.baseline_losses()["all zeros"] == pytest.approx(1 + moment, rel=0.02)
 
 
-def test_a_new_x_model_costs_the_second_moment_times_the_mean_weight() -> None:
+def test_initial_loss_of_x_is_the_weighted_second_moment() -> None:
     system, engine, feed = made("model.predict=x", "batch=1024")
-    assert system.loss(feed.part(0), engine)[0].item() == pytest.approx(system.levels()["all zeros"], rel=0.05)
+    assert system.loss(feed.part(0), engine)[0].item() == pytest.approx(system.baseline_losses()["all zeros"], rel=0.05)
 
 
-def test_x_and_v_predictions_that_mean_the_same_cost_the_same() -> None:
-    dice = torch.Generator().manual_seed(0)
-    image, noise, wrong = torch.randn(3, 4, 3, 4, 4, generator=dice, dtype=torch.float64)
+def test_loss_of_equivalent_x_and_v_predictions_is_equal() -> None:
+    rng = torch.Generator().manual_seed(0)
+    image, noise, wrong = torch.randn(3, 4, 3, 4, 4, generator=rng, dtype=torch.float64)
     time = torch.tensor([0.0, 0.3, 0.9, 0.94], dtype=torch.float64)
     t = time[:, None, None, None]
     x, direction = (1 - t) * noise + t * image, image - noise
@@ -78,7 +78,7 @@ def test_x_and_v_predictions_that_mean_the_same_cost_the_same() -> None:
     assert objective.errors(image, x, time, direction, "x").max() < 1e-20
 
 
-def test_x_prediction_is_finite_at_time_1_and_weighs_as_the_floor_says() -> None:
+def test_x_prediction_is_finite_at_time_1() -> None:
     image, x, time = torch.zeros(1, 1, 2, 2), torch.zeros(1, 1, 2, 2), torch.ones(1)
     error = objective.errors(torch.full_like(image, 0.1), x, time, image - x, "x")
     assert error.item() == pytest.approx((0.1 / objective.MIN_GAP) ** 2)
@@ -86,26 +86,28 @@ def test_x_prediction_is_finite_at_time_1_and_weighs_as_the_floor_says() -> None
 
 @pytest.mark.parametrize(("mean", "std", "weight"), [(None, None, 39.0), (0.0, 1.0, 11.0), (-0.8, 0.8, 2.96)])
 def test_mean_weight_of_x_prediction(mean: float | None, std: float | None, weight: float) -> None:
-    law = TimeLaw("uniform") if mean is None or std is None else TimeLaw("logit-normal", mean, std)
-    assert objective.weights(objective.quantiles(law), "x")[1].mean().item() == pytest.approx(weight, rel=0.02)
+    times = TimeDistribution("uniform") if mean is None or std is None else TimeDistribution("logit-normal", mean, std)
+    assert objective.weights(objective.quantiles(times), "x")[1].mean().item() == pytest.approx(weight, rel=0.02)
 
 
 # ---- levels --------------------------------------------------------------------------------------------------------------
 
 
-def test_levels_in_closed_form_under_uniform_time() -> None:
-    time = objective.quantiles(TimeLaw("uniform"))
+def test_baseline_losses_in_closed_form_under_uniform_time() -> None:
+    time = objective.quantiles(TimeDistribution("uniform"))
     variances = torch.tensor([0.04, 0.25, 1.0], dtype=torch.float64)
-    assert objective.gaussian_level(variances, time, "v") == pytest.approx(math.pi / 2 * variances.sqrt().mean().item(), rel=1e-3)
-    assert objective.zero_level(0.25, time, "v") == 1.25
+    assert objective.gaussian_baseline(variances, time, "v") == pytest.approx(
+        math.pi / 2 * variances.sqrt().mean().item(), rel=1e-3
+    )
+    assert objective.zero_baseline(0.25, time, "v") == 1.25
 
 
-def test_the_gaussian_level_is_what_the_best_linear_predictor_reaches() -> None:
+def test_gaussian_baseline_equals_the_best_linear_predictor() -> None:
     """Least squares at one time, on correlated numbers, against the formula."""
-    dice = torch.Generator().manual_seed(0)
-    mix = torch.randn(4, 4, generator=dice, dtype=torch.float64)
-    image = torch.randn(20_000, 4, generator=dice, dtype=torch.float64) @ mix + 0.3
-    noise = torch.randn(20_000, 4, generator=dice, dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    mix = torch.randn(4, 4, generator=rng, dtype=torch.float64)
+    image = torch.randn(20_000, 4, generator=rng, dtype=torch.float64) @ mix + 0.3
+    noise = torch.randn(20_000, 4, generator=rng, dtype=torch.float64)
     t = 0.4
     seen = torch.cat(((1 - t) * noise + t * image, torch.ones(20_000, 1, dtype=torch.float64)), 1)
     direction = image - noise
@@ -113,45 +115,45 @@ def test_the_gaussian_level_is_what_the_best_linear_predictor_reaches() -> None:
     reached = (seen @ best - direction).square().mean().item()
     _, variances, eigenvalues = objective.moments(image)
     assert eigenvalues is not None
-    told = objective.curve(eigenvalues, torch.tensor([t], dtype=torch.float64)).item()
-    assert reached == pytest.approx(told, rel=0.02)
-    assert told < objective.curve(variances, torch.tensor([t], dtype=torch.float64)).item()
+    messages = objective.curve(eigenvalues, torch.tensor([t], dtype=torch.float64)).item()
+    assert reached == pytest.approx(messages, rel=0.02)
+    assert messages < objective.curve(variances, torch.tensor([t], dtype=torch.float64)).item()
 
 
-def test_levels_are_ordered_and_printed() -> None:
+def test_baseline_losses_are_ordered_and_printed() -> None:
     system, _, _ = made()
-    levels = list(system.levels().values())
+    levels = list(system.baseline_losses().values())
     assert len(levels) == 3 and levels == sorted(levels, reverse=True)
-    assert "pixel by pixel" in system.describe()["loss levels"]
+    assert "pixel by pixel" in system.describe()["baseline losses"]
 
 
-def test_large_images_have_no_covariance() -> None:
+def test_baseline_losses_of_large_images_have_no_covariance() -> None:
     assert objective.moments(torch.randn(3, objective.MAX_NUMBERS + 1))[2] is None
 
 
 # ---- noise, classes, bins ----------------------------------------------------------------------------------------------
 
 
-def test_classes_are_hidden_one_by_one_in_training_and_never_in_evaluation() -> None:
+def test_class_dropout_in_training_only() -> None:
     system, _, feed = made("batch=1024", "model.drop=0.25")
     batch = feed.part(0)
     null = system.model.null_class
-    hidden = system.noised(batch)["class"] == null
+    hidden = system.add_noise(batch)["class"] == null
     assert 0.2 < hidden.float().mean() < 0.3
-    assert torch.equal(system.eval().noised(batch)["class"], batch["class"])
+    assert torch.equal(system.eval().add_noise(batch)["class"], batch["class"])
     off, _, _ = made("model.drop=0")
     assert off.model.classes.num_embeddings == 24, "no row for a class that never comes"
 
 
-def test_a_sample_is_noised_alike_in_any_batch() -> None:
+def test_noise_does_not_depend_on_the_batch() -> None:
     system, _, feed = made("model.stratified=false", "batch=16")
     batch = feed.part(0)
-    whole, part = system.noised(batch), system.noised({k: v[5:7] for k, v in batch.items()})
+    whole, part = system.add_noise(batch), system.add_noise({k: v[5:7] for k, v in batch.items()})
     for name in whole:
-        assert torch.equal(whole[name][5:7], part[name]), name
+        assert_close_in_float(whole[name][5:7], part[name], NOISED_TERMS)
 
 
-def test_accumulated_parts_add_up_to_the_step() -> None:
+def test_accumulation_equals_the_whole_step() -> None:
     norms = []
     for accum in (1, 4):
         system, engine, _ = made(f"accum={accum}", "batch=16", "model.predict=v")
@@ -163,12 +165,12 @@ def test_accumulated_parts_add_up_to_the_step() -> None:
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-def test_bins_hold_the_loss_by_time() -> None:
-    system, engine, feed = made("batch=512", "model.t_law=uniform", "model.predict=v")
+def test_loss_bins_by_time() -> None:
+    system, engine, feed = made("batch=512", "model.t_distribution=uniform", "model.predict=v")
     batch = feed.part(0)
     _, measured = system.loss(batch, engine)
     assert list(measured) == [f"loss_t{k}" for k in range(NUM_BINS)]
-    seen = system.noised(batch)
+    seen = system.add_noise(batch)
     errors = system.errors(torch.zeros_like(seen["input"]), seen)
     inside = (seen["time"] >= 0.3) & (seen["time"] < 0.4)
     assert measured["loss_t3"].item() == pytest.approx(errors[inside].mean().item(), rel=1e-4)
@@ -180,7 +182,7 @@ def test_bins_hold_the_loss_by_time() -> None:
 # ---- evaluation ----------------------------------------------------------------------------------------------------------
 
 
-def test_evaluation_is_exact_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluation_does_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     system, engine, _ = made()
     with torch.no_grad():
         system.model.leave.weight.normal_(generator=torch.Generator().manual_seed(1))
@@ -215,7 +217,7 @@ def test_evaluation_covers_every_class_of_a_sorted_store() -> None:
 # ---- training and averages ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_is_bitwise_and_training_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = [*TINY, *QUIET, "ema=0.9", "ema2=0.99"]
     assert start(tmp_path, "straight", *settings, recipe="flow/demo") == 0
     stop_at(4, monkeypatch)
@@ -228,9 +230,9 @@ def test_a_run_learns_and_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytes
     assert "loss_t9" in rows(tmp_path, "straight")[0]
 
 
-def test_two_averages_move_at_two_speeds_and_warm_up() -> None:
+def test_ema_of_two_horizons_and_warm_up() -> None:
     system, engine, feed = made("ema=0.1", "ema2=0.99")
-    birth = {n: p.detach().clone() for n, p in system.named_parameters()}
+    initial = {n: p.detach().clone() for n, p in system.named_parameters()}
     for step in range(5):
         engine.begin(step, 0.5)
         engine.step(feed.part)
@@ -238,7 +240,7 @@ def test_two_averages_move_at_two_speeds_and_warm_up() -> None:
     live = dict(system.named_parameters())[name].detach()
     assert engine.ema is not None and engine.ema2 is not None
     near, far = ((e.shadow[name] - live).norm() for e in (engine.ema, engine.ema2))
-    assert 0 < near < far < (birth[name] - live).norm()
+    assert 0 < near < far < (initial[name] - live).norm()
     assert [engine.ema2.weight(s) for s in (0, 1)] == pytest.approx([1 - 0.1, 1 - 2 / 11])
     assert engine.ema2.weight(10**6) == pytest.approx(0.01)
     assert engine.ema2.shadow[name].dtype == torch.float32
@@ -266,7 +268,7 @@ def asked(system: Flow, engine: Engine, folder: Path, **options: Any) -> Any:
         return system.sample(Request(folder, options), engine)
 
 
-def test_a_sample_is_a_picture_with_real_ones_beside_it(tmp_path: Path) -> None:
+def test_sample_grid_has_real_images_next_to_it(tmp_path: Path) -> None:
     system, engine, _ = made()
     shown = asked(system, engine, tmp_path, grid="2x3", steps=2, seed=4)
     (path,) = shown.files
@@ -278,13 +280,13 @@ def test_a_sample_is_a_picture_with_real_ones_beside_it(tmp_path: Path) -> None:
     assert np.array_equal(np.asarray(Image.open(path)), np.asarray(Image.open(again.files[0])))
 
 
-def test_while_training_every_class_is_drawn(tmp_path: Path) -> None:
+def test_sample_during_training_covers_every_class(tmp_path: Path) -> None:
     system, engine, _ = made()
     shown = asked(system, engine, tmp_path)
     assert shown.facts["num"] == 96 and shown.files[0].name == "grid.png"
 
 
-def test_costly_images_are_few_and_random_ones_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_num_is_limited_by_flops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system, engine, _ = made()
     monkeypatch.setattr("seedbed.recipes.flow.show.MAX_FLOPS", {"cpu": 5 * 48 * system.model.forward_flops()})
     assert asked(system, engine, tmp_path).facts["num"] == 5
@@ -297,7 +299,7 @@ def test_costly_images_are_few_and_random_ones_none(tmp_path: Path, monkeypatch:
     assert asked(noise, engine, tmp_path).files == ()
 
 
-def test_the_long_average_is_used_when_asked_for(tmp_path: Path) -> None:
+def test_sample_with_the_long_ema(tmp_path: Path) -> None:
     system, engine, _ = made("ema=0.5", "ema2=0.9")
     assert engine.ema2 is not None
     engine.ema2.shadow["model.leave.bias"].fill_(5.0)
@@ -320,7 +322,7 @@ def test_the_long_average_is_used_when_asked_for(tmp_path: Path) -> None:
         ({"prompt": "hello"}, "does not know --prompt"),
     ],
 )
-def test_wrong_requests_are_refused_in_a_line(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_sample_options_out_of_range_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     system, engine, _ = made()
     with pytest.raises(UserError, match=message):
         asked(system, engine, tmp_path, **options)
@@ -333,39 +335,40 @@ def test_guidance_without_dropout_is_refused_and_not_the_default(tmp_path: Path)
         asked(system, engine, tmp_path, guidance=2.0)
 
 
-def test_all_classes_come_in_equal_shares() -> None:
+def test_sample_classes_in_equal_shares() -> None:
     data: Any = SimpleNamespace(num_classes=10, class_names=tuple("abcdefghij"))
     assert torch.bincount(_classes("all", 100, data)).tolist() == [10] * 10
     assert _classes("all", 3, data).tolist() == [0, 1, 2]
     assert _classes("c", 2, data).tolist() == [2, 2] == _classes("2", 2, data).tolist()
-    assert _layout({**OPTIONS, "grid": "3x5"}) == (15, 5) and _layout(OPTIONS) == (64, 8)
+    given = asdict(SampleOptions())
+    assert _layout({**given, "grid": "3x5"}) == (15, 5) and _layout(given) == (64, 8)
 
 
-def test_presets_differ_only_where_they_say() -> None:
+def test_presets_of_seed_256_differ_in_heads_only() -> None:
     presets = find("flow")[0].presets
     one, two = presets["seed-256"](), presets["seed-256-h4"]()
     assert replace(two.model, heads=16) == one.model
 
 
-def test_the_examination_has_seeds_guidance_1_and_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a judge that knows nothing and a table of one column, since the judge has tests of its own."""
+def test_full_evaluation_has_seeds_guidance_1_and_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a classifier that knows nothing and a table of one column, since the classifier has tests of its own."""
     calls = []
 
-    def fake_table(images: Tensor, classes: Tensor, *_: Any, oracles: bool, patch: int) -> dict[str, Any]:
-        calls.append((len(images), oracles, patch))
+    def fake_table(images: Tensor, classes: Tensor, *_: Any, baselines: bool, patch: int) -> dict[str, Any]:
+        calls.append((len(images), baselines, patch))
         rows = {"samples": {"num": 24.0, "fd": float(images.square().mean())}} | (
-            {"train images": {"num": 24.0, "fd": 0.1}} if oracles else {}
+            {"train images": {"num": 24.0, "fd": 0.1}} if baselines else {}
         )
         facts = {"hash": "abc", "accuracy": 0.5, "num_features": 4}
-        return {"judge": facts, "num_reference": 9, "rows": rows, "confusion": [[1, 0], [0, 1]], "class_names": ["a", "b"]}
+        return {"classifier": facts, "num_reference": 9, "rows": rows, "confusion": [[1, 0], [0, 1]], "class_names": ["a", "b"]}
 
-    monkeypatch.setattr("seedbed.recipes.flow.examine.open_judge", lambda *args, **kwargs: None)
-    monkeypatch.setattr("seedbed.recipes.flow.examine.evaluate_samples", fake_table)
+    monkeypatch.setattr("seedbed.recipes.flow.full_evaluation.open_classifier", lambda *args, **kwargs: None)
+    monkeypatch.setattr("seedbed.recipes.flow.full_evaluation.evaluate_samples", fake_table)
     system, engine, _ = made("model.predict=v")
     shown = asked(system, engine, tmp_path, examine=24, steps=1, grid="1x1")
-    assert [path.name for path in shown.files] == ["all-heun1-w2-seed1.png", "examination.md", "examination.json"]
+    assert [path.name for path in shown.files] == ["all-heun1-w2-seed1.png", "full_evaluation.md", "full_evaluation.json"]
     assert calls == [(24, True, 4), (24, False, 0), (24, False, 0), (24, False, 0)]
-    table = json.loads((tmp_path / "examination.json").read_text())
+    table = json.loads((tmp_path / "full_evaluation.json").read_text())
     assert list(table["rows"]) == ["samples", "samples, guidance 1", "train images"]
     assert table["seeds"] == [1, 2, 3] and table["spread"]["fd"][1] > 0
-    assert "guidance 2, short average" in shown.text and "Over seeds 1 to 3: FD-judge" in shown.text
+    assert "guidance 2, short average" in shown.text and "Over seeds 1 to 3: FD-classifier" in shown.text

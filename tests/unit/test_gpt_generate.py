@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt, train_bpe
+from seedbed.data.bpe import train_bpe
+from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn.sampling import Sampling, pick, window_start
 from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder, generate
@@ -33,8 +34,8 @@ def make(name="base", context=CONTEXT):
 
 
 def prompt_ids(*lengths):
-    dice = torch.Generator().manual_seed(9)
-    return [torch.randint(VOCAB, (n,), generator=dice).tolist() for n in lengths]
+    rng = torch.Generator().manual_seed(9)
+    return [torch.randint(VOCAB, (n,), generator=rng).tolist() for n in lengths]
 
 
 def record_logits(decoder):
@@ -58,7 +59,7 @@ def run_both(model, prompts, num_tokens):
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("lengths", [(1,), (5,), (CONTEXT,), (CONTEXT - 1, 1, 7), (3 * CONTEXT, 2, CONTEXT + 1)], ids=str)
-def test_cached_equals_uncached_from_the_prompt_across_refills_and_ragged_rows(name, lengths):
+def test_generation_cached_equals_uncached_across_refills_and_ragged_rows(name, lengths):
     (cached, tokens), (uncached, expected) = run_both(make(name), prompt_ids(*lengths), 3 * CONTEXT)
     assert (cached - uncached).abs().max() <= 1e-4
     assert torch.equal(tokens, expected)
@@ -66,14 +67,14 @@ def test_cached_equals_uncached_from_the_prompt_across_refills_and_ragged_rows(n
     assert len(set(tokens[0, lengths[0] :].tolist())) > 3
 
 
-def test_cached_equals_uncached_over_a_long_context():
+def test_generation_cached_equals_uncached_over_a_long_context():
     context = 256
     (cached, tokens), (uncached, expected) = run_both(make("base", context), prompt_ids(1), context + 40)
     assert (cached - uncached).abs().max() <= 1e-4 and torch.equal(tokens, expected)
 
 
 @torch.no_grad()
-def test_uncached_steps_are_plain_forward_passes():
+def test_generation_uncached_equals_forward_passes():
     model, (prompt,) = make(), prompt_ids(6)
     decoder = UncachedDecoder(model, [prompt], 5, GREEDY, seed=1)
     for _ in range(5):
@@ -83,7 +84,7 @@ def test_uncached_steps_are_plain_forward_passes():
 
 
 @torch.no_grad()
-def test_a_row_does_not_depend_on_its_neighbours():
+def test_generation_rows_are_independent():
     model, prompts = make("extras"), prompt_ids(9, 2, 20)
     (_, together), _ = run_both(model, prompts, 30)
     for row, prompt in enumerate(prompts):
@@ -92,7 +93,7 @@ def test_a_row_does_not_depend_on_its_neighbours():
 
 
 @torch.no_grad()
-def test_the_cached_path_sees_every_past_token_and_no_other():
+def test_generation_cache_holds_every_past_token_and_no_other():
     """Change a token of the prompt: what is drawn next must move, unless the token fell out of the window."""
     model, (prompt,) = make(), prompt_ids(CONTEXT)
 
@@ -111,7 +112,7 @@ def test_the_cached_path_sees_every_past_token_and_no_other():
 
 
 @torch.no_grad()
-def test_padding_and_stale_slots_leave_no_trace():
+def test_generation_cache_ignores_padding_and_stale_slots():
     model, (short, long) = make(), prompt_ids(3, 12)
     decoder = CachedDecoder(model, [short, long], 4, GREEDY, seed=1)
     decoder.cache.kv_LPBHTD[:, :, 0, :, len(short) - 1 :] = 1e4  # beyond the row's length
@@ -124,7 +125,7 @@ def test_padding_and_stale_slots_leave_no_trace():
     assert torch.equal(torch.stack(poisoned), torch.stack(expected))
 
 
-def test_the_window_keeps_the_last_half_and_never_overflows():
+def test_generation_window_keeps_the_last_half():
     for context in (1, 2, 3, 16, 17):
         start = 0
         for num_tokens in range(1, 5 * context):
@@ -143,7 +144,7 @@ def draws(logits, sampling, num=4000, seed=0):
     return torch.bincount(tokens, minlength=len(logits)) / num
 
 
-def test_draws_follow_the_softmax():
+def test_sampling_follows_the_softmax():
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0])
     for temperature in (0.5, 1.0, 2.0):
         expected = (logits / temperature).softmax(-1)
@@ -198,10 +199,10 @@ def text_model(tokenizer):
 
 
 @pytest.mark.parametrize("tokenizer", [CHARS, BPE], ids=["char", "bpe"])
-def test_pieces_join_to_the_text_and_the_seed_decides_it(tokenizer):
+def test_streaming_pieces_join_to_the_text(tokenizer):
     model, pieces = text_model(tokenizer).train(), {0: [], 1: []}
     options = {"tokens": 60, "temperature": 2.0, "seed": 5}
-    texts = generate(model, tokenizer, ["a", "ab nap"], on_piece=lambda row, piece: pieces[row].append(piece), **options)
+    texts = generate(model, tokenizer, ["a", "ab nap"], on_text=lambda row, piece: pieces[row].append(piece), **options)
     assert ["".join(pieces[row]) for row in (0, 1)] == texts
     assert model.training, "the mode must be put back"
     assert generate(model, tokenizer, ["a", "ab nap"], **options) == texts
@@ -209,7 +210,7 @@ def test_pieces_join_to_the_text_and_the_seed_decides_it(tokenizer):
     assert generate(model, tokenizer, ["a", "ab nap"], cached=False, **options) == texts
 
 
-def test_characters_are_never_cut_in_streaming():
+def test_streaming_never_splits_characters():
     text = "größe 日本語 🌱 café"
     ids = BPE.encode(text).tolist()
     single_bytes = train_bpe(["x"], 258)
@@ -221,16 +222,16 @@ def test_characters_are_never_cut_in_streaming():
 
 
 def test_streaming_agrees_with_decoding_for_any_ids():
-    dice = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     for _ in range(50):
-        ids = torch.randint(BPE.vocab_size, (20,), generator=dice).tolist()
+        ids = torch.randint(BPE.vocab_size, (20,), generator=rng).tolist()
         stream = TextStream(BPE)
         for k, i in enumerate(ids):
             stream.push([i], last=k == len(ids) - 1)
         assert stream.text == BPE.decode(ids)
 
 
-def test_an_empty_prompt_starts_a_document():
+def test_prompt_that_is_empty_starts_a_document():
     assert encode_prompt(CHARS, "") == CHARS.encode("\n\n").tolist()
     assert encode_prompt(BPE, "") == BPE.separator.tolist()
     assert encode_prompt(CharTokenizer(["b", "a"]), "") == [0]
@@ -248,7 +249,7 @@ def test_an_empty_prompt_starts_a_document():
         (["a"], {"top_k": -3}, "top_k"),
     ],
 )
-def test_bad_requests_are_answered(prompts, options, message):
+def test_generation_options_out_of_range_are_refused(prompts, options, message):
     model = text_model(CHARS).train()
     with pytest.raises(UserError, match=message):
         generate(model, CHARS, prompts, **options)
@@ -268,7 +269,7 @@ def test_generation_ignores_compiled_blocks():
     assert generate(model, CHARS, ["ab"], tokens=5) == expected and calls == []
 
 
-def test_no_graph_is_attempted_without_cuda():
+def test_capture_is_not_attempted_without_cuda():
     model = text_model(CHARS)
     assert "no graphs on cpu" in CachedDecoder(model, [[1]], 1, GREEDY, 1, capture=True).why_not_captured
     assert generate(model, CHARS, ["ab"], tokens=5, capture=True) == generate(model, CHARS, ["ab"], tokens=5)
@@ -288,8 +289,8 @@ def test_generation_in_half_precision_stays_close():
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, top_k=20, top_p=0.9)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("name", VARIANTS)
 @torch.no_grad()
-def test_a_captured_step_equals_an_eager_one(name, sampling):
-    """Across refills and ragged rows, with dice that move on inside the graph."""
+def test_generation_captured_equals_eager(name, sampling):
+    """Across refills and ragged rows, with a generator that moves on inside the graph."""
     model, outcomes = make(name).cuda(), []
     for capture in (False, True):
         decoder = CachedDecoder(model, prompt_ids(CONTEXT - 1, 1, 7), 3 * CONTEXT, sampling, seed=3, capture=capture)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import typing
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from seedbed.errors import UserError
 from seedbed.nn.attention import attention_scope
 from seedbed.nn.groups import kind_of
 from seedbed.nn.init import materialize
+from seedbed.nn.positions import ENCODINGS
 from seedbed.recipes.gpt.model import Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
 
@@ -57,7 +59,7 @@ def test_causality_by_perturbation(name):
 
 
 @torch.no_grad()
-def test_the_causality_check_can_fail():
+def test_causality_check_can_fail():
     """The positive control: a model that looks one token ahead must be caught."""
     model = make()
     with pytest.raises(AssertionError, match="reaches back"):
@@ -74,7 +76,7 @@ def test_causality_survives_tracing_as_one_graph():
 @tracing
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=inductor)])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_compiled_training_step_equals_the_eager_one(name, backend):
+def test_compiled_training_step_equals_eager(name, backend):
     model, x = make(dataclasses.replace(VARIANTS[name], depth=2)).train(), tokens()
     eager = model(x[:, :-1], x[:, 1:])
     expected = torch.autograd.grad(eager, list(model.parameters()))
@@ -146,7 +148,7 @@ def test_first_loss_is_that_of_a_uniform_guess(vocab, width, change):
     assert abs(model(x[:, :-1], x[:, 1:]).item() - math.log(vocab)) < 0.1
 
 
-def test_every_parameter_has_the_kind_it_should():
+def test_parameters_have_their_kinds():
     model = make(dataclasses.replace(EVERYTHING, norm="layer", positions="learned"))
     owners = {id(p): m for m in model.modules() for p in m.parameters(recurse=False)}
     kinds = {n: kind_of(n, owners[id(p)], p) for n, p in model.named_parameters()}
@@ -159,7 +161,7 @@ def test_every_parameter_has_the_kind_it_should():
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_parameter_moves_within_three_steps(name):
+def test_parameters_all_change_within_three_steps(name):
     model = make(dataclasses.replace(VARIANTS[name], out_init=0.0)).train()
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     optimizer, x = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0), tokens()
@@ -178,6 +180,7 @@ def test_every_parameter_moves_within_three_steps(name):
     [
         {"norm": "layer"},
         {"positions": "learned"},
+        {"positions": "none"},
         {"rope_base": 100.0},
         {"qk_norm": False},
         {"softcap": 0.1},
@@ -192,13 +195,32 @@ def test_every_parameter_moves_within_three_steps(name):
     ids=str,
 )
 @torch.no_grad()
-def test_each_switch_changes_the_model(change):
+def test_config_switches_change_the_model(change):
     plain, changed = make(), make(dataclasses.replace(SMALL, **change))
     assert (plain.logits(tokens()) - changed.logits(tokens())).abs().max() > 1e-5
 
 
+def test_config_names_every_positional_encoding():
+    assert set(typing.get_args(typing.get_type_hints(ModelConfig)["positions"])) == set(ENCODINGS)
+
+
+@pytest.mark.parametrize("kind", ENCODINGS)
 @torch.no_grad()
-def test_the_gate_starts_open_and_then_matters():
+def test_positional_encoding_has_the_effect_that_it_declares(kind: str):
+    model = make(dataclasses.replace(SMALL, positions=kind, out_init=1.0))
+    place_T = torch.arange(5)
+
+    def moved(positions_T: torch.Tensor) -> float:
+        tables = model.position_tables(tokens()[:, :5], positions_T)
+        return (model.hidden(tokens()[:, :5], tables) - model.hidden(tokens()[:, :5])).abs().max().item()
+
+    assert moved(place_T) == 0.0
+    assert (moved(place_T.flip(0)) > 1e-3) == (model.positions.effect is not None)
+    assert (moved(place_T + 2) > 1e-3) == (model.positions.effect == "absolute")
+
+
+@torch.no_grad()
+def test_gate_starts_open_and_then_matters():
     gated, plain = make(dataclasses.replace(SMALL, gate=True)), make()
     torch.testing.assert_close(gated.logits(tokens()), plain.logits(tokens()))
     for block in gated.blocks:
@@ -229,7 +251,7 @@ def test_noise_acts_in_training_only(change):
 def test_stochastic_depth_drops_whole_rows_and_keeps_the_mean():
     block = make(dataclasses.replace(SMALL, drop_path=0.25)).train().blocks[0]
     torch.manual_seed(0)
-    thinned = block._thin(torch.ones(4000, 2, 3))
+    thinned = block._drop(torch.ones(4000, 2, 3))
     assert ((thinned == 0).all((1, 2)) | (thinned == 1 / 0.75).all((1, 2))).all()
     assert abs(thinned.mean().item() - 1.0) < 0.05
 
@@ -245,7 +267,7 @@ def test_stochastic_depth_drops_whole_rows_and_keeps_the_mean():
         ("model.width=18", "odd"),
     ],
 )
-def test_shapes_that_cannot_work_are_refused(assignment, message):
+def test_model_config_out_of_range_is_refused(assignment, message):
     config = Config(model=ModelConfig(), data=None)
     with pytest.raises(UserError, match=message):
         override(config, [assignment])
@@ -283,7 +305,7 @@ def test_autocast_keeps_stream_and_logits_in_half_precision_and_the_loss_in_floa
 
 
 @torch.no_grad()
-def test_a_model_cast_to_a_dtype_runs_in_it():
+def test_model_cast_to_a_dtype_runs_in_it():
     for dtype in (torch.bfloat16, torch.float64):
         model = make(EVERYTHING).to(dtype)
         assert model.logits(tokens()).dtype == dtype
@@ -309,7 +331,7 @@ def test_flops_by_formula_equal_torchs_count_for_every_variant(name):
     assert abs(counted_flops_per_token(model) / model.flops_per_token() - 1) < 0.01
 
 
-def test_gpt2_124m_costs_854_8_megaflop_per_token():
+def test_flops_of_gpt2_124m_are_854_8_megaflop_per_token():
     shape = ModelConfig(depth=12, heads=12, width=768, norm="layer", positions="learned", mlp="gelu", qk_norm=False)
     with torch.device("meta"):
         model = Transformer(shape, 50_304, 1024)

@@ -34,7 +34,7 @@ def on_meta(config: Config) -> Transformer:
         return Transformer(config.model, vocab_of(config), config.data.block)
 
 
-def test_the_required_presets_exist_and_are_valid():
+def test_presets_exist_and_are_valid():
     assert set(ALL) >= REQUIRED
     for name, make in ALL.items():
         config = make()
@@ -53,7 +53,7 @@ def test_presets_are_named_without_torch():
     ("name", "millions"),
     [("mini-v0", 31.5), ("baby", 10.7), ("gpt3-small", 123.6), ("gpt3-small-char", 85.0), ("gpt2-124m", 124.4), ("demo", 0.9)],
 )
-def test_sizes_are_those_of_the_table(name, millions):
+def test_preset_sizes_are_those_of_the_table(name, millions):
     assert abs(on_meta(ALL[name]()).num_parameters() / 1e6 - millions) < 0.06
 
 
@@ -69,7 +69,7 @@ def test_flops_by_formula_are_within_one_percent_of_torchs_count(name):
 
 @pytest.mark.parametrize("name", ALL)
 @torch.no_grad()
-def test_the_first_loss_is_that_of_a_uniform_guess(name):
+def test_first_loss_of_presets_is_that_of_a_uniform_guess(name):
     config = ALL[name]()
     shape = dataclasses.replace(config.model, depth=min(config.model.depth, 2))
     vocab = min(vocab_of(config), 4096)
@@ -78,7 +78,7 @@ def test_the_first_loss_is_that_of_a_uniform_guess(name):
     assert abs(model(x_BT[:, :-1], x_BT[:, 1:]).item() - math.log(vocab)) < 0.1
 
 
-def test_the_history_presets_keep_their_numbers():
+def test_presets_of_early_models_keep_their_numbers():
     mini, small, replica = presets.mini_v0(), presets.gpt3_small(), presets.nanogpt_shakespeare()
     shape = mini.model
     assert (shape.depth, shape.heads, shape.width, mini.data.block, shape.dropout) == (10, 8, 512, 256, 0.2)
@@ -98,6 +98,6 @@ def test_the_history_presets_keep_their_numbers():
         ("model.norm=batch", "rms"),
     ],
 )
-def test_wrong_overrides_are_answered(assignment, message):
+def test_preset_overrides_out_of_range_are_refused(assignment, message):
     with pytest.raises(UserError, match=message):
         configs.override(presets.demo(), [assignment])

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import offline
 
 from seedbed.config import Config, Optim, Schedule
+from seedbed.data.bpe import train_bpe
 from seedbed.data.corpus import TextConfig
 from seedbed.data.text import TextData, TextSource
-from seedbed.data.tokenizers import CharTokenizer, train_bpe
+from seedbed.data.tokenizers import CharTokenizer
 from seedbed.errors import UserError
 from seedbed.recipes.gpt import system as system_file
 from seedbed.recipes.gpt.export import export, load_exported
@@ -61,7 +63,7 @@ def batch_of(system: GPT, rows: int = 8) -> dict[str, torch.Tensor]:
 # ---- loss ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_target_of_each_token_is_the_next_one():
+def test_targets_are_the_next_tokens():
     """A model that copies its input must score badly, one that knows the next token perfectly."""
     system = make()
     batch = batch_of(system)
@@ -73,7 +75,7 @@ def test_the_target_of_each_token_is_the_next_one():
 
     seen = {}
     system.model.forward = lambda x, y, *dtype: seen.update(x=x, y=y) or torch.zeros(())
-    system.loss(batch, None)
+    system.loss(batch, offline(system))
     assert torch.equal(seen["x"][:, 1:], seen["y"][:, :-1]) and torch.equal(seen["y"], tokens_BT[:, 1:])
     assert loss_of(seen["y"]) < 1e-6 and loss_of(seen["x"]) > 10
     assert system.num_targets(batch) == 8 * BLOCK
@@ -90,12 +92,12 @@ def test_training_learns_a_text_it_sees_again_and_again():
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_dropout_differs_between_steps_and_repeats_with_the_dice():
+def test_dropout_differs_between_steps_and_repeats_with_the_seed():
     system, batch = make(dropout=0.5).train(), batch_of(make())
     torch.manual_seed(0)
-    first, second = (system.loss(batch, None)[0].item() for _ in range(2))
+    first, second = (system.loss(batch, offline(system))[0].item() for _ in range(2))
     torch.manual_seed(0)
-    assert first != second and system.loss(batch, None)[0].item() == first
+    assert first != second and system.loss(batch, offline(system))[0].item() == first
 
 
 def test_flops_count_a_block():
@@ -127,7 +129,7 @@ def test_evaluation_scores_every_target_once(tokenizer):
     system = make(tokenizer, dropout=0.5).eval()
     valid = system.data.valid
     assert valid.num_targets % BLOCK, "the tail must be part of the test"
-    nats, numbers = reference_nats(system), system.evaluate(valid, None)
+    nats, numbers = reference_nats(system), system.evaluate(valid, offline(system))
     num_bytes = len(tokenizer.bytes_of(valid.tokens[1:].tolist()))
     assert next(iter(numbers)) == "loss", "the first number decides which checkpoint is best"
     assert numbers["loss"] == pytest.approx(nats / (len(valid.tokens) - 1), rel=1e-6)
@@ -140,25 +142,25 @@ def test_evaluation_is_the_same_for_any_batch_size_and_restores_the_mode(monkeyp
     for windows_at_once in (1, 3, 1000):
         logits = windows_at_once * BLOCK * len(system.model.head_weight)
         monkeypatch.setattr(system_file, "EVAL_LOGITS", {"cpu": logits})
-        seen += [system.evaluate(system.data.valid, None)["loss"] for _ in range(2)]
+        seen += [system.evaluate(system.data.valid, offline(system))["loss"] for _ in range(2)]
         assert system.model.training
     assert seen[0] == seen[1] and seen[2] == seen[3]
     assert max(seen) - min(seen) < 1e-6
 
 
-def test_a_model_that_knows_nothing_scores_the_log_of_the_vocabulary():
+def test_evaluation_of_an_uninformed_model_is_the_log_of_the_vocabulary():
     system = make(tied=False)
     with torch.no_grad():
         system.model.unembed.weight.zero_()
-    assert system.evaluate(system.data.valid, None)["loss"] == pytest.approx(math.log(CHARS.vocab_size), rel=1e-6)
+    assert system.evaluate(system.data.valid, offline(system))["loss"] == pytest.approx(math.log(CHARS.vocab_size), rel=1e-6)
 
 
 def test_evaluation_does_not_compile_its_shapes():
     system, calls = make(), []
-    expected = system.evaluate(system.data.valid, None)
+    expected = system.evaluate(system.data.valid, offline(system))
     for unit in system.compile_units():
         unit.compile(backend=lambda graph, inputs: calls.append(graph) or graph, dynamic=False)
-    assert system.evaluate(system.data.valid, None) == expected and calls == []
+    assert system.evaluate(system.data.valid, offline(system)) == expected and calls == []
 
 
 # ---- samples ------------------------------------------------------------------------------------------------------------
@@ -167,15 +169,15 @@ def test_evaluation_does_not_compile_its_shapes():
 def test_samples_repeat_start_with_the_prompt_and_stream():
     system, written = make(dropout=0.5).train(), []
     request = Request(Path("unused"), {"prompt": "the ", "tokens": 30, "num": 2}, written.append)
-    shown = system.sample(request, None)
+    shown = system.sample(request, offline(system))
     assert shown.text.startswith("the ") and "sample 2 of 2\nthe " in shown.text
     assert "".join(written) == shown.text + "\n" and len(written) > 10
-    assert system.sample(request, None).text == shown.text and system.model.training
+    assert system.sample(request, offline(system)).text == shown.text and system.model.training
 
 
-def test_samples_begin_with_the_validation_text_unless_told():
+def test_samples_begin_with_the_validation_text_by_default():
     system = make()
-    shown = system.sample(Request(Path("unused")), None)
+    shown = system.sample(Request(Path("unused")), offline(system))
     first = CHARS.decode(system.data.valid.tokens[:24].tolist())
     assert shown.text.startswith(first) and len(shown.text) == len(first) + 200
 
@@ -189,21 +191,21 @@ def test_samples_begin_with_the_validation_text_unless_told():
         ({"top_p": 2.0}, "top_p"),
     ],
 )
-def test_wrong_requests_are_answered(options, message):
+def test_sample_options_out_of_range_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        make().sample(Request(Path("unused"), options), None)
+        (system := make()).sample(Request(Path("unused"), options), offline(system))
 
 
-def test_random_tokens_have_no_text():
+def test_sample_of_random_tokens_is_refused():
     system = make()
     system.tokenizer = None
-    assert system.sample(Request(Path("unused")), None).text == ""
+    assert system.sample(Request(Path("unused")), offline(system)).text == ""
     with pytest.raises(UserError, match="random tokens"):
-        system.sample(Request(Path("unused"), {"prompt": "a"}), None)
+        system.sample(Request(Path("unused"), {"prompt": "a"}), offline(system))
     assert "x" not in system.describe()
 
 
-def test_the_description_shows_size_against_data_and_the_shift():
+def test_description_shows_size_against_data_and_the_shift():
     facts = make().describe()
     assert facts["x"] == repr(TEXT[:BLOCK]) and facts["y"] == repr(TEXT[1 : BLOCK + 1])
     assert "Chinchilla: 20" in facts["tokens/parameter"]
@@ -214,7 +216,7 @@ def test_the_description_shows_size_against_data_and_the_shift():
 
 
 @pytest.mark.parametrize("tokenizer", [CHARS, BPE], ids=["char", "bpe"])
-def test_an_exported_model_gives_the_same_logits_bit_for_bit(tmp_path, tokenizer):
+def test_export_gives_the_same_logits_bit_for_bit(tmp_path, tokenizer):
     system = make(tokenizer, tied=False, skips=True, gate=True, values_x0=True, kv_heads=1).eval()
     files = system.export(tmp_path / "out")
     assert [f.name for f in files] == ["config.json", "model.safetensors", "tokenizer.json"]
@@ -272,14 +274,14 @@ def flip(folder: Path) -> None:
         (edit(lambda c: c.update(tokenizer="0" * 16)), "was trained with"),
     ],
 )
-def test_damaged_exports_are_refused(tmp_path, damage, message):
+def test_export_that_is_damaged_is_refused(tmp_path, damage, message):
     make().export(tmp_path / "out")
     damage(tmp_path / "out")
     with pytest.raises(UserError, match=message):
         load_exported(tmp_path / "out")
 
 
-def test_the_model_of_a_system_follows_the_seed_of_its_config():
+def test_seed_of_the_config_decides_the_model():
     a, b = make(), make()
     other = build(dataclasses.replace(make_config(), seed=2), make_data())
     assert torch.equal(a.model.embed.weight, b.model.embed.weight)

@@ -10,17 +10,17 @@ from seedbed.train.guard import Incidents, SpikeWatch
 
 
 def noisy(num: int, seed: int = 0, start: float = 4.0) -> list[float]:
-    dice = random.Random(seed)
-    return [start * (0.999**n) + 0.05 * dice.gauss(0, 1) for n in range(num)]
+    rng = random.Random(seed)
+    return [start * (0.999**n) + 0.05 * rng.gauss(0, 1) for n in range(num)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_healthy_run_raises_no_alarm(seed: int) -> None:
+def test_spike_watch_of_a_healthy_run_raises_no_alarm(seed: int) -> None:
     watch = SpikeWatch(Guard())
     assert not any(watch.spikes(loss) for loss in noisy(2500, seed))
 
 
-def test_a_spike_is_seen_and_does_not_enter_the_statistics() -> None:
+def test_spike_is_found_and_not_in_the_statistics() -> None:
     watch = SpikeWatch(Guard())
     for loss in noisy(200):
         watch.spikes(loss)
@@ -29,7 +29,7 @@ def test_a_spike_is_seen_and_does_not_enter_the_statistics() -> None:
     assert watch.spikes(limit * 1.5), "a second one is as visible as the first"
 
 
-def test_jumps_of_a_solved_task_are_no_spikes() -> None:
+def test_spike_watch_ignores_jumps_of_a_solved_task() -> None:
     """A loss near nothing jumps by factors when a single item fails; what has learned is not sent back for that."""
     watch = SpikeWatch(Guard())
     for loss in [3.0, *(0.001 + 1e-5 * (n % 7) for n in range(200))]:
@@ -42,7 +42,7 @@ def test_jumps_of_a_solved_task_are_no_spikes() -> None:
         assert kept.state()["floor"] == pytest.approx(0.3), "a roll-back does not forget where the run began"
 
 
-def test_a_new_lesson_begins_a_new_band() -> None:
+def test_spike_band_starts_again_with_a_new_stage() -> None:
     """Longer samples are harder: the loss jumps, and a run that has just been promoted is not sent back for it."""
     watch = SpikeWatch(Guard())
     for loss in noisy(200):
@@ -50,12 +50,12 @@ def test_a_new_lesson_begins_a_new_band() -> None:
     jump = 3 * watch.limit()
     kept = SpikeWatch(Guard())
     kept.load_state(json.loads(json.dumps(watch.state())))
-    assert kept.spikes(jump, 3.0), "the same lesson, also after a restart"
+    assert kept.spikes(jump, 3.0), "the same stage, also after a restart"
     assert not watch.spikes(jump, 4.0) and not any(watch.spikes(jump - 0.01 * n, 4.0) for n in range(200))
     assert watch.spikes(10 * jump, 4.0)
 
 
-def test_values_that_are_not_finite_never_enter() -> None:
+def test_nonfinite_losses_do_not_enter_the_statistics() -> None:
     watch = SpikeWatch(Guard())
     for loss in noisy(200):
         watch.spikes(loss)
@@ -64,13 +64,13 @@ def test_values_that_are_not_finite_never_enter() -> None:
     assert watch.limit() == limit
 
 
-def test_a_flat_loss_is_not_a_band_of_width_zero() -> None:
+def test_spike_band_of_a_flat_loss_has_width() -> None:
     watch = SpikeWatch(Guard())
     assert not any(watch.spikes(1.0) for _ in range(200))
     assert not watch.spikes(1.001) and watch.spikes(1.1)
 
 
-def test_the_statistics_equal_those_of_the_window() -> None:
+def test_spike_statistics_equal_those_of_the_window() -> None:
     watch, losses = SpikeWatch(Guard(window=32, sigmas=1e6)), noisy(500)
     for loss in losses:
         watch.spikes(loss)
@@ -82,12 +82,12 @@ def test_the_statistics_equal_those_of_the_window() -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("sigmas", [1.0, 6.0])
-def test_the_quick_answer_is_that_of_the_limit(sigmas: float, scale: float) -> None:
+def test_spike_fast_path_agrees_with_the_limit(sigmas: float, scale: float) -> None:
     """Every loss, heavy tails and kicks included, is a spike exactly when the window is full and it lies above the limit."""
-    dice, watch = random.Random(1), SpikeWatch(Guard(window=32, sigmas=sigmas))
+    rng, watch = random.Random(1), SpikeWatch(Guard(window=32, sigmas=sigmas))
     num_spikes = 0
     for n in range(3000):
-        tail = dice.gauss(0, 1) * (1 + 30 * (dice.random() < 0.02))
+        tail = rng.gauss(0, 1) * (1 + 30 * (rng.random() < 0.02))
         loss = scale * (3.0 * 0.999**n - 1.0 + 0.05 * tail)
         wanted = len(watch.losses) == 32 and loss > watch.limit()
         assert watch.spikes(loss) is wanted
@@ -95,7 +95,7 @@ def test_the_quick_answer_is_that_of_the_limit(sigmas: float, scale: float) -> N
     assert 10 < num_spikes < 300
 
 
-def test_state_survives_json_exactly() -> None:
+def test_guard_state_survives_json_exactly() -> None:
     one, other = Incidents(Guard()), Incidents(Guard())
     for loss in noisy(333):
         one.watch.spikes(loss)
@@ -105,7 +105,7 @@ def test_state_survives_json_exactly() -> None:
     assert other.state() == one.state() and other.watch.limit() == one.watch.limit()
 
 
-def test_skip_then_roll_back_then_stop() -> None:
+def test_incidents_skip_then_roll_back_then_stop() -> None:
     incidents = Incidents(Guard(policy="rollback", max_skips=2, max_rollbacks=2))
     answers = [incidents.not_finite() for _ in range(9)]
     assert answers == ["skip", "skip", "rollback", "skip", "skip", "rollback", "skip", "skip", "stop"]
@@ -114,7 +114,7 @@ def test_skip_then_roll_back_then_stop() -> None:
     assert [skipping.not_finite(), skipping.not_finite()] == ["skip", "stop"]
 
 
-def test_three_spikes_close_together_roll_back() -> None:
+def test_incidents_of_three_close_spikes_roll_back() -> None:
     incidents = Incidents(Guard())
     assert [incidents.spike(s) for s in (100, 200, 300)] == ["warn"] * 3
     incidents = Incidents(Guard())

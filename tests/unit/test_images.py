@@ -1,22 +1,27 @@
 """Folders, arrays and datasets of images on their way into a store, and every way in which they can be wrong."""
 
+import contextlib
 import json
+import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from fuzzing import time_limit
 from PIL import Image
 from safetensors.numpy import save_file
 
-from seedbed.data import image_store, verbs
+from seedbed.data import image_store
 from seedbed.data.image_source import open_data, open_images
-from seedbed.data.image_store import in_order, partition, prepare_images
+from seedbed.data.image_store import partition, prepare_images, shuffled_split
 from seedbed.data.images import ImageConfig
 from seedbed.data.store import Store
 from seedbed.errors import UserError
+from seedbed.report import data_verbs as verbs
 from seedbed.track import files
 
 SIZE = 8
@@ -60,7 +65,7 @@ def rows(store: Store) -> set[tuple[int, bytes]]:
 # ---- what is read --------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_gives_exactly_its_images_and_classes(tmp_path):
+def test_image_folder_gives_its_images_and_classes(tmp_path):
     root = folder(tmp_path / "zoo", cat=8, dog=4, ant=4)
     store, lines = prepared(root)
     assert store.manifest["class_names"] == ["ant", "cat", "dog"] and lines == [] and store.verify() == []
@@ -83,7 +88,7 @@ def test_opened_images_carry_names_counts_and_fingerprint(tmp_path):
     assert image.shape == (3, 3, SIZE, SIZE) and image.abs().max() <= 1 and classes.dtype == torch.int64
 
 
-def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
+def test_image_store_is_reused_without_decoding(tmp_path, monkeypatch):
     root = folder(tmp_path / "zoo", cat=4)
     first, _ = prepared(root)
     monkeypatch.setattr(image_store, "decode", lambda *args: pytest.fail("decoded again"))
@@ -92,7 +97,7 @@ def test_a_second_opening_decodes_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("held", ["test", "val", "valid", "validation"])
-def test_a_folder_may_bring_its_own_split(tmp_path, held: str):
+def test_image_folder_may_have_its_own_split(tmp_path, held: str):
     root = folder(tmp_path / "zoo", **{"train__cat": 3, "train__dog": 2, f"{held}__cat": 2, f"{held}__dog": 1})
     store, _ = prepared(root)
     assert store.manifest["splits"] == {"train": [0, 5], "valid": [5, 8]}
@@ -100,25 +105,25 @@ def test_a_folder_may_bring_its_own_split(tmp_path, held: str):
     assert {x.tobytes() for x in store.split("valid", "image")} == held_out
 
 
-def test_of_two_held_out_folders_one_is_used_and_the_other_named(tmp_path):
+def test_image_folder_with_two_validation_folders_uses_one(tmp_path):
     root = folder(tmp_path / "zoo", train__cat=3, valid__cat=2, test__cat=1)
     store, lines = prepared(root)
     assert len(store.split("valid", "class")) == 2 and lines == [f"{root}: using train/ and valid/, leaving out test"]
 
 
-def test_a_flat_folder_is_one_class_and_deeper_folders_belong_to_theirs(tmp_path):
+def test_image_folder_without_subfolders_is_one_class(tmp_path):
     assert prepared(folder(tmp_path / "flat", **{".": 4}))[0].manifest["class_names"] == ["flat"]
     store, _ = prepared(folder(tmp_path / "deep", cat__a=2, cat__b=2, dog=2))
     assert store.manifest["class_names"] == ["cat", "dog"] and np.bincount(store.arrays["class"]).tolist() == [4, 2]
 
 
-def test_links_may_lead_round_in_circles(tmp_path):
+def test_image_folder_with_link_loops(tmp_path):
     root = folder(tmp_path / "zoo", cat=3)
     (root / "cat" / "again").symlink_to(root / "cat")
     assert len(prepared(root)[0].arrays["class"]) == 3
 
 
-def test_changed_images_settings_or_names_make_another_store(tmp_path):
+def test_image_store_key_depends_on_images_settings_and_names(tmp_path):
     root = folder(tmp_path / "zoo", cat=4, dog=4)
     base = prepared(root)[0].path
     others = {prepared(root, **f)[0].path for f in ({"size": 6}, {"valid": 0.5}, {"crop": "random"})}
@@ -127,7 +132,7 @@ def test_changed_images_settings_or_names_make_another_store(tmp_path):
     assert len(others | {base}) == 5
 
 
-def test_a_random_crop_stores_a_margin(tmp_path):
+def test_random_crop_stores_a_margin(tmp_path):
     root = folder(tmp_path / "zoo", cat=4)
     assert prepared(root, size=16, crop="random")[0].arrays["image"].shape[1:] == (18, 18, 3)
 
@@ -173,7 +178,7 @@ ODD = [
 
 
 @pytest.mark.parametrize(("kind", "words"), ODD, ids=[kind for kind, _ in ODD])
-def test_every_mode_and_size_becomes_plain_pixels(tmp_path, kind: str, words: str | None):
+def test_image_modes_and_sizes_become_rgb(tmp_path, kind: str, words: str | None):
     root = folder(tmp_path / "zoo", cat=4)
     odd(kind, root / "cat")
     store, lines = prepared(root)
@@ -191,7 +196,7 @@ def test_every_mode_and_size_becomes_plain_pixels(tmp_path, kind: str, words: st
         assert middle.tobytes() in {x.tobytes() for x in store.arrays["image"]}, "the middle square is kept"
 
 
-def test_a_picture_taken_on_its_side_stands_upright(tmp_path):
+def test_exif_orientation_is_applied(tmp_path):
     root = folder(tmp_path / "zoo", cat=2)
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -208,7 +213,7 @@ def spoil(root: Path, name: str) -> None:
     (root / "cat" / "text.png").write_text("not an image")
 
 
-def test_bad_files_are_counted_named_and_left_out(tmp_path):
+def test_bad_image_files_are_counted_and_named(tmp_path):
     root = folder(tmp_path / "zoo", cat=6, dog=4)
     good = rows(prepared(root)[0])
     spoil(root, "half")
@@ -301,26 +306,26 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("make", "words"), WRONG)
-def test_what_is_wrong_is_said_in_one_line(tmp_path, make, words: str):
+def test_image_errors_are_one_line(tmp_path, make, words: str):
     with pytest.raises(UserError, match=words) as caught:
         prepared(make(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
     assert not list((tmp_path / "cache").glob(".*.partial")), "nothing half-built is left"
 
 
-def test_a_class_with_one_image_is_trained_on_and_said(tmp_path):
+def test_class_with_one_image_is_for_training_and_reported(tmp_path):
     store, lines = prepared(folder(tmp_path / "zoo", cat=4, dog=1))
     assert lines == ["1 classes have only one image, such as dog: it is trained on, and none is held out"]
     assert np.bincount(store.split("train", "class")).tolist() == [3, 1]
 
 
-def test_an_empty_class_folder_is_no_class(tmp_path):
+def test_class_folder_that_is_empty_is_ignored(tmp_path):
     root = folder(tmp_path / "zoo", cat=4, dog=0)
     store, lines = prepared(root)
     assert store.manifest["class_names"] == ["cat"] and lines == ["the folder dog holds no images and is no class"]
 
 
-def test_a_store_of_something_else_is_refused(tmp_path):
+def test_image_store_of_other_data_is_refused(tmp_path):
     store, _ = prepared(folder(tmp_path / "zoo", cat=4))
     with pytest.raises(UserError, match="was made with stored_size=8, not 16; name its images instead"):
         prepared(store.path, size=16)
@@ -329,8 +334,8 @@ def test_a_store_of_something_else_is_refused(tmp_path):
 # ---- interruptions -------------------------------------------------------------------------------------------------------
 
 
-def test_an_interrupted_preparation_goes_on_and_gives_the_same_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_store, "TOGETHER", 3)
+def test_image_preparation_interrupted_gives_the_same_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_store, "DECODE_BATCH", 3)
     monkeypatch.setattr(image_store, "SAVE_SECONDS", -1.0)
     root = folder(tmp_path / "zoo", cat=9, dog=9)
     spoil(root, "half")
@@ -352,7 +357,7 @@ def test_an_interrupted_preparation_goes_on_and_gives_the_same_store(tmp_path, m
     assert again.manifest["bad"] == whole.manifest["bad"] and again.verify() == []
 
 
-def test_a_folder_that_changes_meanwhile_is_not_kept(tmp_path, monkeypatch):
+def test_image_folder_that_changes_while_read_is_refused(tmp_path, monkeypatch):
     root = folder(tmp_path / "zoo", cat=6)
     real = image_store.decode
 
@@ -369,12 +374,12 @@ def test_a_folder_that_changes_meanwhile_is_not_kept(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.9])
-def test_every_class_is_split_alike(share: float):
+def test_split_is_equal_in_every_class(share: float):
     classes = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [1, 2, 10, 100]))
     held = partition(classes, share)
     counts = np.bincount(classes[held], minlength=4).tolist()
     assert counts == [0, 1, max(1, int(10 * share)), int(100 * share)]
-    train, valid = in_order(held)
+    train, valid = shuffled_split(held)
     assert sorted([*train, *valid]) == list(range(len(classes))) and held[valid].all() and not held[train].any()
     assert train.tolist() != sorted(train)
 
@@ -382,10 +387,10 @@ def test_every_class_is_split_alike(share: float):
 # ---- verbs ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_verbs_know_images(tmp_path, capsys):
+def test_data_verbs_of_images(tmp_path, capsys):
     root = folder(tmp_path / "zoo", cat=6, dog=4)
     spoil(root, "half")
-    assert verbs.prepare_pictures(str(root), size=SIZE, out=tmp_path / "store", json=True) == 0
+    assert verbs.prepare_image_store(str(root), size=SIZE, out=tmp_path / "store", json=True) == 0
     made = json.loads(capsys.readouterr().out)
     assert sum(made["images"].values()) == 10
     assert (
@@ -400,14 +405,14 @@ def test_the_verbs_know_images(tmp_path, capsys):
         verbs.bench(str(tmp_path / "store"))
 
 
-def test_a_damaged_store_of_images_is_found_and_made_again(tmp_path, capsys):
+def test_image_store_that_is_damaged_is_rebuilt(tmp_path, capsys):
     root, store = folder(tmp_path / "zoo", cat=6), tmp_path / "store"
-    verbs.prepare_pictures(str(root), size=SIZE, out=store)
+    verbs.prepare_image_store(str(root), size=SIZE, out=store)
     content = bytearray((store / "image.bin").read_bytes())
     content[7] ^= 1
     (store / "image.bin").write_bytes(content)
     assert verbs.verify(str(store)) == 1 and "image.bin: chunk 0" in capsys.readouterr().out
-    assert verbs.prepare_pictures(str(root), size=SIZE, out=store) == 0 and verbs.verify(str(store)) == 0
+    assert verbs.prepare_image_store(str(root), size=SIZE, out=store) == 0 and verbs.verify(str(store)) == 0
 
 
 def test_generated_data_is_inspected_too(capsys):
@@ -441,7 +446,7 @@ def test_array_files_in_every_layout(tmp_path, layout: str, suffix: str):
     assert rows(store) == {(0, x.tobytes()) for x in pixels} and store.manifest["class_names"] == ["0"]
 
 
-def test_arrays_may_bring_classes_and_a_split(tmp_path):
+def test_array_files_with_classes_and_a_split(tmp_path):
     x, y = noise(9, SIZE, SIZE, 3), np.arange(9) % 3
     path = saved("mnist.npz", x_train=x[:6], y_train=y[:6], x_test=x[6:], y_test=y[6:])(tmp_path)
     store, _ = prepared(path)
@@ -468,7 +473,7 @@ def hub(monkeypatch, splits: dict) -> None:
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 
-def test_a_dataset_from_the_hub(monkeypatch):
+def test_hub_image_dataset_is_read(monkeypatch):
     made = [{"img": picture(n), "label": n % 2} for n in range(6)]
     hub(monkeypatch, {"train": Rows(made[:4], ["cat", "dog"]), "test": Rows(made[4:], ["cat", "dog"])})
     store, _ = prepared("hf:somebody/pets")
@@ -476,7 +481,7 @@ def test_a_dataset_from_the_hub(monkeypatch):
     assert rows(store) == {(n % 2, np.asarray(picture(n)).tobytes()) for n in range(6)}
 
 
-def test_a_dataset_without_images_or_library(monkeypatch):
+def test_hub_dataset_without_images_or_library_is_refused(monkeypatch):
     rows = Rows([{"img": picture(1)}], None)
     del rows.features["img"]
     hub(monkeypatch, {"train": rows})
@@ -501,7 +506,7 @@ def flat(x_BCHW):
 """
 
 
-def test_latents_are_made_once_and_pass_as_they_are(tmp_path, monkeypatch):
+def test_latents_are_encoded_once(tmp_path, monkeypatch):
     (tmp_path / "own_encoder.py").write_text(ENCODER)
     monkeypatch.syspath_prepend(str(tmp_path))
     root = folder(tmp_path / "zoo", cat=6)
@@ -527,3 +532,49 @@ def test_encoders_that_do_not_work(tmp_path, monkeypatch, encode: str, words: st
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match=words):
         prepared(folder(tmp_path / "zoo", cat=4), encode=encode)
+
+
+ODD_IMAGES = {
+    "dangling": lambda path: path.symlink_to("nowhere.png"),
+    "loop": lambda path: path.symlink_to(path),
+    "fifo": os.mkfifo,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+    "folder": lambda path: path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("kind", ODD_IMAGES)
+def test_odd_entry_in_an_image_folder_is_a_bad_image(tmp_path: Path, kind: str):
+    """A link that leads nowhere or to itself, a FIFO, a device: named and left out, like a file that does not decode."""
+    root = folder(tmp_path / "zoo", cat=6, dog=6)
+    ODD_IMAGES[kind](root / "cat" / "odd.png")
+    with time_limit(30.0, kind):
+        store, _ = prepared(root)
+    assert sum(end - start for start, end in store.manifest["splits"].values()) == 12
+    bad = [entry["image"] for entry in store.manifest["bad"]]
+    assert bad == ([] if kind == "folder" else ["cat/odd.png"])
+
+
+def test_link_loop_beside_class_folders_is_no_class(tmp_path: Path):
+    root = folder(tmp_path / "zoo", cat=6, dog=6)
+    (root / "loop").symlink_to(root / "loop")
+    (root / "back").symlink_to(root)
+    with time_limit(30.0, "loop"), contextlib.suppress(UserError):
+        store, _ = prepared(root)
+        assert "loop" not in store.manifest["class_names"]
+
+
+def test_data_that_breaks_its_reader_leaves_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from helpers import TOY
+
+    from seedbed.launch import local
+    from seedbed.recipes import Recipe
+    from seedbed.report import facts
+
+    def broken(self: Recipe, config: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Recipe, "open_data", broken)
+    with pytest.raises(OSError):
+        local.train(TOY, [], root=tmp_path, run_name="one", dirty=True)
+    assert [one["status"] for one in facts.summaries(tmp_path)] == ["failed"]

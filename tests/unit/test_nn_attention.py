@@ -12,8 +12,8 @@ from seedbed.nn import narrow
 from seedbed.nn.attention import Attention, Own, attend, attention_scope, choose_attention, current_kernels
 from seedbed.nn.cache import Cache
 from seedbed.nn.groups import kind_of, rows_of
-from seedbed.nn.norms import rms_norm
-from seedbed.nn.rope import rope_table
+from seedbed.nn.layers import rms_norm
+from seedbed.nn.positions import rope_table
 
 WIDTH, HEADS, LENGTH = 32, 4, 9
 
@@ -27,7 +27,7 @@ def rope(positions=None):
     return rope_table(torch.arange(LENGTH) if positions is None else positions, WIDTH // HEADS, 1e4)
 
 
-def test_a_changed_token_moves_itself_and_the_future_only():
+def test_causality_of_attention():
     module, x = make(), torch.randn(2, LENGTH, WIDTH)
     before = module(x, rope())
     for t in range(LENGTH):
@@ -37,7 +37,7 @@ def test_a_changed_token_moves_itself_and_the_future_only():
         assert (moved[:t] == 0).all() and (moved[t:] > 1e-6).all(), t
 
 
-def test_against_attention_written_out():
+def test_attention_equals_the_formula():
     module, x = make(), torch.randn(2, LENGTH, WIDTH)
     q, k, v = (module.qkv(x).view(2, LENGTH, 3, HEADS, -1)[:, :, i].transpose(1, 2) for i in range(3))
     q, k = (rms_norm(z) * 1.2 for z in (q, k))
@@ -59,7 +59,7 @@ def test_grouped_keys_equal_repeated_heads(kv_heads):
     torch.testing.assert_close(grouped(x, rope()), full(x, rope()), rtol=1e-5, atol=1e-6)
 
 
-def test_rows_of_a_batch_do_not_see_each_other():
+def test_attention_rows_of_a_batch_are_independent():
     module, x = make(gate=True, values_x0=True), torch.randn(3, LENGTH, WIDTH)
     together = module(x, rope(), x)
     for row in range(3):
@@ -67,13 +67,13 @@ def test_rows_of_a_batch_do_not_see_each_other():
         torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-5, atol=1e-6)
 
 
-def test_positions_matter():
+def test_attention_depends_on_positions():
     module, x = make(), torch.randn(1, LENGTH, WIDTH)
     assert (module(x, rope()) - module(x)).abs().max() > 1e-3
     torch.testing.assert_close(module(x, rope()), module(x, rope(torch.arange(LENGTH) + 50)), rtol=1e-3, atol=1e-4)
 
 
-def test_each_option_matters():
+def test_attention_options_have_an_effect():
     x = torch.randn(2, LENGTH, WIDTH)
     plain = make()(x, rope())
     assert (make(qk_norm=False)(x, rope()) - plain).abs().max() > 1e-3
@@ -87,7 +87,7 @@ def test_each_option_matters():
     assert (values(x, rope(), x) - values(x, rope(), x * 2)).abs().max() > 1e-3
 
 
-def test_an_initialised_gate_is_open():
+def test_attention_gate_is_open_at_initialisation():
     gated, plain = make(gate=True), make()
     for module in (gated, plain):
         module.init_weights(0.1, 0.1, torch.Generator().manual_seed(0))
@@ -96,7 +96,7 @@ def test_an_initialised_gate_is_open():
     assert kind_of("gate.weight", gated.gate, gated.gate.weight) == "scalar"
 
 
-def test_dropout_acts_in_training_only():
+def test_attention_dropout_is_for_training_only():
     module, x = make(dropout=0.5), torch.randn(2, LENGTH, WIDTH)
     assert torch.equal(module(x), module(x))
     module.train()
@@ -124,7 +124,7 @@ def test_second_derivatives_exist_with_the_plain_kernel():
 
 @pytest.mark.parametrize("kv_heads", [0, 2])
 @torch.no_grad()
-def test_cached_steps_equal_the_full_pass_for_ragged_rows(kv_heads):
+def test_cache_decoding_equals_the_full_pass_for_ragged_rows(kv_heads):
     module, x = make(kv_heads=kv_heads), torch.randn(2, LENGTH, WIDTH)
     full = module(x, rope())
     cache = Cache(1, 2, kv_heads or HEADS, LENGTH, WIDTH // HEADS, dtype=torch.float32, device=torch.device("cpu"))
@@ -189,7 +189,7 @@ def timed(monkeypatch):
 
 
 @pytest.mark.parametrize("case", NOT_NARROW)
-def test_narrow_heads_have_a_kernel_of_their_own_where_it_is_fastest(timed, monkeypatch, case):
+def test_narrow_kernel_is_used_where_it_is_fastest(timed, monkeypatch, case):
     cuda = torch.device("cuda", 0)
 
     def choose(shape, dtype, *rest):
@@ -209,7 +209,7 @@ def test_narrow_heads_have_a_kernel_of_their_own_where_it_is_fastest(timed, monk
 @pytest.mark.parametrize(
     ("case", "device", "has_triton"), [*((c, "cuda", True) for c in NOT_NARROW), (NARROW, "cpu", True), (NARROW, "cuda", False)]
 )
-def test_a_kernel_for_narrow_heads_that_is_asked_for_in_vain_is_refused(monkeypatch, case, device, has_triton):
+def test_narrow_kernel_that_cannot_run_is_refused(monkeypatch, case, device, has_triton):
     monkeypatch.setattr(narrow, "HAS_TRITON", has_triton)
     shape, dtype, *rest = case
     with pytest.raises(
@@ -218,12 +218,12 @@ def test_a_kernel_for_narrow_heads_that_is_asked_for_in_vain_is_refused(monkeypa
         choose_attention(shape, dtype, torch.device(device), *rest, only="narrow")
 
 
-def test_a_causal_mask_is_named_where_a_kernel_is_refused():
+def test_kernel_refusal_names_the_causal_mask():
     with pytest.raises(UserError, match=r"attention=narrow does not run .* tokens under a causal mask on cpu"):
         choose_attention((2, 2, 16, 16), torch.bfloat16, torch.device("cpu"), only="narrow")
 
 
-def test_a_scope_that_has_the_kernel_for_narrow_heads_first_ends_as_it_began():
+def test_narrow_kernel_scope_restores_the_choice():
     before = current_kernels()
     with attention_scope([Own.NARROW]):
         assert current_kernels() == [Own.NARROW, *before]
@@ -239,7 +239,7 @@ def test_a_scope_that_has_the_kernel_for_narrow_heads_first_ends_as_it_began():
 
 
 @pytest.mark.parametrize("how", [{}, {"is_causal": True}, {"dropout_p": 0.5}, {"attn_mask": torch.ones(7, 7)}])
-def test_the_kernel_for_narrow_heads_runs_only_where_it_says_the_same(monkeypatch, how):
+def test_narrow_kernel_runs_only_where_it_is_equal(monkeypatch, how):
     q, k, v = torch.randn(3, 2, 4, 7, 16).unbind()
     given = []
 
@@ -261,7 +261,7 @@ def test_the_kernel_for_narrow_heads_runs_only_where_it_says_the_same(monkeypatc
     assert len(given) == (not how)
 
 
-def test_off_cuda_nothing_is_chosen():
+def test_kernel_choice_is_empty_off_cuda():
     assert choose_attention((2, 8, 16, 64), torch.float32, torch.device("cpu")) == ()
     with attention_scope(()):
         assert torch.backends.cuda.flash_sdp_enabled()
@@ -270,13 +270,13 @@ def test_off_cuda_nothing_is_chosen():
 
 
 @pytest.mark.parametrize(("width", "heads", "kv_heads"), [(30, 4, 0), (32, 4, 3)])
-def test_shapes_that_do_not_divide_are_refused(width, heads, kv_heads):
+def test_attention_shapes_that_do_not_divide_are_refused(width, heads, kv_heads):
     with pytest.raises(AssertionError):
         Attention(width, heads, kv_heads=kv_heads)
 
 
 @torch.no_grad()
-def test_slots_beyond_those_in_use_may_be_left_out():
+def test_cache_slots_not_in_use_may_be_left_out():
     module, x = make(), torch.randn(2, LENGTH, WIDTH)
     outcomes = []
     for num_slots in (0, 4, 7):

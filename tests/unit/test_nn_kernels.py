@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from seedbed.nn import fused, gated, modulate
-from seedbed.nn.fused import can_norm_and_turn
+from seedbed.nn.fused import can_norm_and_rotate
 from seedbed.nn.gated import can_gate_and_norm
-from seedbed.nn.rope import rope_table
+from seedbed.nn.positions import rope_table
 
 
 def interpreter_works() -> bool:
@@ -59,11 +59,11 @@ def table(shape: tuple[int, ...] = (5,), head_dim: int = 16):
         (torch.zeros(2, 5, 9, 16), table(), False),  # not on CUDA
     ],
 )
-def test_where_the_kernel_is_used(given, rope, wanted, monkeypatch):
+def test_rotation_kernel_is_used_where_supported(given, rope, wanted, monkeypatch):
     monkeypatch.setattr(fused, "HAS_TRITON", True)
-    assert can_norm_and_turn(given, rope) is wanted
+    assert can_norm_and_rotate(given, rope) is wanted
     monkeypatch.setattr(fused, "HAS_TRITON", False)
-    assert not can_norm_and_turn(given, rope)
+    assert not can_norm_and_rotate(given, rope)
 
 
 def stream(width: int = 96, dtype: torch.dtype = torch.bfloat16, length: int = 5) -> torch.Tensor:
@@ -85,7 +85,7 @@ def stream(width: int = 96, dtype: torch.dtype = torch.bfloat16, length: int = 5
         (torch.zeros(2, 5, 96), None, torch.zeros(2, 2, 96), False),  # not on CUDA
     ],
 )
-def test_where_addition_and_norm_are_one(x, branch, vectors, wanted, monkeypatch):
+def test_gated_norm_kernel_is_used_where_supported(x, branch, vectors, wanted, monkeypatch):
     monkeypatch.setattr(gated, "HAS_TRITON", True)
     assert can_gate_and_norm(x, branch, vectors) is wanted
     monkeypatch.setattr(gated, "HAS_TRITON", False)
@@ -96,7 +96,7 @@ def test_where_addition_and_norm_are_one(x, branch, vectors, wanted, monkeypatch
 
 
 @pytest.mark.parametrize("how", ["right", "wrong", "raises"])
-def test_the_gated_norm_must_agree_with_plain_code_to_be_used(how, monkeypatch):
+def test_gated_norm_kernel_must_agree_with_plain_code(how, monkeypatch):
     def kernel(x, branch, vectors):
         if how == "raises":
             raise ValueError("no such card\nsecond line")

@@ -8,9 +8,8 @@ from torch import nn
 
 from seedbed.nn.groups import declare, kind_of, rows_of, settings_of
 from seedbed.nn.init import materialize, normal_
-from seedbed.nn.mlp import MLP, gelu
-from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm
-from seedbed.nn.rope import apply_rope, rope_table
+from seedbed.nn.layers import MLP, LayerNorm, RMSNorm, gelu, rms_norm
+from seedbed.nn.positions import apply_rope, rope_table
 
 
 def test_rms_norm_gives_unit_root_mean_square_whatever_the_scale():

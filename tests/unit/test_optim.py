@@ -97,7 +97,7 @@ def test_orthogonalise_flattens_the_singular_values() -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_skipped_step_leaves_no_trace_even_with_nan(kind: str) -> None:
+def test_skipped_step_leaves_no_trace_even_with_nan(kind: str) -> None:
     config = Optim(kind=kind, lr=0.01)
     net, twin = model(), model()
     ours, other = (Optimizer(param_groups(m, config), config) for m in (net, twin))
@@ -115,7 +115,7 @@ def test_a_skipped_step_leaves_no_trace_even_with_nan(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_skipped_first_step_is_harmless(kind: str) -> None:
+def test_skipped_first_step_is_harmless(kind: str) -> None:
     net = model()
     before = [p.detach().clone() for p in net.parameters()]
     config = Optim(kind=kind)
@@ -144,7 +144,7 @@ def test_divisor_divides_the_gradient_and_rate_scales_the_step(kind: str) -> Non
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
 
 
-def test_every_parameter_is_in_one_group_and_of_the_right_kind() -> None:
+def test_param_groups_hold_every_parameter_once() -> None:
     net = model()
     groups = param_groups(net, Optim(kind="muon"), "net.")
     names = [n for g in groups for n in g.params]

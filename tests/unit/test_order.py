@@ -14,7 +14,7 @@ def way(request, monkeypatch):
     """Both ways of making a permutation: a table, and pieces computed on the fly (as for more than 10 million items)."""
     if request.param == "pieces":
         monkeypatch.setattr(order, "TABLE_LIMIT", 0)
-        monkeypatch.setattr(order, "PIECE", 100)
+        monkeypatch.setattr(order, "BLOCK", 100)
     return request.param
 
 
@@ -27,7 +27,7 @@ def sequence(source: Order, start: int, count: int, batch: int) -> list[tuple[in
 
 
 @pytest.mark.parametrize("num_items", SIZES)
-def test_every_epoch_is_a_permutation(way, num_items):
+def test_order_of_an_epoch_is_a_permutation(way, num_items):
     pairs = sequence(Order(num_items, seed=3), 0, 3 * num_items, batch=7)
     for epoch in range(3):
         part = pairs[epoch * num_items : (epoch + 1) * num_items]
@@ -37,12 +37,12 @@ def test_every_epoch_is_a_permutation(way, num_items):
 
 @pytest.mark.parametrize("num_items", [1, 3, 257, 1025])
 @pytest.mark.parametrize("batch", [1, 3, 64, 1000, 5000])
-def test_any_batch_size_gives_the_same_sequence(way, num_items, batch):
+def test_order_does_not_depend_on_the_batch_size(way, num_items, batch):
     count = 2 * num_items + 17
     assert sequence(Order(num_items, 1), 0, count, batch) == sequence(Order(num_items, 1), 0, count, count)
 
 
-def test_random_access_equals_walking(way):
+def test_order_random_access_equals_sequential(way):
     walked = sequence(Order(777, 5), 0, 4000, batch=64)
     jumper = Order(777, 5)
     for start in np.random.default_rng(0).permutation(3900)[:200].tolist():
@@ -50,7 +50,7 @@ def test_random_access_equals_walking(way):
         assert list(zip(epoch_B.tolist(), index_B.tolist(), strict=True)) == walked[start : start + 64]
 
 
-def test_ranks_share_an_epoch_between_them(way):
+def test_order_of_ranks_covers_an_epoch(way):
     """World size is a way to cut the same sequence: two ranks of 8 see what one of 16 sees."""
     one, two = Order(100, 9), Order(100, 9)
     for step in range(20):
@@ -58,7 +58,7 @@ def test_ranks_share_an_epoch_between_them(way):
         assert two.at(step * 16, 8)[1].tolist() + two.at(step * 16 + 8, 8)[1].tolist() == whole
 
 
-def test_epochs_and_seeds_differ(way):
+def test_order_differs_between_epochs_and_seeds(way):
     def epoch(seed, number):
         return tuple(Order(300, seed).at(300 * number, 300)[1].tolist())
 
@@ -77,7 +77,7 @@ def test_small_permutations_are_all_about_equally_likely(num_items):
     assert abs(counts - expected).max() < 6 * expected**0.5
 
 
-def test_positions_do_not_follow_the_item_number(way):
+def test_order_positions_are_independent_of_item_numbers(way):
     """The correlation of position and item stays within 5 standard deviations of 0 in every epoch."""
     source = Order(2000, 11)
     for epoch in range(20):
@@ -97,24 +97,24 @@ def test_feistel_of_some_positions_is_feistel_of_all():
     assert np.array_equal(feistel(positions, 1025, 4), feistel(np.arange(1025), 1025, 4)[positions])
 
 
-def test_unshuffled_is_the_natural_order(way):
+def test_order_unshuffled_is_sequential(way):
     assert Order(5, 1, shuffle=False).at(3, 9)[1].tolist() == [3, 4, 0, 1, 2, 3, 4, 0, 1]
 
 
-def test_huge_orders_cost_nothing_to_make():
+def test_order_of_huge_data_is_fast_to_create():
     source = Order(10**12, 1)
     epoch_B, index_B = source.at(5 * 10**12 - 3, 6)
     assert epoch_B.tolist() == [4, 4, 4, 5, 5, 5]
     assert len(set(index_B.tolist())) == 6 and index_B.min() >= 0 and index_B.max() < 10**12
 
 
-def test_the_caller_cannot_spoil_the_order():
+def test_order_arrays_are_read_only():
     source = Order(10, 1)
     with pytest.raises(ValueError):
         source.at(0, 4)[1][0] = 7
 
 
-def test_the_order_is_part_of_the_file_format():
+def test_order_is_part_of_the_file_format():
     """Resumed runs rely on these numbers: they may change only together with a new major version."""
     assert Order(10, 1).at(0, 12)[1].tolist() == [2, 5, 4, 9, 6, 7, 1, 3, 8, 0, 3, 2]
     assert feistel(np.arange(10), 10, 1).tolist() == [0, 5, 9, 2, 4, 8, 7, 6, 3, 1]

@@ -44,7 +44,7 @@ def write(folder: Path, text: str = FILE, name: str = "mine.py") -> Path:
 # ---- a file of the user's --------------------------------------------------------------------------------------------
 
 
-def test_a_file_is_a_recipe(tmp_path: Path):
+def test_recipe_in_a_single_file(tmp_path: Path):
     path = write(tmp_path)
     recipe, preset = recipes.find(str(path))
     assert preset == "small", "the only preset needs no name"
@@ -54,7 +54,7 @@ def test_a_file_is_a_recipe(tmp_path: Path):
     assert recipe.build(config, recipe.open_data(config)) == "system on data of 8"
 
 
-def test_the_name_of_a_file_is_absolute_so_that_resume_works_from_anywhere(tmp_path: Path, monkeypatch):
+def test_recipe_file_name_is_absolute(tmp_path: Path, monkeypatch):
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
     recipe, _ = recipes.find("./mine.py")
@@ -80,7 +80,7 @@ def untyped():
 )
 
 
-def test_presets_are_public_functions_that_say_they_give_a_config(tmp_path: Path):
+def test_presets_are_public_functions_that_return_a_config(tmp_path: Path):
     path = write(tmp_path, TWO)
     recipe, preset = recipes.find(str(path))
     assert list(recipe.presets) == ["small", "gpt3-small"] and preset is None
@@ -92,7 +92,7 @@ def test_presets_are_public_functions_that_say_they_give_a_config(tmp_path: Path
         recipes.find(f"{path}:smal")
 
 
-def test_an_imported_preset_is_not_the_files_own(tmp_path: Path, monkeypatch):
+def test_imported_preset_is_not_listed(tmp_path: Path, monkeypatch):
     write(tmp_path, FILE, "base_recipe_for_test.py")
     path = write(tmp_path, "from base_recipe_for_test import small, open_data, build\n" + FILE.replace("small", "large"))
     recipe, preset = recipes.find(str(path))
@@ -111,14 +111,14 @@ def test_annotations_may_be_text_and_subclasses(tmp_path: Path, annotation: str,
     assert recipes.find(str(write(tmp_path, text)))[1] == "one"
 
 
-def test_a_dataclass_under_future_annotations_takes_overrides(tmp_path: Path):
+def test_dataclass_under_future_annotations_takes_overrides(tmp_path: Path):
     from seedbed.config import override
 
     recipe, preset = recipes.find(str(write(tmp_path, "from __future__ import annotations\n" + FILE.lstrip())))
     assert override(recipe.preset(preset), ["model.width=16"]).model.width == 16
 
 
-def test_asking_twice_gives_the_same_classes_and_an_edit_gives_new_ones(tmp_path: Path):
+def test_recipe_file_is_reloaded_only_after_an_edit(tmp_path: Path):
     path = write(tmp_path)
     first, second = recipes.find(str(path))[0].preset("small"), recipes.find(str(path))[0].preset("small")
     assert first == second and type(first.model) is type(second.model)
@@ -129,7 +129,7 @@ def test_asking_twice_gives_the_same_classes_and_an_edit_gives_new_ones(tmp_path
     assert not (tmp_path / "__pycache__").exists()
 
 
-def test_two_files_of_one_name_are_two_recipes(tmp_path: Path):
+def test_recipe_files_of_one_name_are_distinct(tmp_path: Path):
     paths = []
     for name, width in (("a", 1), ("b", 2)):
         (tmp_path / name).mkdir()
@@ -137,7 +137,7 @@ def test_two_files_of_one_name_are_two_recipes(tmp_path: Path):
     assert [recipes.find(str(path))[0].preset("small").model.width for path in paths] == [1, 2]
 
 
-def test_a_module_beside_the_file_can_be_imported_and_hides_nothing(tmp_path: Path):
+def test_module_beside_a_recipe_file_can_be_imported(tmp_path: Path):
     write(tmp_path, "WIDTH = 11\n", "helper_for_test.py")
     write(tmp_path, "raise RuntimeError('this is not the json of Python')\n", "json.py")
     path = write(tmp_path, "import json\nfrom helper_for_test import WIDTH\n" + FILE.replace("number(8", "number(WIDTH"))
@@ -150,6 +150,11 @@ BROKEN = [
     ("import no_such_module_here\n", r"mine\.py:1: ModuleNotFoundError: No module named 'no_such_module_here'"),
     ("from seedbed.config import Nothing\n", r"mine\.py:1: ImportError: cannot import name 'Nothing'"),
     ("x = 1\n1 / 0\n", r"mine\.py:2: ZeroDivisionError"),
+    (
+        "from seedbed import System\nclass S(System):\n    def players(self): ...\n",
+        r"py:2: S\.players is now called named_opt",
+    ),
+    ("from seedbed import System\nclass S(System):\n    lesson = 'a'\n", r"mine\.py:2: S\.lesson is now called stage_metric"),
     ("import json\n\njson.loads('{')\n", r"mine\.py:3: JSONDecodeError"),
     ("raise SystemExit(3)\n", r"mine\.py:1: SystemExit"),
     ("raise ValueError('two\\nlines')\n", r"mine\.py:1: ValueError: two$"),
@@ -158,12 +163,12 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), BROKEN)
-def test_a_broken_file_is_answered_with_the_place_and_the_reason(tmp_path: Path, text: str, said: str):
+@pytest.mark.parametrize(("text", "printed"), BROKEN)
+def test_broken_recipe_file_is_reported_with_line_and_reason(tmp_path: Path, text: str, printed: str):
     path = tmp_path / "mine.py"
     path.write_bytes(text.encode("latin-1"))
     before = set(sys.modules)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=printed) as caught:
         recipes.find(str(path))
     assert len(str(caught.value).splitlines()) <= 2
     if text:
@@ -173,7 +178,7 @@ def test_a_broken_file_is_answered_with_the_place_and_the_reason(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["gone.py", "gone.py:small", "sub/gone.py", "folder.py"])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch, name: str):
+def test_unreadable_recipe_file_is_named(tmp_path: Path, monkeypatch, name: str):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder.py").mkdir()
     with pytest.raises(UserError, match=r"recipe file .*\.py cannot be read"):
@@ -181,14 +186,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch, name: 
 
 
 @pytest.mark.parametrize("missing", ["open_data", "build"])
-def test_what_a_recipe_must_define_is_asked_for_when_it_is_needed(tmp_path: Path, missing: str):
+def test_missing_recipe_function_is_reported_on_use(tmp_path: Path, missing: str):
     recipe, preset = recipes.find(str(write(tmp_path, FILE.replace(f"def {missing}(", "def other("))))
     config = recipe.preset(preset)
     with pytest.raises(UserError, match=f"defines no `{missing}`"):
         recipe.open_data(config) if missing == "open_data" else recipe.build(config, None)
 
 
-def test_an_error_of_the_users_is_told_from_ours(tmp_path: Path):
+def test_error_in_a_recipe_file_is_located(tmp_path: Path):
     path = write(tmp_path, FILE.replace('return f"data of', '1 / 0; return f"data of'))
     recipe, preset = recipes.find(str(path))
     config = recipe.preset(preset)
@@ -206,7 +211,7 @@ def test_an_error_of_the_users_is_told_from_ours(tmp_path: Path):
 
 
 @pytest.fixture
-def shelf(tmp_path: Path, monkeypatch) -> Path:
+def recipe_packages(tmp_path: Path, monkeypatch) -> Path:
     """Another folder of recipe packages in place of our own."""
     for name, body in {
         "alpha": "def tiny() -> Config:\n    'Smallest.'\n    return Config(model=None, data=None)\n",
@@ -229,7 +234,7 @@ def shelf(tmp_path: Path, monkeypatch) -> Path:
         del sys.modules[name]
 
 
-def test_packages_are_found_by_listing(shelf: Path):
+def test_recipe_packages_are_found_by_listing(recipe_packages: Path):
     assert recipes.names() == ["alpha", "beta"]
     assert recipes.find("alpha/tiny")[1] == "tiny" == recipes.find("alpha")[1]
     assert recipes.find("beta")[1] is None
@@ -238,7 +243,7 @@ def test_packages_are_found_by_listing(shelf: Path):
     assert [p.name for p in recipes.find("alpha")[0].files()] == ["__init__.py", "data.py", "presets.py", "system.py"]
 
 
-def test_data_and_system_are_loaded_when_they_are_asked_for(shelf: Path):
+def test_recipe_modules_are_loaded_lazily(recipe_packages: Path):
     recipe, preset = recipes.find("alpha/tiny")
     assert "seedbed.recipes.alpha.data" not in sys.modules and "seedbed.recipes.alpha.system" not in sys.modules
     config = recipe.preset(preset)
@@ -261,23 +266,23 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("name", "said"), UNKNOWN)
-def test_an_unknown_name_is_answered_with_the_nearest_and_the_list(shelf: Path, name: str, said: str | None):
-    if said is None:
+@pytest.mark.parametrize(("name", "printed"), UNKNOWN)
+def test_unknown_recipe_name_suggests_the_nearest(recipe_packages: Path, name: str, printed: str | None):
+    if printed is None:
         assert recipes.find(name)[1] is None
         return
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=printed) as caught:
         recipes.find(name)
     assert len(str(caught.value).splitlines()) <= 2
 
 
-def test_a_package_that_does_not_load_does_not_hide_the_others(shelf: Path):
-    (shelf / "beta" / "presets.py").write_text("1 / 0\n")
+def test_broken_recipe_package_does_not_hide_the_others(recipe_packages: Path):
+    (recipe_packages / "beta" / "presets.py").write_text("1 / 0\n")
     assert recipes.describe("alpha") == {"tiny": "Smallest."}
     assert recipes.describe("beta") == {"?": "does not load: ZeroDivisionError: division by zero"}
 
 
-def test_our_own_recipes_list_without_torch():
+def test_listing_recipes_loads_no_torch():
     code = (
         "import sys; from seedbed import recipes\n"
         "for name in recipes.names():\n"
@@ -289,7 +294,25 @@ def test_our_own_recipes_list_without_torch():
     assert shown.stdout.strip() == "[]", shown.stderr
 
 
-def test_every_preset_of_ours_says_what_it_is():
+def test_presets_have_docstrings():
     for name in recipes.names():
         for preset, text in recipes.describe(name).items():
             assert preset != "?" and text, f"{name}/{preset}: {text}"
+
+
+@pytest.mark.parametrize("name", ["gpt", "flow", "world", "thinker", "ebt"])
+def test_demo_presets_use_the_available_device(name: str):
+    config = recipes.find(f"{name}/demo")[0].preset("demo")
+    assert (config.device, config.precision, config.capture, config.compile) == ("auto", "fp32", "auto", "off")
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_playable_declaration_equals_the_capability(name: str):
+    """Pages offer a player without loading torch, by a declaration; the system decides whether it is right."""
+    from seedbed.train.capabilities import Playable
+    from seedbed.train.system import System
+
+    recipe, _ = recipes.find(name)
+    module = sys.modules[recipe.function("system", "build").__module__]
+    systems = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, System) and one is not System]
+    assert systems and recipe.is_playable == any(issubclass(one, Playable) for one in systems)

@@ -1,17 +1,23 @@
 """Schedules: the ends, the peak and the shape, per step."""
 
-import pytest
+import itertools
 
-from seedbed.config import Schedule
-from seedbed.train.schedule import multiplier
+import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR
+
+from seedbed.config import Config, Schedule, override, translated
+from seedbed.errors import UserError
+from seedbed.train import schedule as schedules
+from seedbed.train.schedule import SCHEDULES, multiplier
 
 
 def curve(schedule: Schedule, num_steps: int = 1000) -> list[float]:
     """What the loop applies: progress counts the step about to be taken."""
-    return [multiplier(schedule, (n + 1) / num_steps) for n in range(num_steps)]
+    return [multiplier(schedule, (n + 1) / num_steps, n + 1) for n in range(num_steps)]
 
 
-@pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
+@pytest.mark.parametrize("kind", sorted(SCHEDULES.keys() - {"one_cycle"}))
 @pytest.mark.parametrize("warmup", [0.0, 0.1])
 def test_every_schedule_warms_up_peaks_at_one_and_ends_at_its_floor(kind: str, warmup: float) -> None:
     values = curve(Schedule(kind=kind, warmup=warmup, floor=0.05, decay=0.4))
@@ -45,3 +51,48 @@ def test_linear_and_wsd_hold_the_peak_before_the_cooldown() -> None:
 def test_progress_outside_the_run_is_held_at_its_ends() -> None:
     schedule = Schedule(kind="gpt3", warmup=0.0, floor=0.1)
     assert multiplier(schedule, 1.7) == pytest.approx(0.1) and multiplier(schedule, -1.0) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("num_steps", [7, 100, 1000])
+@pytest.mark.parametrize("warmup", [0.0, 0.1, 0.3, 0.77, 1.0])
+@pytest.mark.parametrize(("div", "final_div"), [(25.0, 1e4), (3.0, 1.0), (1.0, 50.0)])
+def test_one_cycle_is_that_of_torch(num_steps: int, warmup: float, div: float, final_div: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    settings = {"pct_start": warmup, "div_factor": div, "final_div_factor": final_div, "cycle_momentum": False}
+    scheduler = OneCycleLR(optimizer, max_lr=1.0, total_steps=num_steps, **settings)
+    wanted = []
+    for _ in range(num_steps):
+        wanted.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        if len(wanted) < num_steps:
+            scheduler.step()
+    found = curve(Schedule(kind="one_cycle", warmup=warmup, div=div, final_div=final_div), num_steps)
+    assert found == pytest.approx(wanted, abs=1e-6, rel=0)
+
+
+def test_no_two_schedule_kinds_coincide() -> None:
+    kinds = list(SCHEDULES)
+    for warmup, decay in itertools.product((0.0, 0.02, 0.3), (0.2, 0.5, 1.0)):
+        curves = {kind: curve(Schedule(kind=kind, warmup=warmup, decay=decay), 200) for kind in kinds}
+        for one, other in itertools.combinations(kinds, 2):
+            assert max(abs(a - b) for a, b in zip(curves[one], curves[other], strict=True)) > 0.01, (one, other)
+
+
+def test_one_cycle_of_an_earlier_version_was_gpt3() -> None:
+    old = {"schedule.kind": "one_cycle", "schedule.warmup": 0.1, "schedule.decay": 0.5, "schedule.floor": 0.1}
+    assert translated(old)["schedule.kind"] == "gpt3"
+    assert translated({**old, "schedule.div": 25.0, "schedule.final_div": 1e4})["schedule.kind"] == "one_cycle"
+
+
+def test_schedule_registered_elsewhere_is_chosen_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedules, "SCHEDULES", {**schedules.SCHEDULES})
+    config = Config(model=None, data=None)
+    with pytest.raises(UserError, match=r"schedule.kind=halves is not one of constant, gpt3, linear, wsd, one_cycle"):
+        override(config, ["schedule.kind=halves"])
+
+    @schedules.shape("halves")
+    def halves(after: float, progress: float, schedule: Schedule) -> float:
+        return 1.0 if after < 0.5 else 0.5
+
+    chosen = override(config, ["schedule.kind=halves", "schedule.warmup=0.1", "schedule.floor=0"]).schedule
+    assert [schedules.multiplier(chosen, p) for p in (0.05, 0.2, 0.9)] == [0.5, 1.0, 0.5]

@@ -23,7 +23,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_sweep_lies_beside_the_runs_with_a_file_per_trial(root: Path):
+def test_sweep_folder_has_a_file_per_trial(root: Path):
     sweep = make(root, "optim.lr=1e-3,1e-2", "steps=5", seeds=2)
     assert sweep.path == root.parent / "sweeps" / "some"
     assert (root.parent / "sweeps" / ".gitignore").read_text() == "*\n"
@@ -31,24 +31,24 @@ def test_a_sweep_lies_beside_the_runs_with_a_file_per_trial(root: Path):
     assert names == ["0001.json", "0002.json", "0003.json", "0004.json"]
     assert json.loads((sweep.path / "trials" / "0002.json").read_text()) == {"settings": {"optim.lr": 0.01, "seed": 1}}
     assert [sweep.run_name(t) for t in sweep.trials()][:2] == ["some-0001", "some-0002"]
-    assert {s.state for s in sweep.standings()} == {"waiting"}
+    assert {s.state for s in sweep.statuses()} == {"waiting"}
 
 
-def test_the_same_sweep_is_joined_and_another_refused_with_what_differs(root: Path):
+def test_sweep_with_equal_settings_is_joined_and_others_refused(root: Path):
     make(root, "optim.lr=1e-3,1e-2", "steps=5")
     again = make(root, "steps=5", "optim.lr=0.001,0.01")
     assert len(again.trials()) == 2
-    for words, said in [
+    for words, printed in [
         (["optim.lr=1e-3,1e-2", "steps=6"], "steps 5 there, 6 here"),
         (["optim.lr=1e-3,1e-2"], "steps 5 there, not set here"),
         (["optim.lr=1e-3,1e-2,1e-1", "steps=5"], "optim.lr 0.001,0.01 there, 0.001,0.01,0.1 here"),
     ]:
         with pytest.raises(UserError) as problem:
             make(root, *words)
-        assert said in str(problem.value) and "another --name" in str(problem.value)
+        assert printed in str(problem.value) and "another --name" in str(problem.value)
 
 
-def test_the_same_words_give_the_same_name_and_others_another():
+def test_sweep_name_follows_from_its_settings():
     def name(*words: str) -> str:
         return default_name("gpt", "demo", grids.read(BASE, words, None))
 
@@ -58,19 +58,19 @@ def test_the_same_words_give_the_same_name_and_others_another():
 
 
 @pytest.mark.parametrize("name", ["../up", "a b", "", ".hidden"])
-def test_a_name_that_is_no_folder_is_refused(root: Path, name: str):
+def test_sweep_name_that_is_no_folder_name_is_refused(root: Path, name: str):
     with pytest.raises(UserError, match="cannot name a run"):
         make(root, "steps=1,2", name=name)
 
 
-def test_a_name_whose_runs_are_someone_elses_is_refused(root: Path):
+def test_sweep_name_with_foreign_runs_is_refused(root: Path):
     make_run(root, "some-0002")
     with pytest.raises(UserError, match="run some-0002 exists"):
         make(root, "steps=1,2")
     assert not (root.parent / "sweeps" / "some").exists()
 
 
-def test_an_unknown_sweep_is_answered_with_the_nearest(root: Path):
+def test_unknown_sweep_suggests_the_nearest(root: Path):
     with pytest.raises(UserError, match="holds none yet"):
         Sweep.open(root, "some")
     make(root, "steps=1,2")
@@ -79,7 +79,7 @@ def test_an_unknown_sweep_is_answered_with_the_nearest(root: Path):
     assert Sweep.open(root, str(root.parent / "sweeps" / "some")).name == "some"
 
 
-def test_a_damaged_sweep_is_named(root: Path):
+def test_damaged_sweep_is_named(root: Path):
     sweep = make(root, "steps=1,2")
     (sweep.path / "trials" / "0001.json").write_text("{}")
     with pytest.raises(UserError, match=r"0001\.json is damaged"):
@@ -89,12 +89,12 @@ def test_a_damaged_sweep_is_named(root: Path):
         Sweep(root, "some")
 
 
-def test_a_trial_has_one_claim_at_a_time(root: Path):
+def test_trial_claim_is_exclusive(root: Path):
     sweep = make(root, "steps=1,2")
     first, second = sweep.trials()
     fd = sweep.claim(first)
     assert fd is not None and sweep.claim(first) is None
-    assert [s.state for s in sweep.standings()] == ["running", "waiting"]
+    assert [s.state for s in sweep.statuses()] == ["running", "waiting"]
     other = sweep.claim(second)
     assert other is not None
     locks.release(fd)
@@ -115,7 +115,7 @@ time.sleep(60)
 """
 
 
-def test_a_claim_dies_with_its_process(root: Path):
+def test_trial_claim_ends_with_its_process(root: Path):
     sweep = make(root, "steps=1,2")
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     with subprocess.Popen([sys.executable, "-c", CLAIM, str(root)], env=env, stdout=subprocess.PIPE, text=True) as other:
@@ -128,19 +128,19 @@ def test_a_claim_dies_with_its_process(root: Path):
     locks.release(fd)
 
 
-def test_what_has_ended_is_never_claimed_again(root: Path):
+def test_ended_trial_is_never_claimed_again(root: Path):
     sweep = make(root, "steps=1,2,3")
     done, failed, _ = sweep.trials()
     end(sweep, done, 0.5)
     end(sweep, failed, None, "failed", "no such file")
     assert sweep.claim(done) is None and sweep.claim(failed) is None
-    assert [s.state for s in sweep.standings()] == ["done", "failed", "waiting"]
-    assert Sweep.open(root, "some").standing(failed).error == "no such file"
+    assert [s.state for s in sweep.statuses()] == ["done", "failed", "waiting"]
+    assert Sweep.open(root, "some").status(failed).error == "no such file"
     assert sweep.forget_failures() == 1
-    assert [s.state for s in sweep.standings()] == ["done", "waiting", "waiting"]
+    assert [s.state for s in sweep.statuses()] == ["done", "waiting", "waiting"]
 
 
-def test_a_run_that_somebody_resumed_by_hand_is_left_alone(root: Path):
+def test_run_resumed_by_hand_is_not_claimed(root: Path):
     sweep = make(root, "steps=1,2")
     run = make_run(root, "some-0001")
     with run.lock():
@@ -154,7 +154,7 @@ def test_a_run_that_somebody_resumed_by_hand_is_left_alone(root: Path):
     ("status", "event", "state"),
     [("done", "end", "done"), ("done", "early_stop", "stopped early"), ("nan", "end", "nan"), ("diverged", "end", "diverged")],
 )
-def test_the_result_follows_from_the_runs_own_words_and_outlives_it(root: Path, status: str, event: str, state: str):
+def test_trial_result_outlives_the_run_folder(root: Path, status: str, event: str, state: str):
     sweep = make(root, "steps=1,2")
     trial = sweep.trials()[0]
     run = make_run(root, "some-0001")
@@ -168,11 +168,11 @@ def test_the_result_follows_from_the_runs_own_words_and_outlives_it(root: Path, 
     for path in sorted(run.path.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
     run.path.rmdir()
-    assert Sweep.open(root, "some").standing(trial) == found
+    assert Sweep.open(root, "some").status(trial) == found
 
 
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
-def test_a_run_that_can_go_on_has_no_result_unless_an_error_is_told(root: Path, status: str):
+def test_resumable_run_has_no_result_unless_it_failed(root: Path, status: str):
     sweep = make(root, "steps=1,2")
     trial = sweep.trials()[0]
     make_run(root, "some-0001").set_status(status)
@@ -181,7 +181,7 @@ def test_a_run_that_can_go_on_has_no_result_unless_an_error_is_told(root: Path, 
     assert found is not None and (found.state, found.error) == ("failed", "two lines")
 
 
-def test_the_command_makes_the_same_sweep_again(root: Path):
+def test_sweep_command_recreates_the_sweep(root: Path):
     sweep = make(root, "optim.lr=1e-3,1e-2", "steps=5", seeds=2)
     assert sweep.command() == "seedbed sweep gpt/demo optim.lr=0.001,0.01 seed=1,2 steps=5 --name some"
     words = sweep.command().split()[3:-2]

@@ -47,7 +47,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("word", "values"), READ, ids=[word for word, _ in READ])
-def test_an_axis_is_read(word: str, values: list):
+def test_axis_is_parsed(word: str, values: list):
     (axis,) = grids.read(BASE, [word], None).axes
     assert axis == Axis(word.partition("=")[0], tuple(values))
 
@@ -56,17 +56,17 @@ FIXED = [("steps=5", 5), ("model.sizes=3,4", (3, 4)), ("model.pair=3,4", (3, 4))
 
 
 @pytest.mark.parametrize(("word", "value"), FIXED, ids=[word for word, _ in FIXED])
-def test_one_value_is_set_in_every_trial(word: str, value: object):
+def test_single_value_is_set_in_every_trial(word: str, value: object):
     found = grids.read(BASE, [word], None)
     assert (found.axes, found.fixed) == ((), {word.partition("=")[0]: value})
 
 
-def test_commas_that_belong_to_a_value_are_said_to():
+def test_commas_inside_a_value_are_explained():
     assignments = ["model.sizes=3,4", "optim.lr=1,2", "model.sizes=1|2,3", "model.plan=a,b"]
     assert grids.takes_commas(BASE, assignments) == ["model.sizes=3,4"]
 
 
-def test_seeds_count_on_from_the_configs_own():
+def test_seeds_start_at_the_configs_seed():
     assert grids.read(BASE, [], 3).axes == (Axis("seed", (1, 2, 3)),)
     assert grids.read(BASE, ["seed=10"], 2).axes == (Axis("seed", (10, 11)),)
     assert grids.read(BASE, ["seed=10"], 1) == Grid((), (), {"seed": 10})
@@ -102,23 +102,23 @@ WRONG = [
 
 
 @pytest.mark.parametrize(
-    ("given", "seeds", "said"), WRONG, ids=[" ".join(given) or f"seeds {seeds}" for given, seeds, _ in WRONG]
+    ("given", "seeds", "printed"), WRONG, ids=[" ".join(given) or f"seeds {seeds}" for given, seeds, _ in WRONG]
 )
-def test_what_cannot_be_meant_is_refused_in_a_line(given: list[str], seeds: int | None, said: str):
+def test_wrong_axis_is_a_one_line_error(given: list[str], seeds: int | None, printed: str):
     with pytest.raises(UserError) as problem:
         grids.read(BASE, given, seeds)
-    assert said in str(problem.value) and "\n" not in str(problem.value)
+    assert printed in str(problem.value) and "\n" not in str(problem.value)
 
 
 def some_grids() -> list[Grid]:
-    dice = random.Random(0)
-    shapes = [[dice.randint(1, 5) for _ in range(dice.randint(1, 3))] for _ in range(20)]
+    rng = random.Random(0)
+    shapes = [[rng.randint(1, 5) for _ in range(rng.randint(1, 3))] for _ in range(20)]
     keys = ("model.width", "optim.lr", "steps")
     return [Grid(tuple(Axis(keys[i], tuple(range(1, n + 1))) for i, n in enumerate(shape)), (), {}) for shape in shapes]
 
 
 @pytest.mark.parametrize("grid", some_grids(), ids=lambda g: "x".join(str(len(a.values)) for a in g.axes))
-def test_every_cell_once_and_from_the_corners_inwards(grid: Grid):
+def test_cells_are_ordered_from_the_corners_inwards(grid: Grid):
     found = [tuple(cell.values()) for cell in grids.cells(grid)]
     assert sorted(found) == sorted(itertools.product(*(axis.values for axis in grid.axes)))
     inner = [sum(v not in (a.values[0], a.values[-1]) for v, a in zip(place, grid.axes, strict=True)) for place in found]
@@ -126,7 +126,7 @@ def test_every_cell_once_and_from_the_corners_inwards(grid: Grid):
     assert inner.count(0) == 2 ** sum(len(axis.values) > 1 for axis in grid.axes)
 
 
-def test_the_whole_map_is_seen_with_one_seed_before_the_next():
+def test_cells_are_ordered_by_seed_first():
     found = grids.cells(grids.read(BASE, ["model.width=1..3", "steps=1..3"], 2))
     assert [cell["seed"] for cell in found] == [1] * 9 + [2] * 9
     assert found[:9] == [{**cell, "seed": 1} for cell in grids.cells(grids.read(BASE, ["model.width=1..3", "steps=1..3"], None))]
@@ -137,21 +137,21 @@ def test_too_many_trials_are_refused():
         grids.cells(grids.read(BASE, ["model.width=1..1000", "steps=1..1000"], None))
 
 
-def test_the_config_of_a_cell_has_its_values_and_the_fixed_ones():
+def test_cell_config_has_its_values_and_the_fixed_ones():
     grid = grids.read(BASE, ["model.sizes=1,2|3", "optim.lr=1e-3,1e-2", "steps=7"], None)
     for cell in grids.cells(grid):
         values = flatten(grids.config_of(BASE, grid, cell))
         assert {key: values[key] for key in cell} == cell and values["steps"] == 7
 
 
-def test_a_cell_that_cannot_be_trained_is_named():
+def test_cell_that_cannot_be_trained_is_named():
     grid = grids.read(BASE, ["batch=8,16", "accum=2,3"], None)
     with pytest.raises(UserError, match=r"^the cell batch=8 accum=3 cannot be trained: batch=8 does not divide"):
         for cell in grids.cells(grid):
             grids.config_of(BASE, grid, cell)
 
 
-def test_a_plain_range_is_left_to_the_suggester():
+def test_range_is_left_to_the_suggester():
     found = grids.read(
         BASE, ["optim.lr=1e-4..1e-2", "optim.clip=0.5..1", "model.width=2..8..2", "optim.kind=adamw,muon"], 2, True
     )
@@ -166,6 +166,6 @@ def test_a_plain_range_is_left_to_the_suggester():
             grids.read(BASE, [wrong], None, True)
 
 
-def test_what_is_written_down_is_read_back():
+def test_grid_round_trips_through_json():
     found = grids.read(BASE, ["optim.lr=1e-4..1e-2", "model.sizes=1,2|3", "model.pair=1,2", "model.plan=a,b"], 2, True)
     assert grids.from_json(json.loads(json.dumps(grids.to_json(found)))) == found

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from sweep_samples import end, make
 
-from seedbed.track import heatmap, journal, locks
+from seedbed.report import heatmap, journal
+from seedbed.track import locks
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep
 from seedbed.tune.sweep.screen import Screen
@@ -32,37 +33,39 @@ def ended(root: Path, values: dict[float, list[float]], **named: str) -> Sweep:
 
 
 def test_settings_are_ranked_by_their_mean_over_the_seeds(root: Path):
-    dice = random.Random(0)
-    values = {lr: [dice.random() for _ in range(4)] for lr in (0.1, 0.2, 0.3, 0.4, 0.5)}
-    found = reports.look(ended(root, values))
+    rng = random.Random(0)
+    values = {lr: [rng.random() for _ in range(4)] for lr in (0.1, 0.2, 0.3, 0.4, 0.5)}
+    found = reports.read_report(ended(root, values))
     assert [c.settings["optim.lr"] for c in found.cells] == sorted(values, key=lambda lr: statistics.mean(values[lr]))
     for cell in found.cells:
         mine = values[cell.settings["optim.lr"]]
-        told = cell.to_json()
-        assert told["mean"] == pytest.approx(statistics.mean(mine)) and told["sd"] == pytest.approx(statistics.stdev(mine))
-        assert (told["min"], told["max"], told["num_ended"]) == (min(mine), max(mine), 4)
+        reported = cell.to_json()
+        assert reported["mean"] == pytest.approx(statistics.mean(mine)) and reported["sd"] == pytest.approx(
+            statistics.stdev(mine)
+        )
+        assert (reported["min"], reported["max"], reported["num_ended"]) == (min(mine), max(mine), 4)
 
 
-def test_the_command_repeats_the_best_seed_of_the_best_setting(root: Path):
-    found = reports.look(ended(root, {0.1: [0.5, 0.1], 0.2: [0.2, 0.3]}))
+def test_report_command_repeats_the_best_trial(root: Path):
+    found = reports.read_report(ended(root, {0.1: [0.5, 0.1], 0.2: [0.2, 0.3]}))
     assert found.command() == "seedbed train gpt/demo optim.lr=0.2 seed=1"
 
 
 NOISE = [
-    ({0.1: [1.0, 1.1, 0.9], 0.2: [1.02, 1.12, 0.92]}, "not told apart from the best (seeds scatter by ±0.1000): optim.lr=0.2"),
-    ({0.1: [1.0, 1.1, 0.9], 0.2: [2.0, 2.1, 1.9]}, "the best setting stands apart: seeds scatter by ±0.1000"),
+    ({0.1: [1.0, 1.1, 0.9], 0.2: [1.02, 1.12, 0.92]}, "not distinguishable from the best (seeds vary by ±0.1000): optim.lr=0.2"),
+    ({0.1: [1.0, 1.1, 0.9], 0.2: [2.0, 2.1, 1.9]}, "the best setting is significant: seeds vary by ±0.1000"),
     ({0.1: [1.0], 0.2: [1.1]}, "one seed per setting"),
     ({0.1: [0.0], 0.2: [0.0], 0.3: [1.0]}, "2 settings share the best value"),
 ]
 
 
-@pytest.mark.parametrize(("values", "said"), NOISE, ids=[said[:20] for _, said in NOISE])
-def test_differences_of_the_size_of_noise_are_said_to_be(root: Path, values: dict, said: str):
-    (note,) = reports.look(ended(root, values)).notes()
-    assert said in note
+@pytest.mark.parametrize(("values", "printed"), NOISE, ids=[printed[:20] for _, printed in NOISE])
+def test_report_notes_differences_within_noise(root: Path, values: dict, printed: str):
+    (note,) = reports.read_report(ended(root, values)).notes()
+    assert printed in note
 
 
-def test_a_setting_that_spoils_a_seed_comes_after_those_that_do_not(root: Path):
+def test_settings_with_a_diverged_seed_rank_last(root: Path):
     sweep = make(root, "optim.lr=0.1,0.2,0.3", seeds=2)
     for trial in sweep.trials():
         rate, seed = trial.settings["optim.lr"], trial.settings["seed"]
@@ -70,34 +73,34 @@ def test_a_setting_that_spoils_a_seed_comes_after_those_that_do_not(root: Path):
             end(sweep, trial, 0.0, "nan" if seed == 2 else "done")
         else:
             end(sweep, trial, rate)
-    found = reports.look(sweep)
+    found = reports.read_report(sweep)
     assert [c.settings["optim.lr"] for c in found.cells] == [0.2, 0.3, 0.1]
     assert "1 diverged" in reports.cell_table(found)
     assert found.cells[-1].values == [0.0], "a spoiled seed counts for nothing"
 
 
-def test_every_trial_is_in_the_table_best_first(root: Path):
+def test_trial_table_is_complete_best_first(root: Path):
     sweep = make(root, "optim.lr=0.1,0.2,0.3,0.4,0.5")
     states = [("done", 0.3), ("failed", None), ("stopped early", 0.1), ("diverged", 0.01), None]
     for trial, state in zip(sweep.trials(), states, strict=True):
         if state:
             end(sweep, trial, state[1], state[0], "no such file" if state[0] == "failed" else "")
-    lines = reports.trial_table(reports.look(sweep), 200).splitlines()[1:]
+    lines = reports.trial_table(reports.read_report(sweep), 200).splitlines()[1:]
     assert [line.split()[0] for line in lines] == ["0003", "0001", "0005", "0004", "0002"]
     assert "no such file" in lines[-1] and "stopped early" in lines[0]
 
 
-def test_before_anything_has_ended_there_is_a_report(root: Path):
-    found = reports.look(make(root, "optim.lr=0.1,0.2"))
+def test_report_exists_before_any_trial_has_ended(root: Path):
+    found = reports.read_report(make(root, "optim.lr=0.1,0.2"))
     assert (found.best, found.command(), found.notes(), found.counts) == (None, None, [], {"waiting": 2})
     assert [p.name for p in reports.write(found)] == ["report.md", "report.json"]
 
 
-def test_the_map_is_drawn_from_the_fourth_cell_on(root: Path):
+def test_heatmap_is_drawn_from_the_fourth_cell_on(root: Path):
     sweep = make(root, "optim.lr=0.1,0.2,0.3", "batch=1..3")
     for num, trial in enumerate(sweep.trials()[:4], start=1):
         end(sweep, trial, 0.5 / num)
-        names = [p.name for p in reports.write(reports.look(sweep))]
+        names = [p.name for p in reports.write(reports.read_report(sweep))]
         assert ("heatmap.png" in names) == (num == 4)
     assert (sweep.path / "heatmap.png").read_bytes()[:4] == PNG
     assert "heatmap.png" in (sweep.path / "report.md").read_text()
@@ -111,14 +114,14 @@ def panels(monkeypatch) -> list:
     return seen
 
 
-def test_a_cell_of_the_map_is_the_mean_of_its_seeds_and_hatched_where_one_diverged(root: Path, monkeypatch):
+def test_heatmap_cell_is_the_mean_of_its_seeds(root: Path, monkeypatch):
     seen = panels(monkeypatch)
     sweep = make(root, "optim.lr=0.1,0.2", "batch=1..3", seeds=2)
     for trial in sweep.trials():
         rate, batch, seed = trial.settings.values()
-        spoiled = (rate, batch) == (0.2, 3)
-        end(sweep, trial, rate * batch + seed, "nan" if spoiled else "done")
-    reports.draw_map(reports.look(sweep), sweep.path / "heatmap.png")
+        diverged = (rate, batch) == (0.2, 3)
+        end(sweep, trial, rate * batch + seed, "nan" if diverged else "done")
+    reports.draw_map(reports.read_report(sweep), sweep.path / "heatmap.png")
     ((found, labels, title, scale),) = seen
     (panel,) = found
     assert labels == (["0.1", "0.2"], ["1", "2", "3"], "optim.lr", "batch")
@@ -127,7 +130,7 @@ def test_a_cell_of_the_map_is_the_mean_of_its_seeds_and_hatched_where_one_diverg
         [pytest.approx(0.2 * b + 1.5) for b in (1, 2)] + [None],
     ]
     assert panel.hatched == [[False] * 3, [False, False, True]]
-    assert "mean of 2 seeds; seeds of a cell lie 1.0000 .. 1.0000 apart" in title
+    assert "mean of 2 seeds; spread over the seeds of a cell 1.0000 .. 1.0000" in title
     assert scale == {"low": pytest.approx(1.9), "high": pytest.approx(1.6)}, "less is better: the largest is the dullest"
 
 
@@ -140,33 +143,31 @@ def test_a_cell_of_the_map_is_the_mean_of_its_seeds_and_hatched_where_one_diverg
         (["batch=1..5", "steps=1..5", "keep=1..4", "every.log=1..4"], 4, (5, 5)),
     ],
 )
-def test_further_axes_make_small_multiples_or_are_averaged(
-    root: Path, monkeypatch, words: list[str], num_panels: int, shape: tuple
-):
+def test_heatmap_of_further_axes_has_small_multiples(root: Path, monkeypatch, words: list[str], num_panels: int, shape: tuple):
     seen = panels(monkeypatch)
     sweep = make(root, *words)
     for trial in sweep.trials():
         end(sweep, trial, float(trial.settings["batch"]))
-    assert reports.draw_map(reports.look(sweep), sweep.path / "heatmap.png")
+    assert reports.draw_map(reports.read_report(sweep), sweep.path / "heatmap.png")
     ((found, (rows, cols, *_), title, _),) = seen
     assert len(found) == num_panels and (len(rows), len(cols)) == shape
     assert all(value is not None for panel in found for row in panel.values for value in row)
     assert ("values of" in title) == (num_panels == 4)
 
 
-def test_the_json_is_valid_and_complete(root: Path):
+def test_report_json_is_valid_and_complete(root: Path):
     sweep = ended(root, {0.1: [float("inf"), 1.0], 0.2: [2.0, 2.5]})
-    reports.write(reports.look(sweep), draw=False)
-    told = json.loads((sweep.path / "report.json").read_text())
-    assert {"name", "recipe", "axes", "fixed", "counts", "best", "cells", "trials", "notes", "metric"} <= told.keys()
-    assert len(told["trials"]) == 4 and told["trials"][0]["settings"] == {"optim.lr": 0.1, "seed": 1}
+    reports.write(reports.read_report(sweep), draw=False)
+    reported = json.loads((sweep.path / "report.json").read_text())
+    assert {"name", "recipe", "axes", "fixed", "counts", "best", "cells", "trials", "notes", "metric"} <= reported.keys()
+    assert len(reported["trials"]) == 4 and reported["trials"][0]["settings"] == {"optim.lr": 0.1, "seed": 1}
 
 
-def test_a_sweep_is_one_entry_of_the_journal_that_takes_notes(root: Path):
+def test_journal_entry_of_a_sweep_takes_notes(root: Path):
     sweep = ended(root, {0.1: [0.5], 0.2: [0.25]})
-    reports.record(reports.look(sweep))
+    reports.record(reports.read_report(sweep))
     journal.note(root, "some", "the larger rate")
-    reports.record(reports.look(sweep))
+    reports.record(reports.read_report(sweep))
     (entry,) = journal.entries(root)
     assert entry["run"] == "some" and "sweep of 2: best error 0.2500" in entry["title"]
     assert "to see" in entry["text"] and "seedbed sweep gpt/demo" in entry["text"] and "the larger rate" in entry["text"]
@@ -179,11 +180,11 @@ def test_a_sweep_is_one_entry_of_the_journal_that_takes_notes(root: Path):
     ("value", "shown"),
     [(100.0, "100"), (99.996, "100.0"), (99.97, "99.97"), (0.5, "0.5"), (1.23456, "1.235"), (0.0, "0"), (1e-6, "1e-06")],
 )
-def test_a_number_in_a_cell_never_looks_better_than_it_is(value: float, shown: str):
+def test_heatmap_rounding_never_improves_a_value(value: float, shown: str):
     assert heatmap.short(value) == shown
 
 
-def test_a_map_is_a_picture_of_its_cells(tmp_path: Path):
+def test_heatmap_pixels_match_its_cells(tmp_path: Path):
     from matplotlib.image import imread
 
     path = tmp_path / "map.png"
@@ -202,7 +203,7 @@ def test_a_map_is_a_picture_of_its_cells(tmp_path: Path):
         draw([[0, 50], [1, 2]])
 
 
-def test_colours_follow_the_order_of_low_and_high():
+def test_heatmap_colours_follow_the_order_of_low_and_high():
     assert [heatmap._share(v, 0, 10) for v in (-1, 0, 5, 10, 11)] == [0, 0, 0.5, 1, 1]
     assert [heatmap._share(v, 10, 0) for v in (-1, 0, 5, 10, 11)] == [1, 1, 0.5, 0, 0]
     assert heatmap._share(3, 3, 3) == 1
@@ -211,7 +212,7 @@ def test_colours_follow_the_order_of_low_and_high():
 # ---- the screen ------------------------------------------------------------------------------------------------------
 
 
-def test_the_live_table_shows_who_works_and_who_is_best(root: Path):
+def test_live_table_shows_running_trials_and_the_best(root: Path):
     from rich.console import Console
 
     sweep = make(root, "optim.lr=0.1,0.2,0.3,0.4,0.5")
@@ -221,24 +222,24 @@ def test_the_live_table_shows_who_works_and_who_is_best(root: Path):
     fd = sweep.claim(third)
     assert fd is not None
     out = Console(record=True, width=100, file=io.StringIO())
-    out.print(Screen(sweep, quiet=False)._table(room=2))
+    out.print(Screen(sweep, quiet=False)._table(max_rows=2))
     lines = out.export_text().splitlines()
     assert "2 done, 1 running, 2 waiting" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["0003", "0002", "0001"] and "running" in lines[2]
     locks.release(fd)
 
 
-def test_without_a_terminal_every_event_is_a_line_and_quiet_means_none(root: Path, capsys):
+def test_events_are_lines_without_a_terminal_and_silent_with_quiet(root: Path, capsys):
     sweep = make(root, "optim.lr=0.1,0.2")
     first, second = sweep.trials()
     end(sweep, first, None, "failed", "no such file")
     for quiet in (False, True):
         screen = Screen(sweep, quiet)
         with screen.showing():
-            screen.began([second])
-            screen.began([first, second])
-            screen.ended(sweep.standing(first))
+            screen.on_start([second])
+            screen.on_start([first, second])
+            screen.on_end(sweep.status(first))
         lines = capsys.readouterr().out.splitlines()
-        said = ["trial 0002 begins: optim.lr=0.2", "trials 0001, 0002 begin as one pack"]
-        assert lines == ([] if quiet else [*said, "trial 0001 failed: optim.lr=0.1 at step 8 (no such file)"])
+        printed = ["trial 0002 begins: optim.lr=0.2", "trials 0001, 0002 begin as one pack"]
+        assert lines == ([] if quiet else [*printed, "trial 0001 failed: optim.lr=0.1 at step 8 (no such file)"])
     assert (sweep.path / "report.json").is_file()

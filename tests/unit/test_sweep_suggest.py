@@ -49,23 +49,23 @@ def test_suggestions_stay_in_their_ranges_and_never_repeat(root: Path, sampler: 
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_the_next_point_follows_from_the_trial_files_alone(root: Path, sampler: str):
+def test_suggestion_follows_from_the_trial_files_alone(root: Path, sampler: str):
     one, other = (make(root, "optim.lr=1e-4..1e-1", name=name, sampler=sampler) for name in ("one", "other"))
     finish(one, 13)
     for trial in one.trials():
-        end(other, other.add(trial.settings), one.standing(trial).best)
+        end(other, other.add(trial.settings), one.status(trial).best)
     assert suggest.add(one, 14)[0].settings == suggest.add(other, 14)[0].settings
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_a_finite_space_is_left_when_it_is_used_up(root: Path, sampler: str):
+def test_suggestions_end_when_a_finite_space_is_exhausted(root: Path, sampler: str):
     sweep = make(root, "batch=1,2,3", sampler=sampler)
     while added := suggest.add(sweep, 20):
         end(sweep, added[0], 1.0)
     assert sorted(t.settings["batch"] for t in sweep.trials()) == [1, 2, 3]
 
 
-def test_points_under_way_and_spoiled_ones_are_told_apart(root: Path):
+def test_running_and_diverged_points_are_distinguished(root: Path):
     sweep = make(root, "optim.lr=1e-4..1e-1", seeds=2, sampler="random")
     suggest.add(sweep, 3, 3)
     a, b, c, d, *_ = sweep.trials()
@@ -73,30 +73,30 @@ def test_points_under_way_and_spoiled_ones_are_told_apart(root: Path):
     end(sweep, b, 2.0)
     end(sweep, c, 1.0)
     end(sweep, d, 0.1, "nan")
-    values = [value for _, value in suggest.points(sweep.standings())]
+    values = [value for _, value in suggest.points(sweep.statuses())]
     assert values == [1.5, float("inf"), None]
 
 
 @pytest.mark.skipif(not INSTALLED, reason="optuna is not installed")
-def test_optuna_looks_where_it_was_good(root: Path):
+def test_optuna_samples_near_good_points(root: Path):
     late = []
     for best in (1e-5, 1e-1):
         sweep = make(root, "optim.lr=1e-6..1", name=f"{best:g}", sampler="optuna")
         finish(sweep, 30, best=best)
-        late += [s.best for s in sweep.standings()[20:] if s.best is not None]
+        late += [s.best for s in sweep.statuses()[20:] if s.best is not None]
     # Who does not listen names the same points both times, and every point is four factors of ten from the two together.
     assert sum(late) / 10 < 0.5 * 4
 
 
 @pytest.mark.skipif(not INSTALLED, reason="optuna is not installed")
-def test_optuna_is_told_of_spoiled_points_and_of_those_under_way(root: Path):
+def test_optuna_gets_diverged_and_running_points(root: Path):
     sweep = make(root, "optim.lr=1e-4..1e-1", sampler="optuna")
     for trial in suggest.add(sweep, 12, 12)[:11]:
         end(sweep, trial, None, "nan")
     assert len(suggest.add(sweep, 13)) == 1
 
 
-def test_without_the_package_a_line_says_how_to_get_it(monkeypatch):
+def test_optuna_missing_is_a_one_line_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'seedbed\[search\]'") as problem:
         suggest.require("optuna")

@@ -77,7 +77,7 @@ def test_batches_that_straddle_epochs(mode):
 
 @pytest.mark.parametrize("mode", ["blocks", "phase", "random"])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32])
-def test_a_batch_is_consecutive_tokens(mode, dtype):
+def test_text_batch_is_consecutive_tokens(mode, dtype):
     """Token i is i: what comes out of the feed must count up by one, and targets follow inputs."""
     source = TextSource(np.arange(250).astype(dtype), 16, mode, seed=2)
     feed = Feed(source, batch=4, parts=2, seed=2, device=CPU)
@@ -89,7 +89,7 @@ def test_a_batch_is_consecutive_tokens(mode, dtype):
             assert (tokens[:, 1:] == tokens[:, :-1] + 1).all()
 
 
-def test_large_ids_survive_their_narrow_type():
+def test_token_ids_survive_their_narrow_dtype():
     tokens = np.array([65_535, 32_768, 32_767, 0, 1] * 20, np.uint16)
     for limit in (None, 0):
         feed = Feed(TextSource(tokens, 4, "blocks", 1), batch=2, parts=1, seed=1, device=CPU, limit_bytes=limit)
@@ -109,7 +109,7 @@ def test_windows_cover_every_target_once(n, block, batch):
     assert all(len(w) <= batch for w in windows(source, batch))
 
 
-def test_bytes_of_the_targets():
+def test_target_bytes_are_counted():
     tokens = np.array([0, 1, 2, 1, 0, 2] * 100, np.uint8)
     source = TextSource(tokens, 8, "blocks", 1, token_bytes=np.array([1, 2, 4]))
     assert source.num_target_bytes == sum([1, 2, 4][t] for t in tokens[1:])
@@ -129,7 +129,7 @@ def test_bytes_of_the_targets():
         ),
     ],
 )
-def test_too_few_tokens_for_a_block(n, block, mode, words):
+def test_text_with_too_few_tokens_for_a_block_is_refused(n, block, mode, words):
     with pytest.raises(UserError, match=words):
         TextSource(np.zeros(n, np.uint8), block, mode, 1)
     suggested = 75 if mode == "phase" and n > block else n - 1
@@ -145,7 +145,7 @@ def text(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["char", "bpe"])
-def test_an_opened_text_decodes_to_its_source(text, kind):
+def test_text_decodes_to_its_source(text, kind):
     data = open_text(TextConfig(text=str(text), tokenizer=kind, vocab=300, block=32), seed=1)
     assert data.tokenizer is not None and data.vocab_size == data.tokenizer.vocab_size
     feed = Feed(data.train, batch=8, parts=1, seed=1, device=CPU)
@@ -159,7 +159,7 @@ def test_an_opened_text_decodes_to_its_source(text, kind):
     assert total + sum(firsts) == len(text.read_bytes()) == data.facts["num_bytes"]
 
 
-def test_the_facts_name_the_data(text):
+def test_text_facts_describe_the_data(text):
     data = open_data(Config(model=None, data=TextConfig(text=str(text), block=16), seed=3))
     assert data.facts["fingerprint"] == data.store.fingerprint
     assert data.facts["num_tokens"] + data.facts["num_valid_tokens"] == len(data.store.arrays["tokens"])
@@ -168,7 +168,7 @@ def test_the_facts_name_the_data(text):
     assert again.facts["fingerprint"] == data.facts["fingerprint"]
 
 
-def test_a_validation_part_shorter_than_a_block_is_told(text):
+def test_validation_split_shorter_than_a_block_is_refused(text):
     with pytest.raises(UserError, match=r"the validation part has \d+ tokens, and one block needs"):
         open_text(TextConfig(text=str(text), block=1000), seed=1)
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from seedbed.nn import dice
+from seedbed.nn import rng
 from seedbed.recipes.thinker import curriculum
 from seedbed.recipes.thinker.presets import CurriculumConfig
 
-KEYS = dice.keys(0, torch.arange(40_000), 1)
+KEYS = rng.keys(0, torch.arange(40_000), 1)
 GATED = CurriculumConfig(kind="gated", start=2, threshold=0.9, window=10, min_steps=0)
 
 
@@ -42,11 +42,11 @@ def entries(stage: Tensor) -> dict[str, float]:
     ],
 )
 @pytest.mark.parametrize("limit", [4, torch.tensor(4)])
-def test_lengths_are_drawn_as_the_kind_says(kind, expected, limit):
+def test_curriculum_lengths_follow_their_kind(kind, expected, limit):
     assert counts(CurriculumConfig(kind=kind), limit, 8) == pytest.approx(expected, abs=0.01)
 
 
-def test_a_sample_of_a_mixed_curriculum_keeps_its_lot_when_the_limit_moves():
+def test_curriculum_mixed_samples_do_not_depend_on_the_limit():
     """Who is drawn from the full range is decided by the key alone."""
     config = CurriculumConfig(kind="mixed")
     one, two = (curriculum.lengths(KEYS, limit, config, 8) for limit in (1, 2))
@@ -54,7 +54,7 @@ def test_a_sample_of_a_mixed_curriculum_keeps_its_lot_when_the_limit_moves():
 
 
 @pytest.mark.parametrize(("kind", "longest"), [("uniform", 8), ("fixed", 8), ("mostly", 8), ("gated", 3), ("mixed", 3)])
-def test_the_first_stage(kind, longest):
+def test_curriculum_first_stage(kind, longest):
     stage = curriculum.first(CurriculumConfig(kind=kind, start=3), 8)
     assert stage.dtype == torch.float32 and stage.ndim == 1
     assert entries(stage) == {"longest": longest, "hits": 0, "count": 0, "age": 0, "promotions": 0, "accuracy": 0}
@@ -63,7 +63,7 @@ def test_the_first_stage(kind, longest):
     assert curriculum.limit(curriculum.first(CurriculumConfig(kind=kind, start=99), 8)).item() == 8
 
 
-def test_samples_of_the_longest_length_decide():
+def test_curriculum_promotion_is_decided_by_the_longest_samples():
     stage = curriculum.first(GATED, 8)
     assert curriculum.on_longest(torch.tensor([1, 2, 3, 2]), stage).tolist() == [False, True, False, True]
 
@@ -83,13 +83,13 @@ def test_samples_of_the_longest_length_decide():
         ([(10, 10)] * 500, 8),  # and no further
     ],
 )
-def test_promotions_are_earned(kind, steps, longest):
+def test_curriculum_promotion_needs_accuracy(kind, steps, longest):
     config = dataclasses.replace(GATED, kind=kind)
     end = entries(run(curriculum.first(config, 8), steps, config))
     assert end["longest"] == longest and end["promotions"] == longest - 2
 
 
-def test_a_stage_has_a_minimum_age():
+def test_curriculum_stage_has_a_minimum_age():
     config = dataclasses.replace(GATED, min_steps=25)
     ages = []
     stage = curriculum.first(config, 8)
@@ -100,26 +100,26 @@ def test_a_stage_has_a_minimum_age():
     assert ages == [30, 60, 90]
 
 
-def test_the_entries_say_where_it_stands():
+def test_curriculum_stage_entries():
     stage = run(curriculum.first(GATED, 8), [(10, 10)] * 10 + [(3, 4)] * 2, GATED)
     assert entries(stage) == {"longest": 3, "hits": 6, "count": 8, "age": 2, "promotions": 1, "accuracy": 1}
 
 
 @pytest.mark.parametrize("kind", ["uniform", "fixed"])
-def test_without_stages_nothing_moves(kind):
+def test_curriculum_without_stages_is_constant(kind):
     config = dataclasses.replace(GATED, kind=kind)
     stage = curriculum.first(config, 8)
     assert torch.equal(run(stage, [(10, 10)] * 50, config), stage)
 
 
-def test_a_stack_of_stages_advances_like_each_alone():
-    dice_ = torch.Generator().manual_seed(0)
+def test_curriculum_stacked_stages_equal_single_ones():
+    rng_ = torch.Generator().manual_seed(0)
     stages = [curriculum.first(dataclasses.replace(GATED, start=start), 8) for start in (1, 2, 7)]
     stack = torch.stack(stages)
     rates = torch.tensor([0.85, 0.95, 1.0])
     moved = torch.func.vmap(lambda stage, hits, count: curriculum.advance(stage, hits, count, GATED, 8))
     for _ in range(60):
-        count = torch.randint(0, 30, (3,), generator=dice_)
+        count = torch.randint(0, 30, (3,), generator=rng_)
         hits = (count * rates).round().long()
         stack = moved(stack, hits, count)
         stages = [curriculum.advance(*entry, GATED, 8) for entry in zip(stages, hits, count, strict=True)]
@@ -130,7 +130,7 @@ def test_a_stack_of_stages_advances_like_each_alone():
         assert torch.equal(one, curriculum.lengths(KEYS[:99], curriculum.limit(stage), GATED, 8))
 
 
-def test_the_stage_goes_on_from_a_copy():
+def test_curriculum_stage_resumes_from_a_copy():
     """All there is to know is in the tensor: a checkpoint that keeps it keeps the curriculum."""
     steps = [(7, 8), (8, 8), (3, 3)] * 40
     whole = run(curriculum.first(GATED, 8), steps, GATED)

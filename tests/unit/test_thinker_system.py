@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from seedbed import config as configs
+from seedbed import inference
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.recipes.thinker import evaluate, examine, show
-from seedbed.recipes.thinker.evaluate import Look, leak_check, score, usual
+from seedbed.recipes.thinker import evaluate, full_evaluation, show
+from seedbed.recipes.thinker.evaluate import Inference, as_trained, leak_check, score
 from seedbed.recipes.thinker.model import Thinker
 from seedbed.recipes.thinker.system import ThinkerSystem
 from seedbed.track.run import Run
@@ -42,7 +43,7 @@ def valid(system: ThinkerSystem) -> Any:
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(evaluate.QUICK, "cpu", 256)
+    monkeypatch.setitem(evaluate.NUM_QUICK, "cpu", 256)
 
 
 # ---- leaks --------------------------------------------------------------------------------------------------------------
@@ -55,19 +56,19 @@ def unshifted(self: Thinker, y_BM: Tensor) -> Tensor:
 def knows(system: ThinkerSystem, monkeypatch: pytest.MonkeyPatch, right: float) -> None:
     """Let the answers be the targets of the sample itself, whatever its input, in a share of all samples."""
 
-    def cheat(cheating: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
-        logits = think(cheating, batch, look)
-        told = torch.nn.functional.one_hot(batch["y"], logits.shape[-1]) * 100.0
-        mask = torch.arange(len(told)) < right * len(told)
-        return logits + told * mask[:, None, None]
+    def cheat(cheating: ThinkerSystem, batch: dict[str, Tensor], inference: Inference) -> Tensor:
+        logits = predict(cheating, batch, inference)
+        messages = torch.nn.functional.one_hot(batch["y"], logits.shape[-1]) * 100.0
+        mask = torch.arange(len(messages)) < right * len(messages)
+        return logits + messages * mask[:, None, None]
 
-    think = evaluate.think
-    monkeypatch.setattr(evaluate, "think", cheat)
+    predict = evaluate.predict
+    monkeypatch.setattr(evaluate, "predict", cheat)
 
 
-@pytest.mark.parametrize("flow", ["only", "beside"])
-def test_a_stream_of_unshifted_targets_is_a_leak(flow: str, monkeypatch: pytest.MonkeyPatch):
-    system = make(f"model.flow={flow}")
+@pytest.mark.parametrize("stream", ["only", "both"])
+def test_leak_check_finds_unshifted_targets(stream: str, monkeypatch: pytest.MonkeyPatch):
+    system = make(f"model.target_stream={stream}")
     full = valid(system).at(4)
     assert not leak_check(system, full, 256).found
     monkeypatch.setattr(Thinker, "_targets", unshifted)
@@ -75,9 +76,9 @@ def test_a_stream_of_unshifted_targets_is_a_leak(flow: str, monkeypatch: pytest.
     assert system.evaluate(valid(system), engine_of(system)) == {"error": 1.0, "leak": 1.0}
 
 
-def test_latents_that_see_the_stream_are_a_leak(monkeypatch: pytest.MonkeyPatch):
-    system = make("model.flow=beside", "model.n_step=1:2")
-    start, think = system.model.start, system.model.think
+def test_leak_check_finds_latents_that_see_the_stream(monkeypatch: pytest.MonkeyPatch):
+    system = make("model.target_stream=both", "model.n_step=1:2")
+    start, unroll = system.model.start, system.model.unroll
 
     class Peeking(torch.nn.Module):
         y: Tensor
@@ -87,17 +88,17 @@ def test_latents_that_see_the_stream_are_a_leak(monkeypatch: pytest.MonkeyPatch)
 
     peeking = Peeking()
 
-    def told(batch: dict[str, Tensor], *rest: Any) -> Any:
+    def messages(batch: dict[str, Tensor], *rest: Any) -> Any:
         peeking.y = batch["y"]
-        return think(batch, *rest)
+        return unroll(batch, *rest)
 
     system.model.start = peeking  # type: ignore[assignment]
-    monkeypatch.setattr(system.model, "think", told)
+    monkeypatch.setattr(system.model, "unroll", messages)
     assert leak_check(system, valid(system).at(4), 256).found
 
 
 @pytest.mark.parametrize("right", [1.0, 0.3])
-def test_answers_that_need_no_input_are_a_leak_and_withhold_every_number(
+def test_leak_check_finds_answers_without_input_and_withholds_numbers(
     right: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     system = make()
@@ -105,61 +106,61 @@ def test_answers_that_need_no_input_are_a_leak_and_withhold_every_number(
     assert clean["leak"] == 0.0 and set(clean) == {"error", "exact", "token", "loss", "trivial_token", "leak"}
     knows(system, monkeypatch, right)
     assert system.evaluate(valid(system), engine_of(system)) == {"error": 1.0, "leak": 1.0}
-    found = examine.examine(system, valid(system), tmp_path / "exam", 256)
+    found = full_evaluation.full_evaluation(system, valid(system), tmp_path / "exam", 256)
     assert set(found) == {"task", "num", "leak", "leak_check"} and found["leak"]
     assert "LEAK" in show.table(found) and "withheld" in show.table(found)
-    assert [p.name for p in (tmp_path / "exam").iterdir()] == ["examination.json"]
+    assert [p.name for p in (tmp_path / "exam").iterdir()] == ["full_evaluation.json"]
 
 
 @pytest.mark.parametrize("task", ["copy", "cumsum", "bucket_sort", "missing_duplicate", "binary_addition", "add"])
-def test_an_honest_thinker_is_not_accused(task: str):
+def test_leak_check_passes_untrained_thinkers(task: str):
     system = make(f"data.task={task}", "data.curriculum.kind=uniform")
     assert not leak_check(system, valid(system).at(valid(system).task.length), 512).found
 
 
-def test_a_perfect_thinker_is_not_accused_either(monkeypatch: pytest.MonkeyPatch):
+def test_leak_check_passes_a_perfect_thinker(monkeypatch: pytest.MonkeyPatch):
     system = make()
 
-    def backwards(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
+    def backwards(_: ThinkerSystem, batch: dict[str, Tensor], inference: Inference) -> Tensor:
         return torch.nn.functional.one_hot(batch["x"].flip(1), 8)[None].double()
 
-    monkeypatch.setattr(evaluate, "think", backwards)
+    monkeypatch.setattr(evaluate, "predict", backwards)
     assert system.evaluate(valid(system), engine_of(system))["exact"] == 1.0
 
 
 # ---- evaluation ---------------------------------------------------------------------------------------------------------
 
 
-def test_scores_do_not_depend_on_how_the_samples_are_cut(monkeypatch: pytest.MonkeyPatch):
+def test_scores_do_not_depend_on_batches(monkeypatch: pytest.MonkeyPatch):
     system = make("model.positions.kind=random_sorted", "model.positions.max=32", "model.output.self_attn=true")
-    full, look = valid(system).at(4), Look(8, (1, 3))
-    whole = score(system, full, look, 100)
-    monkeypatch.setitem(evaluate.ROOM, "cpu", 30_000)
-    assert len(list(evaluate.batches(system, full, look, 100))) > 2
-    cut = score(system, full, look, 100)
+    full, inference = valid(system).at(4), Inference(8, (1, 3))
+    whole = score(system, full, inference, 100)
+    monkeypatch.setitem(evaluate.MAX_VALUES, "cpu", 30_000)
+    assert len(list(evaluate.batches(system, full, inference, 100))) > 2
+    cut = score(system, full, inference, 100)
     assert torch.equal(whole.exact_S, cut.exact_S) and torch.equal(whole.token_S, cut.token_S)
     assert torch.equal(whole.position_M, cut.position_M) and whole.nats == pytest.approx(cut.nats, rel=1e-6)
 
 
-def test_a_perfect_answer_scores_one_and_padding_never_counts(monkeypatch: pytest.MonkeyPatch):
+def test_scores_of_perfect_answers_and_of_padding(monkeypatch: pytest.MonkeyPatch):
     system = make("data.curriculum.kind=uniform")
 
-    def perfect(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
+    def perfect(_: ThinkerSystem, batch: dict[str, Tensor], inference: Inference) -> Tensor:
         # Right where it counts, a wrong symbol wherever there is padding.
         logits = torch.nn.functional.one_hot(torch.where(batch["keep"], batch["y"], 0), 8).double()
-        return logits.expand(len(look.steps), *logits.shape)
+        return logits.expand(len(inference.steps), *logits.shape)
 
-    monkeypatch.setattr(evaluate, "think", perfect)
-    found = score(system, valid(system), usual(system), 200)
+    monkeypatch.setattr(evaluate, "predict", perfect)
+    found = score(system, valid(system), as_trained(system), 200)
     assert found.exact == found.token == 1.0 and found.num_wrong == 0
 
-    def padding(_: ThinkerSystem, batch: dict[str, Tensor], look: Look) -> Tensor:
+    def padding(_: ThinkerSystem, batch: dict[str, Tensor], inference: Inference) -> Tensor:
         # Right only where nothing counts.
         logits = torch.nn.functional.one_hot(torch.where(batch["keep"], (batch["y"] + 1) % 6, batch["y"]), 8).double()
-        return logits.expand(len(look.steps), *logits.shape)
+        return logits.expand(len(inference.steps), *logits.shape)
 
-    monkeypatch.setattr(evaluate, "think", padding)
-    found = score(system, valid(system), usual(system), 200)
+    monkeypatch.setattr(evaluate, "predict", padding)
+    found = score(system, valid(system), as_trained(system), 200)
     assert found.exact == found.token == 0.0
 
 
@@ -170,15 +171,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = [*SMALL, "steps=6", "every.log=2", "every.eval=3", "every.save=3", "data.test=128", "data.test_lengths=4,6"]
     settings += ["model.positions.kind=sin", "model.n_latent=2:4", "data.curriculum.kind=mixed", "data.curriculum.start=2"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(evaluate.QUICK, "cpu", 64)
+        patch.setitem(evaluate.NUM_QUICK, "cpu", 64)
         assert local.train("thinker/demo", settings, root=root, run_name="short", dirty=True) == 0
     return root
 
 
-def test_a_run_ends_with_an_examination_in_its_report(trained: Path):
+def test_full_evaluation_is_in_the_report_of_a_run(trained: Path):
     run = Run.open(trained, "short")
     folder = run.path / "samples" / "step-000006"
-    found = json.loads((folder / "examination.json").read_text())
+    found = json.loads((folder / "full_evaluation.json").read_text())
     assert not found["leak"] and found["num"] == 128
     assert found["curve"]["steps"][-1] == 16 * 4 == len(found["curve"]["residual"]) + 1
     assert found["map"]["latents"] == [2, 3, 4, 5, 6] and found["map"]["steps"] == [1, 2, 3, 4, 5, 6]
@@ -193,16 +194,16 @@ def test_a_run_ends_with_an_examination_in_its_report(trained: Path):
     assert "capacity" in (run.path / "console.log").read_text()
 
 
-def test_the_stage_of_the_curriculum_is_in_the_checkpoint(trained: Path):
-    loaded = local.load(trained, "short", "step-000006", device="cpu")
+def test_curriculum_stage_is_in_the_checkpoint(trained: Path):
+    loaded = inference.load(trained, "short", "step-000006", device="cpu")
     stage = loaded.system.get_buffer("stage")
     assert stage[0] == 2 and stage[3] == 6, "six steps at the first stage"
 
 
-def test_an_answer_can_be_asked_for(trained: Path, capsys: pytest.CaptureFixture[str]):
-    assert local.sample(trained, "short", {"prompt": "1 2 3", "steps": 9, "latents": 7}) == 0
+def test_sample_answers_a_prompt(trained: Path, capsys: pytest.CaptureFixture[str]):
+    assert inference.sample(trained, "short", {"prompt": "1 2 3", "steps": 9, "latents": 7}) == 0
     assert capsys.readouterr().out.startswith("1 2 3 -> ")
-    assert local.sample(trained, "short", {"num": 2}) == 0
+    assert inference.sample(trained, "short", {"num": 2}) == 0
     assert capsys.readouterr().out.count(" -> ") == 2
 
 
@@ -210,22 +211,22 @@ def test_an_answer_can_be_asked_for(trained: Path, capsys: pytest.CaptureFixture
     ("options", "words"),
     [({"prompt": "1 9"}, "'9' is not a token"), ({"prompt": " "}, "tokens with blanks"), ({"top_k": 3}, "--top-k")],
 )
-def test_what_cannot_be_asked(trained: Path, options: dict[str, Any], words: str):
+def test_sample_options_out_of_range_are_refused(trained: Path, options: dict[str, Any], words: str):
     with pytest.raises(UserError) as caught:
-        local.sample(trained, "short", options)
+        inference.sample(trained, "short", options)
     assert words in str(caught.value)
 
 
-def test_addition_is_asked_about_every_pair():
+def test_full_evaluation_tests_every_pair_of_addition():
     system = make("data.max_value=20", "data.held=0.2", "data.base=10", preset="add16")
-    found = examine.all_pairs(system, valid(system))
+    found = full_evaluation.all_pairs(system, valid(system))
     assert found["num"] == 400 and 20 < found["num_held"] < 140
-    assert show.answer(system, valid(system), "base-10 @ 7 1 + 5 = base-10", usual(system)).endswith(("right", "it is 2 2"))
+    assert show.answer(system, valid(system), "base-10 @ 7 1 + 5 = base-10", as_trained(system)).endswith(("right", "it is 2 2"))
 
 
-def test_random_plans_are_judged_by_the_named_ones():
-    system = make("model.plan=random", "model.n_step=1:3")
-    found = examine.named_plans(system, valid(system), 64)
+def test_full_evaluation_of_random_programs_uses_the_named_ones():
+    system = make("model.program=random", "model.n_step=1:3")
+    found = full_evaluation.named_programs(system, valid(system), 64)
     assert set(found) == {"everything", "read-once"}
 
 
@@ -236,19 +237,19 @@ def test_random_plans_are_judged_by_the_named_ones():
     ("settings", "vectors"),
     [
         (["model.n_latent=8"], 8),
-        (["model.n_latent=4", "model.plan=rlwo*6", "model.n_step=6", "model.n_memory=6"], 28),
-        (["model.n_latent=4", "model.plan=rlwo*6", "model.n_step=6", "model.n_memory=2"], 12),
-        (["model.n_latent=4", "model.plan=rw,lw,lw,lo", "model.n_step=4"], 16),
-        (["model.n_latent=2:5", "model.plan=rw,ro", "model.n_step=2"], 5),
+        (["model.n_latent=4", "model.program=rlwo*6", "model.n_step=6", "model.n_memory=6"], 28),
+        (["model.n_latent=4", "model.program=rlwo*6", "model.n_step=6", "model.n_memory=2"], 12),
+        (["model.n_latent=4", "model.program=rw,lw,lw,lo", "model.n_step=4"], 16),
+        (["model.n_latent=2:5", "model.program=rw,ro", "model.n_step=2"], 5),
     ],
 )
-def test_capacity_counts_what_the_decoder_can_see(settings: list[str], vectors: int):
+def test_capacity_counts_vectors_of_the_decoder(settings: list[str], vectors: int):
     system = make(*settings)
     assert show.num_vectors(system) == vectors
     assert f"{vectors} vectors of 8" in show.capacity(system)
 
 
-def test_presets_build_and_describe_themselves():
+def test_presets_build_and_describe():
     recipe, _ = find("thinker")
     wanted = {
         "demo",
@@ -270,21 +271,21 @@ def test_presets_build_and_describe_themselves():
         config = preset()
         system = recipe.build(config, recipe.open_data(config))
         assert system.flops_per_item() > 0
-        assert {"capacity", "latents", "steps", "plan"} <= set(system.describe())
+        assert {"capacity", "latents", "steps", "program"} <= set(system.describe())
 
 
-def test_a_changed_plan_file_is_noticed(tmp_path: Path):
-    path = tmp_path / "plan.txt"
+def test_program_file_that_changed_is_refused(tmp_path: Path):
+    path = tmp_path / "program.txt"
     path.write_text("ro\nro\n")
-    system = make(f"model.plan={path}", "model.n_step=2")
+    system = make(f"model.program={path}", "model.n_step=2")
     state = system.state()
     system.load_state(state)
     path.write_text("rwo\nro\n")
-    with pytest.raises(UserError, match="the plan has changed"):
-        make(f"model.plan={path}", "model.n_step=2").load_state(state)
+    with pytest.raises(UserError, match="the program has changed"):
+        make(f"model.program={path}", "model.n_step=2").load_state(state)
 
 
-def test_the_examination_waits_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_full_evaluation_runs_at_the_end_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     system, asked = make("data.test=64"), []
     engine = engine_of(system)
 
@@ -292,7 +293,7 @@ def test_the_examination_waits_for_the_end(tmp_path: Path, monkeypatch: pytest.M
         asked.append(arguments[2:])
         return {"leak": True, "leak_check": "LEAK: as told"}
 
-    monkeypatch.setattr("seedbed.recipes.thinker.system.examine", noted)
+    monkeypatch.setattr("seedbed.recipes.thinker.system.full_evaluation", noted)
     engine.begin(0, 0.5)
     system.sample(Request(tmp_path / "half"), engine)
     assert not asked

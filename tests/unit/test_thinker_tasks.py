@@ -68,7 +68,7 @@ def assert_even(values: Tensor, num: int) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("part", ["train", "valid", "longest", "one", "two", "longer"])
-def test_answers_are_those_of_the_reference(case, part):
+def test_task_answers_equal_the_reference(case, part):
     data = opened(CASES[case])
     source = {"train": data.train, "valid": data.valid}.get(part) or data.train.at(
         {"longest": data.train.length, "one": 1, "two": 2, "longer": data.train.length + 3}[part]
@@ -78,7 +78,7 @@ def test_answers_are_those_of_the_reference(case, part):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_samples_are_whole_and_masks_tell_the_truth(case):
+def test_task_samples_and_masks_are_consistent(case):
     source = opened(CASES[case]).train
     task, shape, batch = source.task, source.shape, source.make(torch.arange(2000), 1)
     x, y, keep, learn, length = (batch[name] for name in ("x", "y", "keep", "learn", "length"))
@@ -96,7 +96,7 @@ def test_samples_are_whole_and_masks_tell_the_truth(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_sample_does_not_depend_on_the_room_around_it(case):
+def test_task_samples_do_not_depend_on_padding(case):
     source = opened(CASES[case]).train
     task, index = source.task, torch.arange(100)
     length_B = source.make(index, 1)["length"]
@@ -111,7 +111,7 @@ def test_a_sample_does_not_depend_on_the_room_around_it(case):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["uniform", "gated", "mixed", "fixed", "mostly"])
-def test_vmap_over_seeds_and_limits_equals_separate_calls(case, kind):
+def test_task_vmap_equals_separate_calls(case, kind):
     source = opened(CASES[case], curriculum=CurriculumConfig(kind=kind)).train
     index, seeds, limits = torch.arange(40), torch.tensor([0, 3, 2**31]), torch.tensor([1, 2, source.length])
     packed = torch.func.vmap(source.make, (None, 0, 0))(index, seeds, limits)
@@ -122,7 +122,7 @@ def test_vmap_over_seeds_and_limits_equals_separate_calls(case, kind):
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kind", ["uniform", "mixed"])
-def test_a_captured_step_may_hold_it(case, kind):
+def test_task_has_no_host_sync(case, kind):
     data = opened(CASES[case], curriculum=CurriculumConfig(kind=kind))
     index, seed, limit = torch.arange(8), torch.tensor(1), torch.tensor(2)
     for source in (data.train, data.valid):
@@ -131,7 +131,7 @@ def test_a_captured_step_may_hold_it(case, kind):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_batch_is_a_function_of_counters_and_seed(case):
+def test_task_batch_is_a_function_of_counters_and_seed(case):
     source = opened(CASES[case], seed=5).train
     whole = source.batch({"index": torch.arange(64)})
     again = opened(CASES[case], seed=5).train
@@ -142,7 +142,7 @@ def test_a_batch_is_a_function_of_counters_and_seed(case):
     assert not torch.equal(whole["y"], other["y"])
 
 
-def test_training_and_judging_draw_from_different_streams():
+def test_task_training_and_evaluation_streams_differ():
     """Even where the seeds are equal; and every run is judged on the same samples."""
     data, other = opened(DataConfig(length=20), seed=0), opened(DataConfig(length=20), seed=9)
     index = {"index": torch.arange(200)}
@@ -152,7 +152,7 @@ def test_training_and_judging_draw_from_different_streams():
 
 
 @pytest.mark.parametrize("name", CHOMSKY)
-def test_fixtures_of_the_published_sampler(name):
+def test_task_equals_the_published_sampler(name):
     if not FIXTURES.exists():
         pytest.skip(f"{FIXTURES.name} is not there")
     found = json.loads(FIXTURES.read_text())
@@ -181,13 +181,13 @@ LITERALS = {
 
 
 @pytest.mark.parametrize("name", LITERALS)
-def test_the_reference_on_samples_written_by_hand(name):
+def test_task_reference_by_hand(name):
     x, y = LITERALS[name]
     assert find_task(name).target(x) == y
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_task_prints_an_example_and_its_sizes(case):
+def test_task_examples_and_sizes(case):
     data = opened(CASES[case])
     x, y = data.facts["example"].removeprefix("x: ").split(" -> y: ")
     assert x and y and "PAD" not in data.facts["example"]
@@ -196,7 +196,7 @@ def test_every_task_prints_an_example_and_its_sizes(case):
     assert json.loads(json.dumps(data.facts)) == data.facts
 
 
-def test_examples_are_readable():
+def test_task_examples_are_readable():
     added = re.fullmatch(r"x: base-16 @ (.+) \+ (.+) = base-16 -> y: (.+)", opened(DataConfig(task="add16")).facts["example"])
     assert added
     a, b, total = (addition._value([int(digit) for digit in part.split()], 16) for part in added.groups())
@@ -213,7 +213,7 @@ def made(name: str, length: int, num: int = 20_000) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [3, 4, 6, 12])
-def test_binary_operands_are_positive_and_even(length):
+def test_binary_addition_operands_are_positive_and_uniform(length):
     x = made("binary_addition", length)
     assert ((x == 2).sum(-1) == 1).all()
     cut = (x == 2).int().argmax(-1)
@@ -232,14 +232,14 @@ def test_binary_addition_without_room_for_two_numbers():
     assert_even(value, 3)
 
 
-def test_long_binary_operands_are_random_bits():
+def test_binary_addition_long_operands_are_random_bits():
     x = made("binary_addition", 500, 2000)
     assert abs(x[x < 2].double().mean() - 0.5) < 0.01
     one_bit_long = x[:, -1][x[:, -2] == 2]
     assert len(one_bit_long) and (one_bit_long == 1).all()
 
 
-def test_carries_reach_any_distance():
+def test_binary_addition_carries_reach_any_distance():
     number = torch.arange(64)
     bit = number.unsqueeze(-1) >> torch.arange(8) & 1
     total = chomsky._sum(bit.unsqueeze(0).expand(64, 64, 8), bit.unsqueeze(1).expand(64, 64, 8), torch.arange(8))
@@ -249,13 +249,13 @@ def test_carries_reach_any_distance():
     assert chomsky._sum(ones, one, torch.arange(501)).nonzero().tolist() == [[0, 500]]
 
 
-def test_a_long_number_is_never_zero():
+def test_binary_addition_long_operands_are_never_zero():
     words = torch.zeros(1, 40, dtype=torch.int64)
     assert chomsky._number(torch.zeros(1, 1, dtype=torch.int64), words, torch.tensor([[30]])).sum() == 1
 
 
 @pytest.mark.parametrize("length", [2, 5, 8])
-def test_any_place_may_be_hidden(length):
+def test_missing_duplicate_masks_every_position(length):
     x = made("missing_duplicate", length)
     assert_even((x == 2).int().argmax(-1), length // 2 * 2)
     assert (x[:, -1] == 3).all() == (length % 2 == 1)
@@ -264,7 +264,7 @@ def test_any_place_may_be_hidden(length):
 # Addition: layout, and pairs held out.
 
 
-def test_layout_of_an_addition():
+def test_addition_layout():
     task = find_task("add16")
     at, plus, equals, base = (task.operator(name) for name in task.operators)
     made = task.write(torch.tensor([0x3E7, 0]), torch.tensor([5, 0]), task.shape(3))
@@ -277,7 +277,7 @@ def test_layout_of_an_addition():
 
 
 @pytest.mark.parametrize("base", range(2, 17))
-def test_all_pairs_once_and_right_in_every_base(base):
+def test_addition_all_pairs_once_and_right_in_every_base(base):
     data = opened(DataConfig(task="add", base=base, max_value=40, held=0.1))
     source, task = data.valid, data.valid.task
     assert source.num_pairs == 1600
@@ -312,7 +312,7 @@ def pair_numbers(source: TaskSource, batch: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("held", [0.05, 0.1, 0.5, 0.8])
 @pytest.mark.parametrize("miss", [None, 0.9999])
-def test_training_never_shows_a_held_pair_and_judging_nothing_else(monkeypatch, held, miss):
+def test_addition_held_out_pairs_are_for_evaluation_only(monkeypatch, held, miss):
     if miss:
         monkeypatch.setattr(addition, "MISS", miss)  # one candidate: most samples take the last resort
     data = opened(DataConfig(task="add", max_value=60, held=held))
@@ -325,7 +325,7 @@ def test_training_never_shows_a_held_pair_and_judging_nothing_else(monkeypatch, 
     assert not is_held[shown].any() and is_held[judged].all()
 
 
-def test_pairs_that_are_not_held_come_up_evenly():
+def test_addition_training_pairs_are_uniform():
     data = opened(DataConfig(task="add", max_value=30, held=0.3))
     is_held = data.train.all_pairs(0, 900)["held"]
     for source, fits in ((data.train, ~is_held), (data.valid, is_held)):
@@ -335,15 +335,15 @@ def test_pairs_that_are_not_held_come_up_evenly():
         assert_even(place[drawn], int(fits.sum()))
 
 
-def test_the_first_candidate_that_fits_is_taken(monkeypatch):
+def test_addition_takes_the_first_valid_candidate(monkeypatch):
     """So that no sample changes when more candidates are allowed."""
     source = opened(DataConfig(task="add16", held=0.5)).train
-    usual = source.make(torch.arange(500), 1)
+    as_trained = source.make(torch.arange(500), 1)
     monkeypatch.setattr(addition, "MISS", 1e-9)
-    assert_same(source.make(torch.arange(500), 1), usual)
+    assert_same(source.make(torch.arange(500), 1), as_trained)
 
 
-def test_which_pairs_are_held_is_no_matter_of_seed_or_range():
+def test_addition_held_out_pairs_do_not_depend_on_seed_or_range():
     one, two = opened(DataConfig(task="add16", held=0.1), seed=1), opened(DataConfig(task="add16", held=0.1), seed=2)
     number = torch.arange(10_000)
     assert torch.equal(one.train.all_pairs(0, 10_000)["held"], two.valid.all_pairs(0, 10_000)["held"])
@@ -352,7 +352,7 @@ def test_which_pairs_are_held_is_no_matter_of_seed_or_range():
     assert not opened(DataConfig(task="add16")).train.all_pairs(0, 10_000)["held"].any()
 
 
-def test_digits_bound_the_operands():
+def test_addition_digits_bound_the_operands():
     source = opened(DataConfig(task="add16", max_value=1000)).train
     for digits, end in {1: 16, 2: 256, 3: 1000}.items():
         drawn = pair_numbers(source, source.at(digits).make(torch.arange(5000), 1))
@@ -374,22 +374,22 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("settings", "message"), WRONG)
-def test_wrong_settings_are_refused(settings, message):
+def test_task_settings_out_of_range_are_refused(settings, message):
     with pytest.raises(UserError, match=message):
         find_task(**settings)
 
 
-def test_nothing_left_to_train_on_is_refused():
+def test_addition_without_training_pairs_is_refused():
     with pytest.raises(UserError, match="hold less"):
         opened(DataConfig(task="add2", max_value=2, held=0.9))
 
 
-def test_too_many_digits_are_refused():
+def test_addition_with_too_many_digits_is_refused():
     with pytest.raises(UserError, match="too large"):
         opened(DataConfig(task="add16")).train.at(8)
 
 
-def test_a_base_in_the_name_wins():
+def test_addition_base_in_the_name_wins():
     assert find_task("add7", base=3).symbols == 7 and find_task("add", base=3).symbols == 3
 
 
@@ -404,7 +404,7 @@ CHANGES = [
 ]
 
 
-def test_the_fingerprint_tells_settings_apart():
+def test_fingerprint_distinguishes_settings():
     prints = [opened(DataConfig(), **change).facts["fingerprint"] for change in [{}, *CHANGES]]
     assert len(set(prints)) == len(prints)
     assert prints[0] == opened(DataConfig(), seed=7, test=5).facts["fingerprint"]
@@ -413,7 +413,7 @@ def test_the_fingerprint_tells_settings_apart():
 # The source inside the feed.
 
 
-def test_a_feed_gives_what_the_counters_say():
+def test_feed_equals_the_source():
     source = opened(DataConfig(), seed=4).train
     feed = Feed(source, batch=8, parts=2, seed=0, device=torch.device("cpu"))
     feed.load(24)
@@ -421,7 +421,7 @@ def test_a_feed_gives_what_the_counters_say():
     assert_same(feed.part(1), source.make(torch.arange(28, 32), 4))
 
 
-def test_a_limited_source_repeats_its_first_samples_for_batches_and_packs():
+def test_source_first_repeats_its_samples():
     data = opened(DataConfig())
     part = limited(data, replace(Config(model=None, data=None).limit, train=5)).train
     first = data.train.make(torch.arange(5), 1)
@@ -431,7 +431,7 @@ def test_a_limited_source_repeats_its_first_samples_for_batches_and_packs():
     assert_same(data.train.first(9).make(torch.arange(9, 14), 1), first)
 
 
-def test_the_limit_of_a_system_is_asked_for_every_batch():
+def test_source_limit_is_read_for_every_batch():
     source = opened(DataConfig(curriculum=CurriculumConfig(kind="gated"))).train
     stage = torch.tensor(1)
     source.limit = lambda: stage
@@ -445,7 +445,7 @@ def test_the_limit_of_a_system_is_asked_for_every_batch():
 # Answers without thought.
 
 
-def test_copying_a_running_sum_scores_as_arithmetic_says():
+def test_baselines_of_copying_a_running_sum():
     source = opened(DataConfig(task="cumsum")).train.at(10)
     found = trivial_baselines(source.make(torch.arange(40_000), 1))
     assert abs(found["copy_token"] - (1 + 9 / 16) / 10) < 0.002
@@ -468,13 +468,13 @@ def test_baselines_by_hand():
     )
 
 
-def test_what_does_not_count_is_neither_right_nor_wrong():
+def test_baselines_ignore_masked_positions():
     batch = opened(DataConfig()).train.make(torch.arange(500), 1)
     other = {**batch, "y": torch.where(batch["keep"], batch["y"], 0)}
     assert trivial_baselines(batch) == trivial_baselines(other)
 
 
 @pytest.mark.parametrize("breach", [lambda x: x.sum().item(), lambda x: x[x > 0], lambda x: x + torch.tensor(1), torch.nonzero])
-def test_the_watch_over_captured_steps_sees_breaches(breach):
+def test_capture_check_detects_breaches(breach):
     with pytest.raises(AssertionError), NoHost():
         breach(torch.arange(3))

@@ -12,6 +12,7 @@ import pytest
 from track_samples import BASE
 
 from seedbed.config import override, to_json
+from seedbed.track import console as console_module
 from seedbed.track.console import Console
 
 ROW = {"step": 120, "loss": 2.31459, "lr": 6e-4, "items_per_s": 12345.6, "wait": 0.013, "mfu": 0.4512, "memory": 1.2e9}
@@ -51,7 +52,7 @@ def on_terminal(act: Any, log: Path | None = None) -> str:
     return text.decode()
 
 
-def test_a_log_line_tells_everything_within_a_hundred_columns():
+def test_log_line_tells_everything_within_a_hundred_columns():
     out = io.StringIO()
     console = Console(stream=out)
     console.step_row({**ROW, "step": 99_990}, last_step=100_000)
@@ -62,7 +63,7 @@ def test_a_log_line_tells_everything_within_a_hundred_columns():
     assert len(last) <= 100
 
 
-def test_columns_stand_below_each_other():
+def test_console_columns_are_aligned():
     out = io.StringIO()
     console = Console(stream=out)
     for step, loss, rate in [
@@ -82,21 +83,30 @@ def test_columns_stand_below_each_other():
 
 
 @pytest.mark.parametrize("missing", ["lr", "items_per_s", "wait", "mfu", "memory", "loss"])
-def test_what_a_row_lacks_is_left_out(missing: str):
+def test_console_row_omits_missing_values(missing: str):
     out = io.StringIO()
     Console(stream=out).step_row({k: v for k, v in ROW.items() if k != missing}, last_step=None)
     assert out.getvalue().startswith("step 120  loss")
     assert {"items_per_s": "items/s", "memory": "GB"}.get(missing, f"{missing} ") not in out.getvalue() or missing == "loss"
 
 
+def test_console_column_is_one_entry_of_the_table(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(console_module.COLUMNS, "gap", lambda value: f"gap {value:.2f}")
+    out = io.StringIO()
+    Console(stream=out).step_row({**ROW, "gap": 0.25})
+    Console(stream=out).step_row(ROW)
+    shown, without = out.getvalue().splitlines()
+    assert "gap 0.25" in shown and "gap" not in without
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf, None, 0.0, -1.5])
-def test_any_loss_can_be_shown(loss: Any):
+def test_console_shows_any_loss(loss: Any):
     out = io.StringIO()
     Console(stream=out).step_row({"step": 1, "loss": loss}, last_step=10)
     assert "loss" in out.getvalue()
 
 
-def test_the_time_left_follows_the_pace_since_this_process_began():
+def test_time_left_follows_the_pace_since_this_process_began():
     out, clock = io.StringIO(), Clock()
     console = Console(stream=out, clock=clock)
     for step in range(510, 601, 10):
@@ -105,7 +115,7 @@ def test_the_time_left_follows_the_pace_since_this_process_began():
     assert out.getvalue().splitlines()[-1].endswith("eta 13:20"), "400 steps at 2 s each"
 
 
-def test_everything_goes_to_the_log_without_colours(tmp_path: Path):
+def test_console_log_has_no_colours(tmp_path: Path):
     def act(console: Console) -> None:
         console.line("before", style="bold red")
         console.step_row(ROW, last_step=240)
@@ -122,7 +132,7 @@ def test_everything_goes_to_the_log_without_colours(tmp_path: Path):
     assert "━" not in logged
 
 
-def test_what_was_printed_before_the_log_was_known_is_in_it(tmp_path: Path):
+def test_console_log_holds_earlier_lines(tmp_path: Path):
     console = Console(stream=io.StringIO())
     console.line("early")
     console.attach(tmp_path / "console.log")
@@ -131,7 +141,7 @@ def test_what_was_printed_before_the_log_was_known_is_in_it(tmp_path: Path):
     assert (tmp_path / "console.log").read_text() == "early\nlate\n"
 
 
-def test_a_second_process_adds_to_the_log(tmp_path: Path):
+def test_second_process_adds_to_the_log(tmp_path: Path):
     for word in ("first", "second"):
         console = Console(tmp_path / "console.log", stream=io.StringIO())
         console.line(word)
@@ -139,7 +149,7 @@ def test_a_second_process_adds_to_the_log(tmp_path: Path):
     assert (tmp_path / "console.log").read_text() == "first\nsecond\n"
 
 
-def test_a_terminal_shows_progress_and_takes_it_away_at_the_end():
+def test_terminal_shows_progress_and_takes_it_away_at_the_end():
     def act(console: Console) -> None:
         console.step_row({**ROW, "step": 60}, last_step=240)
         console.step_row({**ROW, "step": 120}, last_step=240)
@@ -150,7 +160,7 @@ def test_a_terminal_shows_progress_and_takes_it_away_at_the_end():
     assert shown.rstrip().endswith("\x1b[2K"), "the last thing is to clear the progress line"
 
 
-def test_a_file_or_pipe_sees_no_control_codes():
+def test_file_or_pipe_sees_no_control_codes():
     out = io.StringIO()
     console = Console(stream=out)
     console.line("styled", style="bold red")
@@ -168,13 +178,13 @@ def test_no_color_is_respected(monkeypatch):
     assert re.search(r"\x1b\[[0-9;]*3[0-9]", on_terminal(lambda console: console.line("styled", style="red")))
 
 
-def test_a_dumb_terminal_gets_no_progress_line(monkeypatch):
+def test_dumb_terminal_gets_no_progress_line(monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     assert "\x1b" not in on_terminal(lambda console: console.step_row(ROW, last_step=240))
 
 
 @pytest.mark.parametrize("text", ["\x1b[2Jgone", "\x1b]0;title\x07", "a\rb", "[bold]x[/bold]", "\u202eevil", "\udcff", ":smile:"])
-def test_what_a_model_writes_is_shown_and_never_obeyed(text: str, tmp_path: Path):
+def test_console_strips_control_characters_of_samples(text: str, tmp_path: Path):
     out = io.StringIO()
     console = Console(tmp_path / "console.log", stream=out)
     console.sample(1, text, [])
@@ -185,7 +195,7 @@ def test_what_a_model_writes_is_shown_and_never_obeyed(text: str, tmp_path: Path
         assert ":smile:" in seen or text != ":smile:"
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path):
+def test_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
     stream = os.fdopen(writing, "w")
@@ -198,7 +208,7 @@ def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path: Path):
         stream.close()
 
 
-def test_a_terminal_that_knows_only_ascii_gets_what_it_can_show():
+def test_terminal_that_knows_only_ascii_gets_what_it_can_show():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     console = Console(stream=stream)
@@ -207,7 +217,7 @@ def test_a_terminal_that_knows_only_ascii_gets_what_it_can_show():
     assert raw.getvalue().decode().splitlines() == ["gr?n ?", "still here"]
 
 
-def test_a_log_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path):
+def test_log_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path):
     out = io.StringIO()
     console = Console(tmp_path / "no" / "such" / "folder" / "console.log", stream=out)
     console.line("shown")
@@ -222,7 +232,7 @@ def echo(settings: list[str], parent: list[str] | None = None) -> list[str]:
     return out.getvalue().splitlines()
 
 
-def test_the_config_is_echoed_whole_with_changes_marked():
+def test_config_is_echoed_whole_with_changes_marked():
     lines = echo(["steps=7", "optim.lr=0.5", "model.sizes=3,4"], parent=["steps=7", "optim.lr=0.25"])
     text = "\n".join(lines)
     assert lines[0] == "gpt/demo -> runs/x"
@@ -234,12 +244,12 @@ def test_the_config_is_echoed_whole_with_changes_marked():
     assert max(map(len, lines)) <= 100
 
 
-def test_an_unchanged_config_says_so():
+def test_unchanged_config_says_so():
     assert echo([])[-1] == "  * changed against the preset: nothing"
     assert not any("~" in line for line in echo([]))
 
 
-def test_many_changes_wrap_within_a_hundred_columns():
+def test_console_config_changes_wrap():
     settings = [
         "steps=7",
         "optim.lr=0.5",
@@ -256,7 +266,7 @@ def test_many_changes_wrap_within_a_hundred_columns():
     assert " ".join(lines).count("guard.window 128 -> 55") == 2
 
 
-def test_many_numbers_of_an_evaluation_are_wrapped_between_them() -> None:
+def test_console_evaluation_wraps_between_metrics() -> None:
     stream = io.StringIO()
     numbers = {f"number_{n}": n / 7 for n in range(20)}
     Console(stream=stream).evaluation(50, numbers, improved=True)

@@ -22,7 +22,7 @@ def half_then_no_space(fd: int, data: bytes) -> None:
 
 @pytest.mark.parametrize("old", [None, b"", b"old content"])
 @pytest.mark.parametrize("function", ["open_write", "write", "fsync", "replace"])
-def test_a_failing_write_leaves_the_old_content_and_no_litter(monkeypatch, tmp_path: Path, function: str, old: bytes | None):
+def test_failing_write_leaves_the_old_content_and_no_litter(monkeypatch, tmp_path: Path, function: str, old: bytes | None):
     path = tmp_path / "config.json"
     if old is not None:
         path.write_bytes(old)
@@ -34,11 +34,11 @@ def test_a_failing_write_leaves_the_old_content_and_no_litter(monkeypatch, tmp_p
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_process_killed_at_any_byte_leaves_the_old_content_or_the_new(tmp_path: Path):
+def test_process_killed_at_any_byte_leaves_the_old_content_or_the_new(tmp_path: Path):
     path, old, new = tmp_path / "file", b"old" * 50, b"new!" * 60
-    dice = random.Random(1)
+    rng = random.Random(1)
     outcomes = set()
-    for limit in [0, 1, len(new) - 1, len(new), *dice.choices(range(len(new)), k=25)]:
+    for limit in [0, 1, len(new) - 1, len(new), *rng.choices(range(len(new)), k=25)]:
         path.write_bytes(old)
         child = os.fork()
         if child == 0:
@@ -60,7 +60,7 @@ def _die_after(limit: int) -> None:
     files.write = write
 
 
-def test_everything_is_on_the_disk_before_it_gets_its_name(monkeypatch, tmp_path: Path):
+def test_write_atomic_syncs_before_the_rename(monkeypatch, tmp_path: Path):
     calls = []
     for name in ("write", "fsync", "replace"):
         real = getattr(files, name)
@@ -69,20 +69,20 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(monkeypatch, tmp_path
     assert calls == ["write", "fsync", "replace", "fsync"]
 
 
-def test_text_that_is_no_utf8_is_written_all_the_same(tmp_path: Path):
+def test_write_accepts_text_that_is_not_utf8(tmp_path: Path):
     files.write_atomic(tmp_path / "file", "grün \udcff")
     assert (tmp_path / "file").read_text() == "grün ?"
 
 
 @pytest.mark.parametrize("content", [b"", b"whole\n", b"whole\nhalf a li"])
-def test_a_line_is_added_apart_from_a_half_written_one(tmp_path: Path, content: bytes):
+def test_line_is_added_apart_from_a_half_written_one(tmp_path: Path, content: bytes):
     path = tmp_path / "lines"
     path.write_bytes(content)
     files.append_line(path, "next")
     assert path.read_bytes() == content + (b"\n" if content and content[-1:] != b"\n" else b"") + b"next\n"
 
 
-def test_lines_wait_while_the_disk_is_full_and_no_line_is_ever_cut(monkeypatch, tmp_path: Path):
+def test_appender_keeps_lines_while_the_disk_is_full(monkeypatch, tmp_path: Path):
     appender = files.Appender(tmp_path / "lines")
     real = files.write
     for number in range(30):
@@ -97,7 +97,7 @@ def test_lines_wait_while_the_disk_is_full_and_no_line_is_ever_cut(monkeypatch, 
     appender.close()
 
 
-def test_what_waits_is_bounded_and_the_newest_stays(monkeypatch, tmp_path: Path):
+def test_appender_pending_lines_are_bounded(monkeypatch, tmp_path: Path):
     monkeypatch.setattr(files, "_MAX_WAITING", 100)
     (tmp_path / "lines").write_bytes(b"half")
     appender = files.Appender(tmp_path / "lines")
@@ -115,7 +115,7 @@ def test_what_waits_is_bounded_and_the_newest_stays(monkeypatch, tmp_path: Path)
     assert len(written) < 40
 
 
-def test_two_appenders_do_not_overwrite_each_other(tmp_path: Path):
+def test_appenders_do_not_overwrite_each_other(tmp_path: Path):
     first, second = files.Appender(tmp_path / "lines"), files.Appender(tmp_path / "lines")
     for number in range(50):
         (first if number % 2 else second).write(b"%d\n" % number)
@@ -125,7 +125,7 @@ def test_two_appenders_do_not_overwrite_each_other(tmp_path: Path):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 2, 10, 37, 100, 10_000])
-def test_the_tail_is_a_suffix_of_the_whole_lines(tmp_path: Path, num_bytes: int):
+def test_tail_is_a_suffix_of_the_whole_lines(tmp_path: Path, num_bytes: int):
     lines = [b"x" * (n % 13) for n in range(40)]
     (tmp_path / "lines").write_bytes(b"\n".join(lines) + b"\nhalf")
     tail = files.tail_lines(tmp_path / "lines", num_bytes)
@@ -134,16 +134,26 @@ def test_the_tail_is_a_suffix_of_the_whole_lines(tmp_path: Path, num_bytes: int)
     assert sum(map(len, tail)) <= num_bytes
 
 
-def test_the_tail_of_nothing_is_nothing(tmp_path: Path):
+def test_tail_of_nothing_is_nothing(tmp_path: Path):
     assert files.tail_lines(tmp_path / "missing") == []
     (tmp_path / "empty").touch()
     assert files.tail_lines(tmp_path / "empty") == []
     assert files.tail_lines(tmp_path) == []
 
 
-def test_leftovers_are_hidden_temporary_and_old(tmp_path: Path):
-    for name in (".old.tmp", ".new.tmp", "run.tmp", ".hidden"):
+def test_leftover_folders_are_old_temporary_ones(tmp_path: Path):
+    ours = (".new-12-345.tmp", ".removed-my.run-12.tmp")
+    for name in (*ours, ".new-1-2.tmp", ".x.tmp", ".old.tmp", "run.tmp", ".hidden", ".new-a-b.tmp", ".new-1-2.tmp.bak"):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (1, 1))
-    os.utime(tmp_path / ".new.tmp")
-    assert [p.name for p in files.leftovers(tmp_path)] == [".old.tmp"]
+    os.utime(tmp_path / ".new-1-2.tmp")
+    (tmp_path / ".new-7-7.tmp").symlink_to(tmp_path / ".hidden")
+    assert sorted(p.name for p in files.leftover_folders(tmp_path)) == sorted(ours)
+
+
+def test_leftover_files_are_those_of_write_atomic(tmp_path: Path):
+    for name in (".status.json.12-3.tmp", ".a.b.1-0.tmp", ".x.tmp", ".notes.tmp", "status.json.12-3.tmp"):
+        (tmp_path / name).touch()
+    (tmp_path / ".status.json.9-9.tmp").mkdir()
+    (tmp_path / ".status.json.9-8.tmp").symlink_to(tmp_path / ".x.tmp")
+    assert sorted(p.name for p in files.leftover_files(tmp_path)) == [".a.b.1-0.tmp", ".status.json.12-3.tmp"]

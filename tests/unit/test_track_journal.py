@@ -12,7 +12,8 @@ import pytest
 from track_samples import make, train
 
 from seedbed.errors import UserError
-from seedbed.track import files, journal
+from seedbed.report import journal
+from seedbed.track import files
 from seedbed.track.run import Run
 
 
@@ -32,7 +33,7 @@ def entry(root: Path, name: str) -> dict[str, str]:
     return {"title": found["title"], **dict(bullets)}
 
 
-def test_an_entry_says_why_what_and_how(root: Path):
+def test_journal_entry_has_reason_changes_and_command(root: Path):
     run = train(make(root, "first", "steps=400", why="does it learn?"))
     journal.record(run)
     found = entry(root, "first")
@@ -48,7 +49,7 @@ def test_an_entry_says_why_what_and_how(root: Path):
     assert "picture" not in found, "there is none yet"
 
 
-def test_finishing_draws_the_picture_that_the_entry_shows(root: Path):
+def test_finish_draws_the_plot_of_the_entry(root: Path):
     warnings: list[str] = []
     journal.finish(train(make(root)), warnings.append)
     link = re.search(r"!\[.*?\]\((.*?)\)", entry(root, "first")["picture"])
@@ -64,31 +65,31 @@ LEVELS = [
 ]
 
 
-@pytest.mark.parametrize(("level", "title", "said"), LEVELS)
-def test_a_child_is_judged_against_its_parent(root: Path, level: float, title: str, said: str):
+@pytest.mark.parametrize(("level", "title", "printed"), LEVELS)
+def test_verdict_compares_a_run_with_its_parent(root: Path, level: float, title: str, printed: str):
     train(make(root, "mother", "optim.lr=0.25"))
     journal.record(train(make(root, "child", "optim.lr=0.5", parent="mother"), level=level))
     found = entry(root, "child")
     assert found["title"].endswith(f" · child · {title}")
-    assert said in found["verdict"] and "evaluation valid_loss" in found["verdict"]
+    assert printed in found["verdict"] and "evaluation valid_loss" in found["verdict"]
     assert found["changed against parent mother"] == "optim.lr 0.25 -> 0.5"
 
 
-def test_with_another_metric_the_losses_are_compared(root: Path):
+def test_verdict_compares_losses_where_metrics_differ(root: Path):
     train(make(root, "mother"))
     journal.record(train(make(root, "child", parent="mother"), level=1.0, metric="fid"))
     assert "; loss 1.0000 lower than mother: outside" in entry(root, "child")["verdict"]
 
 
 @pytest.mark.parametrize("status", ["nan", "diverged", "failed"])
-def test_negative_results_are_titled_so(root: Path, status: str):
+def test_verdict_of_negative_results(root: Path, status: str):
     train(make(root, "mother"))
     journal.record(train(make(root, "child", parent="mother"), level=0.5, status=status))
     assert entry(root, "child")["title"].endswith(f"negative result: {status}")
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 2])
-def test_too_few_rows_give_no_verdict_on_noise(root: Path, num_rows: int):
+def test_verdict_needs_enough_rows_for_noise(root: Path, num_rows: int):
     train(make(root, "mother"), num_rows=num_rows)
     journal.record(train(make(root, "child", parent="mother"), num_rows=num_rows))
     found = entry(root, "child")
@@ -96,7 +97,7 @@ def test_too_few_rows_give_no_verdict_on_noise(root: Path, num_rows: int):
     assert "better" not in found["title"] and "worse" not in found["title"]
 
 
-def test_a_parent_that_is_gone_or_damaged_does_not_matter(root: Path):
+def test_verdict_without_a_readable_parent(root: Path):
     for name, damage in [("gone", None), ("hurt", "{")]:
         mother = train(make(root, name))
         run = train(make(root, f"child-of-{name}", "steps=7", parent=name))
@@ -108,7 +109,7 @@ def test_a_parent_that_is_gone_or_damaged_does_not_matter(root: Path):
         assert entry(root, run.name)["changed against the preset"] == "steps=7"
 
 
-def test_a_run_killed_without_a_word_is_interrupted(root: Path):
+def test_killed_run_is_interrupted(root: Path):
     run = train(make(root))
     run.set_status("running", step=123)
     journal.record(run)
@@ -116,7 +117,7 @@ def test_a_run_killed_without_a_word_is_interrupted(root: Path):
     assert entry(root, "first")["verdict"].startswith("interrupted at step 123")
 
 
-def test_an_entry_is_renewed_in_its_place(root: Path):
+def test_journal_entry_is_updated_in_place(root: Path):
     for name in ("a", "b", "c"):
         journal.record(train(make(root, name), status="interrupted"))
     Run.open(root, "b").set_status("done")
@@ -128,7 +129,7 @@ def test_an_entry_is_renewed_in_its_place(root: Path):
     ]
 
 
-def test_recording_twice_changes_nothing(root: Path):
+def test_journal_record_is_idempotent(root: Path):
     for name in ("a", "b"):
         journal.record(train(make(root, name)))
     before = read(root)
@@ -137,7 +138,7 @@ def test_recording_twice_changes_nothing(root: Path):
     assert read(root) == before
 
 
-def test_what_people_wrote_stays_through_everything(root: Path):
+def test_journal_keeps_user_text(root: Path):
     own = [
         "# My journal\n\nA plan.",
         "A thought under a.\n\n```\n## not a heading\n```",
@@ -160,7 +161,7 @@ def test_what_people_wrote_stays_through_everything(root: Path):
     assert text.index("learned a lot") < text.index("<!-- run b -->") < text.index("learned little")
 
 
-def test_notes_add_up_under_their_run(root: Path):
+def test_notes_accumulate_under_their_run(root: Path):
     for name in ("a", "b", "c"):
         journal.record(train(make(root, name)))
     for name, words in [("b", "one"), ("a", "two"), ("b", "three"), ("c", "four")]:
@@ -174,7 +175,7 @@ def test_notes_add_up_under_their_run(root: Path):
     assert "conclusion: open" not in read(root)
 
 
-def test_a_note_closes_the_question_for_good(root: Path):
+def test_note_removes_the_open_conclusion(root: Path):
     run = train(make(root, "a"))
     journal.record(run)
     journal.note(root, "a", "clear")
@@ -182,7 +183,7 @@ def test_a_note_closes_the_question_for_good(root: Path):
     assert "open (" not in read(root) and read(root).count("clear") == 1
 
 
-def test_a_note_on_a_run_without_an_entry_makes_one(root: Path):
+def test_note_on_a_run_without_an_entry_makes_one(root: Path):
     make(root, "a")
     journal.note(root, "a", "stopped it by hand")
     assert entry(root, "a")["title"].endswith("interrupted")
@@ -197,7 +198,7 @@ def test_notes_outlive_the_run_folder(root: Path):
     assert "worth it" in read(root)
 
 
-def test_a_note_on_nothing_is_answered_with_the_nearest(root: Path):
+def test_note_on_an_unknown_run_suggests_the_nearest(root: Path):
     journal.record(train(make(root, "first")))
     with pytest.raises(UserError, match="nearest: first"):
         journal.note(root, "fist", "x")
@@ -219,7 +220,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_no_words_can_break_the_journal(root: Path, trick: str):
+def test_note_text_cannot_break_the_journal(root: Path, trick: str):
     for name in ("a", "b"):
         journal.record(train(make(root, name, why=trick)))
         journal.note(root, name, f"x {trick}")
@@ -229,7 +230,7 @@ def test_no_words_can_break_the_journal(root: Path, trick: str):
     assert "\x1b" not in read(root)
 
 
-def test_a_full_disk_leaves_the_journal_as_it_was_and_warns(root: Path, monkeypatch):
+def test_full_disk_leaves_the_journal_as_it_was_and_warns(root: Path, monkeypatch):
     journal.record(train(make(root, "a")))
     run, before, warnings = train(make(root, "b")), read(root), []
 
@@ -242,18 +243,18 @@ def test_a_full_disk_leaves_the_journal_as_it_was_and_warns(root: Path, monkeypa
     assert [w.split(" could not")[0] for w in warnings] == ["the report", "the journal entry"]
 
 
-def test_a_fault_of_the_drawing_is_a_warning(root: Path, monkeypatch):
+def test_plot_failure_is_a_warning(root: Path, monkeypatch):
     def broken(run: Run) -> None:
         raise RuntimeError("no fonts")
 
     warnings: list[str] = []
-    monkeypatch.setattr(journal.report, "write", broken)
+    monkeypatch.setattr(journal.run_report, "write", broken)
     journal.finish(train(make(root)), warnings.append)
     assert warnings == ["the report could not be written: RuntimeError: no fonts"]
     assert entry(root, "first")["title"].endswith("done")
 
 
-def test_a_journal_that_is_not_text_is_left_alone(root: Path):
+def test_journal_that_is_not_text_is_not_changed(root: Path):
     run = train(make(root, "a"))
     (root.parent / "JOURNAL.md").write_bytes(b"\xff\xfe journal")
     with pytest.raises(UserError, match="not UTF-8"):
@@ -264,13 +265,13 @@ def test_a_journal_that_is_not_text_is_left_alone(root: Path):
 NOTER = """
 import sys
 from pathlib import Path
-from seedbed.track import journal
+from seedbed.report import journal
 for number in range(15):
     journal.note(Path(sys.argv[1]), sys.argv[2], f"{sys.argv[2]} {number}")
 """
 
 
-def test_two_processes_never_lose_each_others_words(root: Path):
+def test_journal_writes_of_two_processes_are_kept(root: Path):
     for name in ("a", "b"):
         journal.record(train(make(root, name)))
     writers = [subprocess.Popen([sys.executable, "-c", NOTER, str(root), name]) for name in ("a", "b")]

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 from track_samples import make, train
 
-from seedbed.track import facts, report, text
+from seedbed.report import facts, run_report
+from seedbed.track import text
 from seedbed.track.run import Run
 
 
@@ -26,13 +27,13 @@ def fact_lines(path: Path) -> dict[str, str]:
     return dict(line.split(": ", 1) for line in lines)
 
 
-def test_a_report_states_the_facts_of_a_run_in_fifteen_lines(tmp_path: Path):
+def test_report_states_the_facts_of_a_run_in_fifteen_lines(tmp_path: Path):
     make(tmp_path, "mother")
     run = train(make(tmp_path, "first", "steps=400", why="to\nsee", parent="mother"))
     run.event(200, "spike", what="loss")
     run.event(210, "spike", what="loss")
     run.set_status("done", clock={"compile": 3.0, "train": 75.0}, verdict="bound by host launches")
-    path = report.write(run)
+    path = run_report.write(run)
     found = fact_lines(path)
     assert path.read_text().startswith("# first\n")
     assert len(found) <= 15
@@ -52,7 +53,7 @@ def test_a_report_states_the_facts_of_a_run_in_fifteen_lines(tmp_path: Path):
     assert "    a falling\n    leaf\n" in path.read_text()
 
 
-def test_the_noise_is_the_deviation_of_the_last_rows(tmp_path: Path):
+def test_noise_is_the_deviation_of_the_last_rows(tmp_path: Path):
     run = train(make(tmp_path))
     losses = [row["loss"] for row in run.rows()][-20:]
     mean = sum(losses) / 20
@@ -61,7 +62,7 @@ def test_the_noise_is_the_deviation_of_the_last_rows(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("num", "expected"), [(0, 0), (1, 1), (2, 1), (3, 1), (10, 5), (39, 19), (1000, 20)])
-def test_the_last_rows_are_never_more_than_half_a_run(num: int, expected: int):
+def test_last_rows_are_at_most_half_a_run(num: int, expected: int):
     assert len(facts.last_losses([{"loss": 1.0}] * num)) == expected
 
 
@@ -72,7 +73,7 @@ def test_rows_without_a_finite_loss_do_not_count():
     assert facts.median([], "v") is None
 
 
-def test_the_first_number_of_an_evaluation_decides(tmp_path: Path):
+def test_first_metric_of_an_evaluation_decides(tmp_path: Path):
     run = make(tmp_path)
     run.event(0, "eval", weights="ema", best=True, valid_loss=2.0, other=0.1)
     run.event(10, "eval", valid_loss=math.nan, other=0.1)
@@ -82,18 +83,18 @@ def test_the_first_number_of_an_evaluation_decides(tmp_path: Path):
     assert facts.evaluations(run.events()) == ("valid_loss", [(0, 2.0), (20, 1.5)])
 
 
-def test_a_run_without_rows_has_a_report_without_a_picture(tmp_path: Path):
+def test_run_without_rows_has_a_report_without_a_picture(tmp_path: Path):
     run = make(tmp_path)
-    path = report.write(run)
+    path = run_report.write(run)
     assert "![" not in path.read_text()
     assert fact_lines(path)["status"] == "interrupted at step 0"
     assert not (run.path / "plots").exists()
 
 
-def test_the_report_is_true_while_its_own_process_holds_the_run(tmp_path: Path):
+def test_report_is_correct_while_its_process_holds_the_lock(tmp_path: Path):
     run = train(make(tmp_path))
     with run.lock():
-        assert fact_lines(report.write(run))["status"].startswith("done")
+        assert fact_lines(run_report.write(run))["status"].startswith("done")
 
 
 ROWS: list[list[dict[str, Any]]] = [
@@ -107,49 +108,49 @@ ROWS: list[list[dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("rows", ROWS, ids=range(len(ROWS)))
-def test_any_curve_can_be_drawn(tmp_path: Path, rows: list[dict[str, Any]]):
+def test_plot_draws_any_curve(tmp_path: Path, rows: list[dict[str, Any]]):
     run = make(tmp_path)
     for row in rows:
         run.row(row)
     run.event(1, "eval", fid=3.0)
     run.event(1, "spike")
-    report.write(run)
+    run_report.write(run)
     assert picture(run).size[0] >= 800
 
 
-def test_the_picture_gives_an_evaluation_that_is_no_loss_its_own_panel(tmp_path: Path):
+def test_plot_has_a_panel_for_evaluations_that_are_no_loss(tmp_path: Path):
     heights = {}
     for metric in ("valid_loss", "fid"):
         run = train(make(tmp_path, metric), metric=metric)
-        report.write(run)
+        run_report.write(run)
         heights[metric] = picture(run).size[1]
     assert heights["fid"] > heights["valid_loss"]
 
 
-def test_a_spike_does_not_set_the_scale_of_the_curve():
+def test_plot_scale_ignores_spikes():
     values = [2.0 + 0.001 * n for n in range(400)]
     spoiled = [*values[:200], 1e6, *values[200:]]
-    assert max(report.smoothed(spoiled)) < 2.5
-    assert report.smoothed(values) == pytest.approx(values, abs=0.01), "no lag behind a trend"
+    assert max(run_report.smoothed(spoiled)) < 2.5
+    assert run_report.smoothed(values) == pytest.approx(values, abs=0.01), "no lag behind a trend"
 
 
-def test_a_long_run_is_drawn_quickly(tmp_path: Path):
+def test_plot_of_a_long_run_is_fast(tmp_path: Path):
     rows = [{"step": n, "loss": 2.0 + math.sin(n), "lr": 1e-3} for n in range(200_000)]
     start = time.process_time()
-    assert report.draw("long", rows, [])
+    assert run_report.draw("long", rows, [])
     assert time.process_time() - start < 10
 
 
-def test_the_drawing_leaves_no_state_behind(tmp_path: Path):
+def test_plot_leaves_no_matplotlib_state(tmp_path: Path):
     before = "matplotlib.pyplot" in sys.modules
-    report.write(train(make(tmp_path)))
+    run_report.write(train(make(tmp_path)))
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
 # ---- the numbers of listings -----------------------------------------------------------------------------------------
 
 
-def test_a_summary_reads_the_newest_of_rows_and_status(tmp_path: Path):
+def test_summary_reads_the_newest_of_rows_and_status(tmp_path: Path):
     run = train(make(tmp_path, why="to see"))
     short = facts.summary(run)
     assert (short["name"], short["status"], short["step"], short["why"]) == ("first", "done", 400, "to see")
@@ -160,7 +161,7 @@ def test_a_summary_reads_the_newest_of_rows_and_status(tmp_path: Path):
     assert 0 <= short["age"] < 60
 
 
-def test_without_a_status_the_best_comes_from_the_events(tmp_path: Path):
+def test_best_comes_from_events_without_a_status(tmp_path: Path):
     run = train(make(tmp_path))
     best = facts.summary(run)["best"]
     (run.path / "status.json").unlink()
@@ -179,7 +180,7 @@ def test_without_a_status_the_best_comes_from_the_events(tmp_path: Path):
         ("failed", "failed"),
     ],
 )
-def test_running_is_shown_only_while_the_lock_is_held(tmp_path: Path, saved: Any, shown: str):
+def test_running_status_needs_the_lock(tmp_path: Path, saved: Any, shown: str):
     run = make(tmp_path)
     (run.path / "status.json").write_text(json.dumps({"status": saved}))
     assert facts.summary(run)["status"] == shown
@@ -209,8 +210,8 @@ HARMLESS = {
 
 
 @pytest.mark.parametrize("name", [*DAMAGE, *HARMLESS])
-def test_a_damaged_folder_is_listed_and_hides_no_other(tmp_path: Path, name: str):
-    from seedbed.track.listing import runs_table
+def test_damaged_folder_is_listed_and_hides_no_other(tmp_path: Path, name: str):
+    from seedbed.report.listing import runs_table
 
     train(make(tmp_path, "good"))
     {**DAMAGE, **HARMLESS}[name](train(make(tmp_path, "hurt")).path)
@@ -221,7 +222,7 @@ def test_a_damaged_folder_is_listed_and_hides_no_other(tmp_path: Path, name: str
     json.dumps(found)
 
 
-def test_only_folders_are_runs_and_the_newest_comes_first(tmp_path: Path):
+def test_listing_has_folders_only_newest_first(tmp_path: Path):
     for name, created in [
         ("b", "2026-01-02T00:00:00+00:00"),
         ("a", "2026-01-02T03:00:00+05:00"),
@@ -236,7 +237,7 @@ def test_only_folders_are_runs_and_the_newest_comes_first(tmp_path: Path):
     assert facts.summaries(tmp_path / "nowhere") == []
 
 
-def test_five_hundred_long_runs_are_listed_quickly(tmp_path: Path):
+def test_listing_five_hundred_runs_is_fast(tmp_path: Path):
     first = train(make(tmp_path / "runs", "run-000"), num_rows=400)
     tail = (first.path / "rows.jsonl").read_bytes()
     (first.path / "rows.jsonl").write_bytes(tail * 20)
@@ -262,7 +263,7 @@ def test_five_hundred_long_runs_are_listed_quickly(tmp_path: Path):
         (math.nan, "nan"), (-math.inf, "-inf"), (True, "True"), ("a\nb", "a b"), ([], "[]"), (-0.5, "-0.5000"),
     ],
 )  # fmt: skip
-def test_numbers_at_a_glance(value: Any, shown: str):
+def test_numbers_are_formatted_short(value: Any, shown: str):
     assert text.number(value) == shown
 
 
@@ -288,25 +289,25 @@ def test_rates_in_three_digits(value: float, shown: str):
         (math.nan, "-"),
     ],
 )
-def test_lengths_of_time(value: float, shown: str):
+def test_durations_are_formatted(value: float, shown: str):
     assert text.duration(value) == shown
 
 
 @pytest.mark.parametrize(
     ("value", "shown"), [(0, "0 kB"), (5e5, "500 kB"), (999.6e3, "1 MB"), (5e8, "500 MB"), (1.25e9, "1.2 GB"), (2e12, "2.0 TB")]
 )
-def test_sizes(value: float, shown: str):
+def test_byte_sizes_are_formatted(value: float, shown: str):
     assert text.size(value) == shown
 
 
-def test_an_age_survives_a_clock_that_jumped():
+def test_age_survives_a_clock_jump():
     assert text.age("2999-01-01T00:00:00+00:00") == "now"
     assert text.age("2020-01-01T00:00:00+00:00").endswith("d")
     for nonsense in ("yesterday", None, 5, "", []):
         assert text.age(nonsense) == "-"
 
 
-def test_a_table_aligns_and_cuts_to_width():
+def test_table_aligns_and_cuts_to_width():
     shown = text.table(["name", "why"], [["a", "because"], ["long name", "x" * 50]], max_width=20)
     assert shown.splitlines() == ["name       why", "a          because", "long name  " + "x" * 8 + "…"]
     assert text.table(["name", "n"], [["a", "5"], ["long", "12"]], right=(1,)).splitlines() == [

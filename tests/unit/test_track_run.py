@@ -49,7 +49,7 @@ def holder(run: Run):
 # ---- making and finding ----------------------------------------------------------------------------------------------
 
 
-def test_a_new_run_holds_what_it_was_made_of(tmp_path: Path):
+def test_new_run_holds_what_it_was_made_of(tmp_path: Path):
     make(tmp_path, "parent")
     run = make(tmp_path, "first", "steps=7", "optim.lr=0.5", why="to see", parent="parent", code={**CODE, "patch": "+ a line\n"})
     facts = run.config_json()
@@ -69,11 +69,11 @@ def test_a_new_run_holds_what_it_was_made_of(tmp_path: Path):
     assert sorted(os.listdir(run.path)) == ["checkpoints", "code.json", "code.patch", "config.json", "samples"]
 
 
-def test_without_changes_there_is_no_patch(tmp_path: Path):
+def test_patch_is_absent_without_changes(tmp_path: Path):
     assert not (make(tmp_path, code={**CODE, "patch": ""}).path / "code.patch").exists()
 
 
-def test_the_command_repeats_the_config(tmp_path: Path):
+def test_command_repeats_the_config(tmp_path: Path):
     settings = ["steps=7", "optim.lr=0.5", "model.sizes=5,6", "budget=5m", "data.source=my text; rm -rf *", "compile=blocks"]
     run = make(tmp_path, "first", *settings)
     words = shlex.split(run.command())
@@ -81,14 +81,14 @@ def test_the_command_repeats_the_config(tmp_path: Path):
     assert override(BASE, words[3:]) == override(BASE, settings)
 
 
-def test_the_command_of_a_users_file_names_it_from_here(tmp_path: Path, monkeypatch):
+def test_command_of_a_users_file_names_it_from_here(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = make(tmp_path / "runs", recipe=str(tmp_path / "mine.py"), preset="small")
     assert run.command() == "seedbed train mine.py:small"
     assert make(tmp_path / "runs", None, recipe=str(tmp_path / "mine.py"), preset="small").name.split("-")[3] == "mine"
 
 
-def test_a_resumed_run_takes_its_new_settings_as_its_own(tmp_path: Path):
+def test_resumed_run_takes_its_new_settings_as_its_own(tmp_path: Path):
     run = make(tmp_path, "first", "steps=7", why="kept")
     run.change_config(override(BASE, ["steps=9", "batch=16"]), BASE)
     facts = run.config_json()
@@ -98,7 +98,7 @@ def test_a_resumed_run_takes_its_new_settings_as_its_own(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", ["run", "folder", "file", "dead link"])
-def test_an_existing_name_is_refused_and_left_alone(tmp_path: Path, kind: str):
+def test_existing_name_is_refused_and_left_alone(tmp_path: Path, kind: str):
     path = tmp_path / "first"
     if kind == "run":
         make(tmp_path, "first", why="the old one")
@@ -118,13 +118,13 @@ def test_an_existing_name_is_refused_and_left_alone(tmp_path: Path, kind: str):
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/abs", ".hidden", "-flag", "a b", "a\nb", "ä", "x" * 101, "a;b", "a\0b"]
 )
-def test_names_that_a_shell_or_a_path_trips_over_are_refused(tmp_path: Path, name: str):
+def test_run_name_with_special_characters_is_refused(tmp_path: Path, name: str):
     with pytest.raises(UserError, match="cannot name a run"):
         make(tmp_path / "runs", name)
     assert not (tmp_path / "runs").exists()
 
 
-def test_of_many_that_want_one_name_one_gets_it(tmp_path: Path):
+def test_run_name_goes_to_one_of_many_processes(tmp_path: Path):
     def attempt(index: int) -> bool:
         try:
             make(tmp_path, "first", why=str(index))
@@ -138,7 +138,7 @@ def test_of_many_that_want_one_name_one_gets_it(tmp_path: Path):
     assert Run.open(tmp_path, "first").config_json()["preset"] == "demo"
 
 
-def test_many_made_at_the_same_moment_all_get_names(tmp_path: Path, monkeypatch):
+def test_run_names_of_simultaneous_runs_differ(tmp_path: Path, monkeypatch):
     moment = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
     class Frozen(datetime):
@@ -153,7 +153,7 @@ def test_many_made_at_the_same_moment_all_get_names(tmp_path: Path, monkeypatch)
     assert all(run.name.startswith("2026-03-01-gpt-") and len(run.name.split("-")) == 6 for run in runs)
 
 
-def test_a_full_disk_makes_no_half_run(tmp_path: Path, monkeypatch):
+def test_full_disk_makes_no_half_run(tmp_path: Path, monkeypatch):
     def full(fd: int, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -164,7 +164,7 @@ def test_a_full_disk_makes_no_half_run(tmp_path: Path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_process_killed_while_making_a_run_leaves_all_of_it_or_nothing(tmp_path: Path):
+def test_process_killed_while_making_a_run_leaves_all_of_it_or_nothing(tmp_path: Path):
     outcomes = set()
     for index, survives in enumerate([0, 1, 50, 400, 800, 1200, 1500, 10**9]):
         root = tmp_path / str(index)
@@ -198,20 +198,20 @@ def _die_after(num_bytes: int) -> None:
     files.write = write
 
 
-def test_a_root_that_is_a_file_is_explained(tmp_path: Path):
+def test_root_that_is_a_file_is_explained(tmp_path: Path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(UserError, match="cannot be created in"):
         make(tmp_path / "runs", "first")
 
 
-def test_a_parent_must_exist(tmp_path: Path):
+def test_parent_must_exist(tmp_path: Path):
     make(tmp_path, "first")
     with pytest.raises(UserError, match=r"no run 'frist'.*nearest: first"):
         make(tmp_path, "second", parent="frist")
     assert run_names(tmp_path) == ["first"]
 
 
-def test_what_a_killed_process_built_aside_is_swept_away(tmp_path: Path):
+def test_run_leftovers_of_a_killed_process_are_removed(tmp_path: Path):
     (tmp_path / ".new-1-1.tmp").mkdir()
     (tmp_path / ".new-1-1.tmp" / "config.json").touch()
     os.utime(tmp_path / ".new-1-1.tmp", (1, 1))
@@ -220,7 +220,7 @@ def test_what_a_killed_process_built_aside_is_swept_away(tmp_path: Path):
     assert sorted(os.listdir(tmp_path)) == [".new-2-2.tmp", "first"]
 
 
-def test_a_run_is_found_by_name_or_by_path(tmp_path: Path, monkeypatch):
+def test_run_is_found_by_name_or_by_path(tmp_path: Path, monkeypatch):
     make(tmp_path / "runs", "first")
     monkeypatch.chdir(tmp_path)
     for typed in ("first", "runs/first", "runs/first/", "./runs/first", str(tmp_path / "runs" / "first")):
@@ -231,7 +231,7 @@ MISSING = ["fist", "other/first", "../first", "first/samples", "", ".", "..", ".
 
 
 @pytest.mark.parametrize("typed", MISSING)
-def test_a_run_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path, typed: str):
+def test_run_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path, typed: str):
     make(tmp_path / "runs", "first")
     (tmp_path / "runs" / ".hidden").mkdir()
     (tmp_path / "first").mkdir()
@@ -239,7 +239,7 @@ def test_a_run_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path, ty
         Run.open(tmp_path / "runs", typed)
 
 
-def test_where_there_are_no_runs_the_answer_says_how_to_start_one(tmp_path: Path):
+def test_run_missing_error_says_how_to_start_one(tmp_path: Path):
     with pytest.raises(UserError, match="holds no runs yet; start one with: seedbed train"):
         Run.open(tmp_path / "nowhere", "first")
 
@@ -247,7 +247,7 @@ def test_where_there_are_no_runs_the_answer_says_how_to_start_one(tmp_path: Path
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", "null", '{"recipe": "gpt"}', '{"recipe": 1, "preset": "a", "config": {}}', "\xff"]
 )
-def test_a_damaged_config_is_named(tmp_path: Path, content: str):
+def test_damaged_config_is_named(tmp_path: Path, content: str):
     run = make(tmp_path, "first")
     (run.path / "config.json").write_text(content, encoding="latin-1")
     with pytest.raises(UserError, match=r"config\.json is damaged"):
@@ -257,7 +257,7 @@ def test_a_damaged_config_is_named(tmp_path: Path, content: str):
 # ---- the lock --------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_in_use_names_the_process_that_has_it(tmp_path: Path):
+def test_run_in_use_names_the_process_that_has_it(tmp_path: Path):
     run = make(tmp_path)
     with holder(run) as process:
         assert run.is_running()
@@ -265,7 +265,7 @@ def test_a_run_in_use_names_the_process_that_has_it(tmp_path: Path):
             pytest.fail("two processes hold one run")
 
 
-def test_a_killed_process_frees_the_run(tmp_path: Path):
+def test_killed_process_frees_the_run(tmp_path: Path):
     run = make(tmp_path)
     with holder(run) as process:
         process.send_signal(signal.SIGKILL)
@@ -276,7 +276,7 @@ def test_a_killed_process_frees_the_run(tmp_path: Path):
     assert not run.is_running()
 
 
-def test_one_process_cannot_hold_a_run_twice(tmp_path: Path):
+def test_run_lock_is_not_reentrant(tmp_path: Path):
     run = make(tmp_path)
     with run.lock(), pytest.raises(UserError, match=f"process {os.getpid()}"), run.lock():
         pass
@@ -284,7 +284,7 @@ def test_one_process_cannot_hold_a_run_twice(tmp_path: Path):
         pass
 
 
-def test_the_lock_is_free_after_an_error(tmp_path: Path):
+def test_lock_is_free_after_an_error(tmp_path: Path):
     run = make(tmp_path)
     with pytest.raises(ZeroDivisionError), run.lock():
         raise ZeroDivisionError
@@ -292,7 +292,7 @@ def test_the_lock_is_free_after_an_error(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path):
+def test_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path):
     run = make(tmp_path)
     parent = os.fork()
     if parent == 0:
@@ -315,7 +315,7 @@ def test_a_forked_child_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path
         os.kill(child, signal.SIGKILL)
 
 
-def test_a_listing_never_keeps_a_run_from_starting(tmp_path: Path):
+def test_listing_never_keeps_a_run_from_starting(tmp_path: Path):
     run = make(tmp_path)
     looking = [True]
 
@@ -334,14 +334,14 @@ def test_a_listing_never_keeps_a_run_from_starting(tmp_path: Path):
         assert all(watcher.exception() is None for watcher in watchers)
 
 
-def test_holding_a_run_sweeps_its_temporary_files(tmp_path: Path):
+def test_run_lock_removes_temporary_files(tmp_path: Path):
     run = make(tmp_path)
     (run.path / ".config.json.12-3.tmp").write_text("half")
     with run.lock():
         assert not (run.path / ".config.json.12-3.tmp").exists()
 
 
-def test_a_lock_file_with_nonsense_in_it_breaks_nothing(tmp_path: Path):
+def test_lock_file_with_nonsense_in_it_breaks_nothing(tmp_path: Path):
     run = make(tmp_path)
     with holder(run):
         (run.path / "lock").write_text("[]")
@@ -352,7 +352,7 @@ def test_a_lock_file_with_nonsense_in_it_breaks_nothing(tmp_path: Path):
 # ---- rows, events, status --------------------------------------------------------------------------------------------
 
 
-def test_rows_and_events_come_back_as_they_were(tmp_path: Path):
+def test_rows_and_events_round_trip(tmp_path: Path):
     run = make(tmp_path)
     rows = [{"step": n, "loss": 1 / (n + 1), "lrs": {"main": 1e-3}, "note": "grün"} for n in range(50)]
     for row in rows:
@@ -366,7 +366,7 @@ def test_rows_and_events_come_back_as_they_were(tmp_path: Path):
     assert len(run.rows()) == 51
 
 
-def test_every_line_is_json_for_any_reader(tmp_path: Path):
+def test_rows_are_strict_json(tmp_path: Path):
     run = make(tmp_path)
     run.row({"step": 1, "loss": math.nan, "inner": {"list": [math.inf, 1.0, (-math.inf,)]}})
     run.row({"step": np.int64(2), "loss": np.float32(0.5), "zero": np.array(1.5), "bad": np.float32("nan")})
@@ -383,7 +383,7 @@ def test_every_line_is_json_for_any_reader(tmp_path: Path):
 
 
 @pytest.mark.parametrize("tail", [b'{"step": 3, "lo', b"\x00\x00\x00\x00", b'"text"\n', b"17\n", b"[" * 100_000, b"\xff\xfe\n"])
-def test_a_damaged_tail_costs_only_itself(tmp_path: Path, tail: bytes):
+def test_damaged_tail_costs_only_itself(tmp_path: Path, tail: bytes):
     run = make(tmp_path)
     run.row({"step": 1, "loss": 1.0})
     run.row({"step": 2, "loss": 0.5})
@@ -398,7 +398,7 @@ def test_a_damaged_tail_costs_only_itself(tmp_path: Path, tail: bytes):
 
 
 @pytest.mark.parametrize("step", [-1, 0, 5, 9, 100])
-def test_rewinding_forgets_what_comes_after_a_step(tmp_path: Path, step: int):
+def test_rewind_drops_rows_after_a_step(tmp_path: Path, step: int):
     run = make(tmp_path)
     for n in range(10):
         run.row({"step": n, "loss": 0.0})
@@ -410,7 +410,7 @@ def test_rewinding_forgets_what_comes_after_a_step(tmp_path: Path, step: int):
     assert run.rows()[-1] == {"step": step + 1, "loss": 1.0}
 
 
-def test_rewinding_can_keep_the_events(tmp_path: Path):
+def test_rewind_can_keep_the_events(tmp_path: Path):
     run = make(tmp_path)
     run.row({"step": 5, "loss": 0.0})
     run.event(5, "spike")
@@ -418,14 +418,14 @@ def test_rewinding_can_keep_the_events(tmp_path: Path):
     assert (run.rows(), len(run.events())) == ([], 1)
 
 
-def test_rewinding_a_run_without_rows_is_nothing(tmp_path: Path):
+def test_rewind_of_a_run_without_rows(tmp_path: Path):
     run = make(tmp_path)
     run.rewind(0)
     assert (run.rows(), run.events()) == ([], [])
     assert not (run.path / "rows.jsonl").exists()
 
 
-def test_a_full_disk_warns_once_and_loses_no_row(tmp_path: Path, monkeypatch):
+def test_full_disk_warns_once_and_loses_no_row(tmp_path: Path, monkeypatch):
     run, warnings = make(tmp_path), []
     run.warn = warnings.append
     real = files.write
@@ -446,7 +446,7 @@ def test_a_full_disk_warns_once_and_loses_no_row(tmp_path: Path, monkeypatch):
     assert len(warnings) == 4
 
 
-def test_a_folder_that_vanishes_does_not_stop_training(tmp_path: Path):
+def test_folder_that_vanishes_does_not_stop_training(tmp_path: Path):
     run, warnings = make(tmp_path), []
     run.warn = warnings.append
     run.path.rename(tmp_path / "moved")
@@ -455,7 +455,7 @@ def test_a_folder_that_vanishes_does_not_stop_training(tmp_path: Path):
     assert len(warnings) == 2
 
 
-def test_status_adds_to_what_is_known_and_forgets_an_old_error(tmp_path: Path):
+def test_status_is_merged_and_drops_an_old_error(tmp_path: Path):
     run = make(tmp_path)
     assert run.status() == {}
     run.set_status("running", step=5, best=0.5)
@@ -484,7 +484,7 @@ def test_checkpoints_are_listed_with_the_best(tmp_path: Path):
     assert run.checkpoints() == (["step-000020"], None)
 
 
-def test_a_row_costs_little_more_than_its_json_and_one_write(tmp_path: Path):
+def test_row_costs_little_more_than_its_json_and_one_write(tmp_path: Path):
     """About eight microseconds on a quiet machine; held to a ratio, because the tests share theirs with others."""
     run = make(tmp_path)
     row = {"step": 1, "loss": 2.34567, "lr": 1e-3, "items_per_s": 1e4, "wait": 0.01, "mfu": 0.4, "memory": 1e9, "seconds": 1.5}
@@ -503,7 +503,7 @@ def test_a_row_costs_little_more_than_its_json_and_one_write(tmp_path: Path):
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def test_names_follow_from_the_moment_and_avoid_what_is_taken():
+def test_run_names_follow_from_time_and_avoid_taken_ones():
     moment = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
     taken: set[str] = set()
     for _ in range(300):
@@ -517,6 +517,6 @@ def test_names_follow_from_the_moment_and_avoid_what_is_taken():
 
 
 @pytest.mark.parametrize("recipe", ["/a b/My Recipe (2).py", "日本.py", "x" * 300 + ".py", ".py"])
-def test_a_name_is_legal_whatever_the_recipe_is_called(recipe: str):
+def test_name_is_legal_whatever_the_recipe_is_called(recipe: str):
     name = names.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
     assert names.check_name(name) == name

@@ -7,11 +7,12 @@ import weakref
 
 import pytest
 import torch
-from tune_toys import CPU, Hungry, Regression, bench, needs_cuda
+from tune_toys import CPU, Hungry, Regression, needs_cuda, workload
 
 from seedbed.errors import UserError
+from seedbed.train.oom import is_out_of_memory
 from seedbed.tune import batch
-from seedbed.tune.batch import Attempts, Crashed, Trial, find, grain, search
+from seedbed.tune.batch import Attempts, Crashed, Trial, find, resolution, search
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 3, 8, 100, 5000])
-def test_the_search_finds_the_largest_that_fits(start: int) -> None:
+def test_batch_search_finds_the_largest_that_fits(start: int) -> None:
     for most in (1, 7, 64, 1000):
         for limit in [*range(0, 70), 100, 255, 256, 257, 999, 1000, 5000]:
             tried = []
@@ -33,13 +34,49 @@ def test_the_search_finds_the_largest_that_fits(start: int) -> None:
             trials = search(attempt, start, most)
             best = max((t.batch for t in trials if t.fits), default=0)
             truth = min(limit, most)
-            assert best <= truth < best + grain(max(best, 1)) or best == truth, (limit, most, best)
+            assert best <= truth < best + resolution(max(best, 1)) or best == truth, (limit, most, best)
             assert all(1 <= size <= most for size in tried) and len(tried) == len(set(tried)) <= 25
             assert [t.batch for t in trials] == sorted(tried)
 
 
+PEAKS = {
+    "line": lambda size, limit: 1000 + 7 * size,
+    "held by a cache": lambda size, limit: 1000 + 7 * limit,
+    "too high": lambda size, limit: 1000 + 12 * size,
+    "too low": lambda size, limit: 1000 + 3 * size,
+    "bent": lambda size, limit: 1000 + size * size // 50,
+    "noise": lambda size, limit: 1000 + size * 7919 % 4000,
+}
+
+
+@pytest.mark.parametrize("shape", PEAKS)
+@pytest.mark.parametrize("start", [1, 16, 300])
+def test_batch_search_uses_peaks_safely(shape: str, start: int) -> None:
+    for limit in [*range(1, 40), 100, 177, 255, 256, 700, 3001]:
+        tried = []
+
+        def attempt(size: int, tried: list = tried, limit: int = limit) -> Trial:
+            tried.append(size)
+            return Trial(size, size <= limit, PEAKS[shape](size, limit) if size <= limit else 0)
+
+        trials = search(attempt, start, 4096, room=1000 + 7 * limit)
+        best = max(t.batch for t in trials if t.fits)
+        assert best <= limit < best + resolution(best), (limit, tried)
+        assert len(tried) == len(set(tried)) <= 25
+        if shape == "line" and limit >= 64 and start == 16:
+            assert len(tried) <= 8, (limit, tried)
+
+
+def test_batch_search_out_of_time_keeps_its_trials() -> None:
+    left = iter([True, False])
+    trials = search(lambda size: Trial(size, size <= 200), 16, 4096, in_time=lambda: next(left))
+    assert [(t.batch, t.fits) for t in trials] == [
+        (16, True), (32, True), (64, True), (128, True), (192, True), (256, False)
+    ]  # fmt: skip
+
+
 def test_small_batches_are_exact() -> None:
-    assert all(grain(size) == 1 for size in range(1, 32)) and grain(32) == 2 and grain(1023) == 32
+    assert all(resolution(size) == 1 for size in range(1, 32)) and resolution(32) == 2 and resolution(1023) == 32
 
 
 @pytest.mark.parametrize(
@@ -59,42 +96,42 @@ def test_small_batches_are_exact() -> None:
         (KeyError("x"), False),
     ],
 )
-def test_running_out_of_memory_is_told_apart(error: Exception, memory: bool) -> None:
-    assert batch.is_out_of_memory(error) == memory
+def test_out_of_memory_errors_are_recognised(error: Exception, memory: bool) -> None:
+    assert is_out_of_memory(error) == memory
 
 
 @pytest.mark.parametrize("most", [1, 5, 17])
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("CUDA error: out of memory")], ids=repr)
-def test_a_lack_of_memory_ends_the_search_and_not_the_program(most: int, error: Exception) -> None:
-    finding = find(bench(lambda c: Hungry(most, error)), most=64)
-    assert finding.largest == most and not finding.reckoned
+def test_out_of_memory_ends_the_search_only(most: int, error: Exception) -> None:
+    finding = find(workload(lambda c: Hungry(most, error)), most=64)
+    assert finding.largest == most and not finding.extrapolated
     assert {t.why for t in finding.trials if not t.fits} == {"out of memory"}
     assert all(t.seconds > 0 and t.items_per_s > 0 for t in finding.trials if t.fits)
 
 
-def test_not_even_one_item() -> None:
-    finding = find(bench(lambda c: Hungry(0, MemoryError())), most=64)
+def test_batch_search_where_one_item_does_not_fit() -> None:
+    finding = find(workload(lambda c: Hungry(0, MemoryError())), most=64)
     assert finding.largest == 0 and "not even one item" in finding.advice and finding.accum == 0
 
 
-def test_a_crash_is_a_crash() -> None:
+def test_crash_other_than_memory_is_raised() -> None:
     with pytest.raises(Crashed, match=r"batch 16 crashed.*ValueError: odd shapes") as caught:
-        find(bench(lambda c: Hungry(8, ValueError("odd shapes\nand more"))), most=64)
+        find(workload(lambda c: Hungry(8, ValueError("odd shapes\nand more"))), most=64)
     assert [t.batch for t in caught.value.trials] == [2, 4, 8] and isinstance(caught.value.__cause__, ValueError)
 
 
-def test_what_the_user_can_mend_is_said_as_it_is() -> None:
+def test_user_errors_pass_through_the_search() -> None:
     with pytest.raises(UserError, match=r"^no such file$"):
-        find(bench(lambda c: Hungry(0, UserError("no such file"))), most=8)
+        find(workload(lambda c: Hungry(0, UserError("no such file"))), most=8)
 
 
-def test_the_search_ends_with_the_data_or_the_maximum() -> None:
-    assert find(bench(num_items=24)).capped == "the data"
-    finding = find(bench(), most=16)
+def test_batch_search_ends_at_the_data_or_the_maximum() -> None:
+    assert find(workload(num_items=24)).capped == "the data"
+    finding = find(workload(), most=16)
     assert finding.capped == "--max" and finding.largest == 16 and "accum=1" in finding.advice
 
 
-def test_memory_is_freed_between_tries() -> None:
+def test_memory_is_freed_between_trials() -> None:
     alive: list[weakref.ref] = []
 
     def make(config):
@@ -104,7 +141,7 @@ def test_memory_is_freed_between_tries() -> None:
         alive.append(weakref.ref(system))
         return system
 
-    assert find(bench(make), most=64).largest == 9 and len(alive) > 5
+    assert find(workload(make), most=64).largest == 9 and len(alive) > 5
     gc.collect()
     assert not any(ref() for ref in alive)
 
@@ -114,7 +151,7 @@ def test_memory_is_freed_between_tries() -> None:
 
 def growing(limit: int, base: int, per_item: int, per_second: float, monkeypatch) -> Attempts:
     """Attempts whose memory and time follow a line; what is really run is kept in `ran`."""
-    attempts = Attempts(bench(), limit, lambda text: None)
+    attempts = Attempts(workload(), limit, lambda trial: None)
     attempts.ran = []
 
     def run(size: int) -> Trial:
@@ -128,27 +165,27 @@ def growing(limit: int, base: int, per_item: int, per_second: float, monkeypatch
 
 @pytest.mark.parametrize("per_second", [10.0, 1e9])
 @pytest.mark.parametrize("per_item", [1, 37, 1000])
-def test_the_machine_is_never_exhausted(per_item: int, per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_search_never_exhausts_the_machine(per_item: int, per_second: float, monkeypatch: pytest.MonkeyPatch) -> None:
     limit, base = 100_000, 20_000
     attempts = growing(limit, base, per_item, per_second, monkeypatch)
     trials = search(attempts, 1, 2**20)
     best = max(t.batch for t in trials if t.fits)
     truth = (limit - base) // per_item
-    assert best <= truth < best + grain(best)
+    assert best <= truth < best + resolution(best)
     assert all(base + per_item * size <= limit for size in attempts.ran[2:]), "only the first two may go over"
     assert all(size / per_second <= batch.STEP_PATIENCE for size in attempts.ran[2:])
     assert max(t.peak for t in trials if t.fits) <= limit
 
 
-def test_a_limit_is_kept_and_shown() -> None:
-    finding = find(bench(), limit=1e-6, most=64)
+def test_memory_limit_is_kept_and_shown() -> None:
+    finding = find(workload(), limit=1e-6, most=64)
     assert finding.largest == 0 and "over the limit" in finding.trials[0].why
-    finding = find(bench(), limit=1000.0, most=64)
+    finding = find(workload(), limit=1000.0, most=64)
     assert finding.largest == 64 and finding.limit == 1000 * 2**30
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux forgets the highest memory use")
-def test_peak_memory_sees_what_was_held_and_given_back() -> None:
+def test_peak_memory_includes_freed_allocations() -> None:
     batch.reset_peak(CPU)
     before = batch.peak_memory(CPU)
     held = torch.ones(32 * 2**20)
@@ -168,18 +205,84 @@ class Wide(Regression):
 
 @needs_cuda
 @pytest.mark.parametrize("capture", ["auto", "off"])
-def test_the_limit_on_cuda_is_real(capture: str) -> None:
-    finding = find(bench(lambda c: Wide(), where=torch.device("cuda", 0), capture=capture), limit=1.0, most=4096)
+def test_memory_limit_on_cuda_is_enforced(capture: str) -> None:
+    finding = find(workload(lambda c: Wide(), where=torch.device("cuda", 0), capture=capture), limit=1.0, most=4096)
     assert 4 < finding.largest < 250
     assert all(t.why == "out of memory" for t in finding.trials if not t.fits)
     assert all(0 < t.peak <= 2**30 for t in finding.trials if t.fits)
     assert torch.zeros(2**29, device="cuda").numel(), "the limit is lifted afterwards"
 
 
+# ---- compiled steps -----------------------------------------------------------------------------------------------------
+
+
+class Compiled:
+    """Stands for the machine: a compiled step holds `share` of the memory of an uncompiled one, which holds 1 per item."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, largest: int, share: float) -> None:
+        self.tried: list[tuple[int, str]] = []
+
+        def run(attempts: Attempts, size: int) -> float:
+            config = attempts.workload.config if attempts.compiled else batch.uncompiled(attempts.workload.config)
+            self.tried.append((size, config.compile))
+            self.held = size * (share if attempts.compiled else 1.0)
+            if self.held > largest:
+                raise MemoryError
+            return 0.1
+
+        monkeypatch.setattr(Attempts, "_run", run)
+        monkeypatch.setattr(batch, "peak_memory", lambda device: int(self.held * 2**20))
+        self.limit = (largest + 0.5) / 1024
+
+
+@pytest.mark.parametrize(
+    ("largest", "share", "sizes", "accum"),
+    [
+        (100, 0.7, [64], 1),
+        (64, 0.7, [64], 1),  # uncompiled without headroom, compiled with
+        (48, 0.6, [64], 1),  # fits in one part only when compiled
+        (48, 1.0, [64, 32], 2),  # compiling saves nothing here
+        (20, 0.9, [32, 16], 4),
+    ],
+)
+def test_advised_batch_alone_is_compiled_and_fits(largest, share, sizes, accum, monkeypatch) -> None:
+    machine = Compiled(monkeypatch, largest, share)
+    finding = find(workload(batch=64, compile="whole"), limit=machine.limit)
+    assert [size for size, how in machine.tried if how == "whole"] == sizes == [t.batch for t in finding.confirmed]
+    assert finding.largest <= largest < finding.largest + resolution(finding.largest)
+    assert finding.accum == accum and not finding.compiled and finding.confirmed[-1].compiled
+    assert 64 // finding.accum * share <= batch.HEADROOM * (largest + 0.5)
+    shown = finding.to_json()["confirmed"]
+    assert [row["batch"] for row in shown] == sizes and shown[-1]["items_per_s"] == pytest.approx(10 * sizes[-1])
+
+
+def test_every_size_is_compiled_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Compiled(monkeypatch, 40, 0.5)
+    finding = find(workload(batch=64, compile="blocks"), limit=machine.limit, compiled=True)
+    assert {how for _, how in machine.tried} == {"blocks"} and finding.compiled and not finding.confirmed
+    assert finding.largest == 80 and finding.accum == 1
+
+
+@pytest.mark.parametrize("compile", ["off", "auto"])
+def test_config_that_does_not_begin_compiled_confirms_nothing(compile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Compiled(monkeypatch, 40, 0.5)
+    finding = find(workload(batch=64, compile=compile), limit=machine.limit, compiled=True)
+    assert {how for _, how in machine.tried} == {"off"} and not finding.confirmed and not finding.compiled
+
+
+def test_second_compilation_is_skipped_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Compiled(monkeypatch, 33, 1.0)
+    monkeypatch.setattr(batch, "SEARCH_SECONDS", 0.0)
+    finding = find(workload(batch=64, compile="whole"), limit=machine.limit)
+    assert finding.largest == 32 and not finding.exact
+    assert [t.batch for t in finding.confirmed] == [32] and not batch.has_headroom(finding.confirmed[0], int(33.5 * 2**20))
+    assert finding.accum == 4, "the advice falls back to what was measured uncompiled"
+
+
 # ---- what follows ------------------------------------------------------------------------------------------------------
 
 
-def test_a_split_adds_up_and_fits() -> None:
+def test_batch_split_adds_up_and_fits() -> None:
     for size in range(1, 130):
         for largest in range(1, 140):
             part, accum = batch.split(size, largest)
@@ -204,18 +307,18 @@ def trial(size: int, rate: float, fits: bool = True) -> Trial:
         ([trial(1, 10), trial(2, 20), trial(4, 0), trial(8, 99, fits=False)], None),
     ],
 )
-def test_saturation(trials: list[Trial], at: int | None) -> None:
-    assert batch.saturates(trials) == at
+def test_saturation_batch(trials: list[Trial], at: int | None) -> None:
+    assert batch.saturation_batch(trials) == at
 
 
 @pytest.mark.parametrize(("options", "words"), [({"limit": 0.0}, "limit=0"), ({"limit": -1.0}, "limit"), ({"most": 0}, "max=0")])
 def test_bad_requests_are_one_line(options: dict, words: str) -> None:
     with pytest.raises(UserError, match=words) as caught:
-        find(bench(), **options)
+        find(workload(), **options)
     assert "\n" not in str(caught.value)
 
 
-def test_the_result_is_plain(tmp_path) -> None:
-    shown = find(bench(), most=16).to_json()
+def test_batch_result_is_plain_json(tmp_path) -> None:
+    shown = find(workload(), most=16).to_json()
     assert shown["trials"][0]["items_per_s"] > 0
-    assert dataclasses.is_dataclass(find(bench(), most=4)) and isinstance(shown["trials"], list)
+    assert dataclasses.is_dataclass(find(workload(), most=4)) and isinstance(shown["trials"], list)

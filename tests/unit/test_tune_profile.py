@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
-from tune_toys import CPU, Model, Regression, Talker, Windows, bench, config, needs_cuda, recipe
+from tune_toys import CPU, Model, Regression, Talker, Windows, config, needs_cuda, recipe, workload
 
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
+from seedbed.report.verdict import ATTENTION, MATMUL, MEMORY
 from seedbed.train.engine import Engine
 from seedbed.tune import profile
-from seedbed.tune.bench import Bench, rigged
 from seedbed.tune.profile import PHASES, Phases, TimedEngine, Work
-from seedbed.tune.verdict import ATTENTION, MATMUL, MEMORY
+from seedbed.tune.workload import Workload, rigged
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_time_goes_to_the_innermost_phase(monkeypatch: pytest.MonkeyPatch) -> No
     assert phases.take()[0] == dict.fromkeys(PHASES, 0.0), "taking empties"
 
 
-def test_a_phase_ends_with_its_error() -> None:
+def test_phase_timer_ends_on_an_error() -> None:
     phases = Phases(CPU)
     phases.on = True
     with pytest.raises(KeyError), phases("forward"):
@@ -76,8 +76,8 @@ def test_a_phase_ends_with_its_error() -> None:
 
 @pytest.mark.parametrize("accum", [1, 2])
 @pytest.mark.parametrize("on", [False, True])
-def test_a_timed_step_is_the_same_step(accum: int, on: bool) -> None:
-    toys = bench(accum=accum, ema=0.9, model=Model(dropout=0.3))
+def test_timed_step_is_the_same_step(accum: int, on: bool) -> None:
+    toys = workload(accum=accum, ema=0.9, model=Model(dropout=0.3))
     plain, timed = toys.build(), toys.build(make=TimedEngine)
     assert type(plain) is Engine and isinstance(timed, TimedEngine)
     timed.phases.on = on
@@ -151,7 +151,7 @@ WORK = Work({MATMUL: 2e-3, ATTENTION: 1e-3, MEMORY: 1e-3}, dict.fromkeys(PHASES,
     [(10e-3, 0.0, 0.0, 0.6), (10e-3, 2e-3, 0.2, 0.4), (4e-3, 0.0, 0.0, 0.0), (3e-3, 0.0, 0.0, 0.0), (4e-3, 9e-3, 1.0, 0.0)],
 )
 def test_shares_of_a_device(seconds: float, wait: float, data: float, gap: float) -> None:
-    shares = profile.weigh_device(seconds, wait, WORK)
+    shares = profile.device_shares(seconds, wait, WORK)
     assert (shares.data, shares.gap) == pytest.approx((data, gap))
     assert shares.data + shares.gap + shares.matmul + shares.attention + shares.memory == pytest.approx(1.0)
     assert shares.matmul == pytest.approx(2 * shares.attention)
@@ -160,12 +160,12 @@ def test_shares_of_a_device(seconds: float, wait: float, data: float, gap: float
 @pytest.mark.parametrize("per_op", [0.0, 1e-5, 1.0])
 def test_shares_of_a_host(per_op: float) -> None:
     host = {"data": 1e-3, "transfer": 1e-3, "forward": 3e-3, "backward": 3e-3, "optimizer": 1e-3}
-    shares = profile.weigh_host(10e-3, host, WORK, per_op)
+    shares = profile.host_shares(10e-3, host, WORK, per_op)
     assert shares.data == pytest.approx(0.2) and shares.gap == pytest.approx(min(0.1 + 10e3 * per_op, 0.8))
     assert shares.data + shares.gap + shares.matmul + shares.attention + shares.memory == pytest.approx(1.0)
 
 
-def test_the_rows_of_a_device_add_up() -> None:
+def test_device_rows_add_up() -> None:
     host = dict.fromkeys(PHASES, 2e-3)
     work = Work(WORK.kinds, {"data": 0.0, "transfer": 1e-3, "forward": 1e-3, "backward": 1e-3, "optimizer": 1e-3}, [], 9)
     rows = profile.device_rows(10e-3, 1e-3, host, host, work)
@@ -174,15 +174,15 @@ def test_the_rows_of_a_device_add_up() -> None:
     assert rows[2]["host_ms"] == rows[2]["stream_ms"] == pytest.approx(2.0)
 
 
-def talker_bench(**changes) -> Bench:
+def talker_bench(**changes) -> Workload:
     data = Data(Windows(64, 16, 48), Windows(4, 16, 48), {})
-    return Bench("toy/talker", recipe(lambda c, d: Talker(), lambda c: data), config(**changes), data, CPU)
+    return Workload("toy/talker", recipe(lambda c, d: Talker(), lambda c: data), config(**changes), data, CPU)
 
 
 @pytest.mark.parametrize(
-    "toys", [bench(), bench(accum=4, ema=0.9), talker_bench(precision="bf16")], ids=["plain", "parts", "talker"]
+    "toys", [workload(), workload(accum=4, ema=0.9), talker_bench(precision="bf16")], ids=["plain", "parts", "talker"]
 )
-def test_a_step_taken_apart(toys: Bench, tmp_path) -> None:
+def test_profile_of_a_step(toys: Workload, tmp_path) -> None:
     found = profile.run(toys, tmp_path, num_steps=6)
     rows = {r["phase"]: r["ms"] for r in found.phases}
     assert set(rows) == {*PHASES, "host gap"}
@@ -207,24 +207,24 @@ class Sleepy(Regression):
         return super().loss(batch, engine)
 
 
-def test_a_slow_phase_is_found(tmp_path) -> None:
-    found = profile.run(bench(lambda c: Sleepy()), tmp_path, num_steps=5)
+def test_slow_phase_is_found(tmp_path) -> None:
+    found = profile.run(workload(lambda c: Sleepy()), tmp_path, num_steps=5)
     shares = {r["phase"]: r["share"] for r in found.phases}
     assert shares["forward"] > 0.6 and found.seconds >= 0.01
 
 
 @needs_cuda
 @pytest.mark.parametrize("capture", ["auto", "off"])
-def test_a_step_on_cuda(capture: str, tmp_path) -> None:
-    found = profile.run(bench(where=torch.device("cuda", 0), capture=capture), tmp_path, num_steps=10)
+def test_profile_of_a_step_on_cuda(capture: str, tmp_path) -> None:
+    found = profile.run(workload(where=torch.device("cuda", 0), capture=capture), tmp_path, num_steps=10)
     rows = {r["phase"]: r for r in found.phases}
-    assert ("not captured" in found.how) == (capture == "off")
+    assert ("not captured" in found.execution) == (capture == "off")
     assert all(rows[name]["ms"] > 0 and rows[name]["stream_ms"] > 0 for name in ("forward", "backward", "optimizer"))
     assert sum(r["share"] for r in found.phases) == pytest.approx(1.0, abs=0.05)
     assert found.work.ops and found.work.kinds[MATMUL] > 0
     assert found.verdict.bound == "host launches", "a toy this small can only be bound by launches"
 
 
-def test_too_few_steps(tmp_path) -> None:
+def test_profile_refuses_too_few_steps(tmp_path) -> None:
     with pytest.raises(UserError, match="at least 5"):
-        profile.run(bench(), tmp_path, num_steps=2)
+        profile.run(workload(), tmp_path, num_steps=2)

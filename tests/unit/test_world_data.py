@@ -7,15 +7,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import assert_close_in_float
 
-from seedbed.data import poses, walks
-from seedbed.data import recording as recordings
-from seedbed.data.boxworld import FOG, HORIZON, REACH, SHADES, BoxWorld, simulator_of
-from seedbed.data.recording import PARTS, Recording, cut, ends, measure_axes, open_recording, scale_actions, write_recording
-from seedbed.data.recordings.box import record_box
-from seedbed.data.recordings.take import motions
 from seedbed.data.store import Store
 from seedbed.errors import UserError
+from seedbed.recipes.world.recording import poses
+from seedbed.recipes.world.recording import recording as recordings
+from seedbed.recipes.world.recording.capture import motions
+from seedbed.recipes.world.recording.recording import (
+    PARTS,
+    Recording,
+    cut,
+    ends,
+    measure_axes,
+    open_recording,
+    scale_actions,
+    write_recording,
+)
+from seedbed.recipes.world.simulators import scripted_trajectories
+from seedbed.recipes.world.simulators.box import record_box
+from seedbed.recipes.world.simulators.boxworld import FOG, HORIZON, REACH, SHADES, BoxWorld, rebuild_simulator
 
 RNG = np.random.default_rng(0)
 
@@ -29,7 +40,7 @@ def turns(num: int, size: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-12, 1e-8, 1e-4, 0.5, 2.0, np.pi - 1e-7, np.pi - 1e-12])
-def test_rotation_vectors_survive_the_way_there_and_back(size: float):
+def test_rotation_vectors_round_trip(size: float):
     vector_N3 = turns(50, size)
     np.testing.assert_allclose(poses.log(poses.exp(vector_N3)), vector_N3, atol=1e-9)
 
@@ -47,7 +58,7 @@ def test_chaining_all_motions_reproduces_the_last_pose():
     np.testing.assert_allclose(poses.chain(pose_N44[0], poses.relative(pose_N44)), pose_N44[-1], atol=1e-9)
 
 
-def test_moving_the_whole_world_changes_no_motion():
+def test_relative_motion_is_invariant_to_the_world_frame():
     pose_N44, elsewhere_44 = random_poses(100), random_poses(3)[-1]
     elsewhere_44[:3, 3] = 70, -20, 5
     np.testing.assert_allclose(poses.relative(elsewhere_44 @ pose_N44), poses.relative(pose_N44), atol=1e-12)
@@ -56,7 +67,7 @@ def test_moving_the_whole_world_changes_no_motion():
 
 
 @pytest.mark.parametrize("basis_33", [poses.FROM_OPENGL, poses.FROM_OPENCV], ids=["opengl", "opencv"])
-def test_bases_are_rotations_that_look_forward(basis_33: np.ndarray):
+def test_camera_bases_are_rotations(basis_33: np.ndarray):
     np.testing.assert_allclose(basis_33.T @ basis_33, np.eye(3), atol=0)
     assert np.linalg.det(basis_33) == pytest.approx(1)
     looks = {"opengl": (0, 0, -1), "opencv": (0, 0, 1)}
@@ -88,10 +99,10 @@ def world() -> BoxWorld:
 
 @pytest.fixture(scope="module")
 def walked(world: BoxWorld) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return walks.walk_with_commands(world, 700, 4, 1)
+    return scripted_trajectories.trajectories(world, 700, 4, 1)
 
 
-def test_a_frame_has_the_same_bytes_whatever_is_drawn_beside_it(world: BoxWorld, walked):
+def test_frame_has_the_same_bytes_whatever_is_drawn_beside_it(world: BoxWorld, walked):
     pose_B44 = torch.from_numpy(walked[0][0, :40])
     together = world.render(pose_B44)
     assert torch.equal(together, torch.cat([world.render(p) for p in pose_B44.split(7)]))
@@ -100,16 +111,17 @@ def test_a_frame_has_the_same_bytes_whatever_is_drawn_beside_it(world: BoxWorld,
     assert not torch.equal(together, BoxWorld(3, 32, 40).render(pose_B44))
 
 
-def test_boxes_out_of_sight_are_left_out_for_speed_only(world: BoxWorld, walked):
+def test_culling_of_boxes_changes_almost_no_pixel(world: BoxWorld, walked):
     pose_B44 = torch.from_numpy(walked[0][:, ::50].reshape(-1, 4, 4))
     everything = torch.cat([world._picture(p, np.arange(world.num_boxes)) for p in pose_B44.split(1)])
-    assert torch.equal(world.render(pose_B44), everything)
+    # Of other shapes, a ray's last bits may be others, and a byte on the border of two values, or a pixel on an edge, with them.
+    assert (world.render(pose_B44) != everything).double().mean() < 1e-3
     # A GPU draws many frames and all boxes at once, by the same lines.
-    assert torch.equal(world._picture(pose_B44, np.arange(world.num_boxes)), everything)
-    assert np.mean([len(world._in_sight(p.numpy())) for p in pose_B44]) < 0.6 * world.num_boxes
+    assert (world._picture(pose_B44, np.arange(world.num_boxes)) != everything).double().mean() < 1e-3
+    assert np.mean([len(world._visible(p.numpy())) for p in pose_B44]) < 0.6 * world.num_boxes
 
 
-def test_a_full_turn_returns_the_first_frame(world: BoxWorld):
+def test_full_turn_returns_the_first_frame(world: BoxWorld):
     pose_44 = world.free_pose(np.random.default_rng(3))
     turn_6 = np.array([0, 0, 0, 0, 0, 2 * np.pi / 60])
     path = [pose_44]
@@ -120,7 +132,7 @@ def test_a_full_turn_returns_the_first_frame(world: BoxWorld):
     assert (first - half).abs().float().mean() > 10
 
 
-def test_a_picture_shows_what_stands_there():
+def test_picture_shows_what_stands_there():
     """From the middle of the yard towards each wall: its own colour ahead, ground below, sky above."""
     world = BoxWorld(1, 33, 33, num_boxes=4)
     for wall, yaw in enumerate((0.0, np.pi, np.pi / 2, -np.pi / 2)):
@@ -133,7 +145,7 @@ def test_a_picture_shows_what_stands_there():
         assert picture_HWC[0, 16, 2] > picture_HWC[0, 16, 0] + 0.1, "the sky is blue"
 
 
-def test_no_step_ends_inside_a_box(world: BoxWorld):
+def test_motion_never_ends_inside_a_box(world: BoxWorld):
     """Great strides in all directions: whatever is in the way, the eye stays where it may be, and turns are never changed."""
     rng = np.random.default_rng(5)
     pose_N44 = np.stack([world.free_pose(rng) for _ in range(64)])
@@ -149,7 +161,7 @@ def test_no_step_ends_inside_a_box(world: BoxWorld):
     assert slid > 100
 
 
-def test_move_is_slide_on_tensors(world: BoxWorld):
+def test_motion_in_numpy_equals_torch(world: BoxWorld):
     rng = np.random.default_rng(6)
     pose_N44 = np.stack([world.free_pose(rng) for _ in range(8)])
     action_N7 = rng.standard_normal((8, 7)) * 0.1
@@ -157,9 +169,9 @@ def test_move_is_slide_on_tensors(world: BoxWorld):
     np.testing.assert_allclose(moved.numpy(), world.slide(pose_N44, action_N7[:, :6]), atol=1e-7)
 
 
-def test_walks_try_every_axis_both_ways(world: BoxWorld, walked):
+def test_trajectories_cover_every_axis_both_ways(world: BoxWorld, walked):
     pose_NT44, done_NTA, asked_NTA = walked
-    motion = done_NTA[:, :-1, :6].reshape(-1, 6) / walks.SPEED_6
+    motion = done_NTA[:, :-1, :6].reshape(-1, 6) / scripted_trajectories.SPEED_6
     for n, (name, _) in enumerate(world.AXES[:6]):
         sides = (motion[:, n] > 0.25).mean(), (motion[:, n] < -0.25).mean()
         assert min(sides) > 0.06 and max(sides) < 2.2 * min(sides), (name, sides)
@@ -171,9 +183,10 @@ def test_walks_try_every_axis_both_ways(world: BoxWorld, walked):
     assert 0 < blocked.mean() < 0.5 and not np.abs(done_NTA - asked_NTA)[..., 3:].any()
 
 
-def test_a_walk_does_not_depend_on_the_others(world: BoxWorld, walked):
-    alone, _ = walks.walk(world, 700, 2, 1)
-    np.testing.assert_array_equal(alone, walked[0][:2])
+def test_walk_does_not_depend_on_the_others(world: BoxWorld, walked):
+    alone, _, _ = scripted_trajectories.trajectories(world, 700, 2, 1)
+    # Every frame adds four terms to each entry of the pose, and the series of a sine.
+    assert_close_in_float(torch.from_numpy(alone), torch.from_numpy(walked[0][:2]), 700 * 10)
 
 
 # ---- recordings ----------------------------------------------------------------------------------------------------------
@@ -184,8 +197,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return record_box(1200, 8, 8, 4, out=tmp_path_factory.mktemp("box") / "rec")
 
 
-def test_a_recording_of_the_box_world_is_what_its_poses_show(box: Recording):
-    world = simulator_of(box)
+def test_recording_of_the_box_world_is_what_its_poses_show(box: Recording):
+    world = rebuild_simulator(box)
     assert world is not None and box.pose_T44 is not None
     some = np.arange(0, 1200, 97)
     np.testing.assert_array_equal(world.render(torch.from_numpy(box.pose_T44[some])).numpy(), box.frames_THWC[some])
@@ -195,14 +208,14 @@ def test_a_recording_of_the_box_world_is_what_its_poses_show(box: Recording):
     assert Store.open(box.path).verify() == []
 
 
-def test_the_same_wish_finds_the_same_recording(box: Recording, tmp_path: Path, monkeypatch):
+def test_same_wish_finds_the_same_recording(box: Recording, tmp_path: Path, monkeypatch):
     monkeypatch.setattr(BoxWorld, "render", lambda *_: pytest.fail("it was drawn again"))
     assert record_box(1200, 8, 8, 4, out=box.path).fingerprint == box.fingerprint
     with pytest.raises(UserError, match="another recording; remove it first"):
         record_box(1200, 8, 8, 5, out=box.path)
 
 
-def test_commands_are_there_for_the_asking(box: Recording):
+def test_requested_controls_can_be_selected(box: Recording):
     asked = open_recording(box.path, "command")
     assert np.abs(asked.actions_TA - box.actions_TA)[:, :3].max() > 0.01
     np.testing.assert_array_equal(asked.actions_TA[:, 3:], box.actions_TA[:, 3:])
@@ -224,7 +237,7 @@ def make(path: Path, num: int, episodes: list[int] | None = None, **changes) -> 
 
 @pytest.mark.parametrize("episodes", [[2000], [700, 650, 650], [100] * 20, [1000, 1000]], ids=str)
 @pytest.mark.parametrize(("before", "after"), [(1, 0), (4, 1), (32, 256), (4, 60), (5, 55), (10, 82)])
-def test_windows_stay_in_one_part_one_episode_and_away_from_other_parts(episodes, before: int, after: int, tmp_path: Path):
+def test_windows_stay_in_one_split_and_episode(episodes, before: int, after: int, tmp_path: Path):
     recording = make(tmp_path / "rec", 2000, episodes)
     parts = {}
     for part in PARTS:
@@ -243,7 +256,7 @@ def test_windows_stay_in_one_part_one_episode_and_away_from_other_parts(episodes
 
 @pytest.mark.parametrize("num", [10, 11, 50, 300, 2000, 20_000])
 @pytest.mark.parametrize("pieces", [1, 2, 7, 60])
-def test_parts_follow_one_another_and_are_the_whole(num: int, pieces: int):
+def test_splits_are_contiguous_and_complete(num: int, pieces: int):
     splits, gap = cut(np.arange(num) * min(pieces, num) // num)
     bounds = sorted(splits.values())
     assert bounds[0][0] == 0 and bounds[-1][1] == num
@@ -266,7 +279,7 @@ def test_windows_by_hand(tmp_path: Path):
         recording.need_starts("train", 4, 500)
 
 
-def test_the_last_control_of_an_episode_is_nothing(tmp_path: Path):
+def test_last_control_of_an_episode_is_nothing(tmp_path: Path):
     recording = make(tmp_path / "rec", 60, [20, 25, 15])
     last_T = np.zeros(60, bool)
     last_T[[19, 44, 59]] = True
@@ -327,7 +340,7 @@ def nan_at(num: int, row: int, width: int) -> np.ndarray:
 SMALL = np.zeros((40, 8, 8, 3), np.uint8)
 WRONG = [
     ({"frames": []}, "no frames"),
-    ({"frames": SMALL[:5]}, "5 frames are no recording"),
+    ({"frames": SMALL[:5]}, "5 frames are too few"),
     ({"frames": [SMALL, SMALL[:, :4, :4]]}, "frame 40 has 4x4 pixels, the first had 8x8: sizes are mixed"),
     ({"frames": [SMALL[..., :1]]}, "1 colours cannot be recorded"),
     ({"actions": np.zeros((39, 2))}, "40 frames and 39 rows of actions: the counts must agree"),
@@ -342,14 +355,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("changes", "says"), WRONG, ids=[says[:30] for _, says in WRONG])
-def test_a_bad_recording_is_refused_and_leaves_nothing(changes, says: str, tmp_path: Path):
+def test_bad_recording_is_refused_and_leaves_nothing(changes, says: str, tmp_path: Path):
     with pytest.raises(UserError, match=says) as caught:
         make(tmp_path / "rec", 40, **changes)
     assert len(str(caught.value).splitlines()) <= 2
     assert [p.name for p in tmp_path.iterdir() if not p.name.endswith(".lock")] == []
 
 
-def test_what_is_no_recording_says_so(tmp_path: Path, box: Recording):
+def test_recording_missing_is_refused(tmp_path: Path, box: Recording):
     with pytest.raises(UserError, match="there is no store at"):
         open_recording(tmp_path / "nothing")
     with pytest.raises(UserError, match="exists; choose another folder"):

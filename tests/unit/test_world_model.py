@@ -35,7 +35,7 @@ def inputs(net: WorldNet, batch: int = 2, device: str = "cpu") -> tuple:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def test_every_byte_survives_the_way_to_numbers_and_back() -> None:
+def test_frame_bytes_round_trip() -> None:
     bytes_HWC = torch.arange(256, dtype=torch.uint8).view(16, 16, 1).expand(16, 16, 3)
     x = to_float(bytes_HWC)
     assert torch.equal(to_bytes(x), bytes_HWC)
@@ -43,7 +43,7 @@ def test_every_byte_survives_the_way_to_numbers_and_back() -> None:
     assert x.min() == -1.0 and x.max() == 1.0
 
 
-def test_rounding_does_not_darken_and_cutting_does() -> None:
+def test_quantisation_rounds_without_darkening() -> None:
     """A perfect network with a little noise, a hundred frames on its own: the log's pictures went black."""
     generator = torch.Generator().manual_seed(1)
     rounded = cut = to_float(torch.randint(0, 256, (64, 64, 3), generator=generator, dtype=torch.uint8))
@@ -57,7 +57,7 @@ def test_rounding_does_not_darken_and_cutting_does() -> None:
 
 
 @pytest.mark.parametrize("layout", [Layout(((1, 3),)), PYRAMID], ids=["plain", "pyramid"])
-def test_pushing_a_frame_is_starting_one_later(layout: Layout) -> None:
+def test_memory_push_equals_a_later_start(layout: Layout) -> None:
     frames = to_float(torch.randint(0, 256, (2, layout.num_frames + 3, 32, 48, 3), dtype=torch.uint8))
     memory = Memory.start(frames[:, :-3], layout)
     for k in range(3, 0, -1):
@@ -69,7 +69,7 @@ def test_pushing_a_frame_is_starting_one_later(layout: Layout) -> None:
     assert {n: tuple(t.shape[1:]) for n, t in memory.tensors().items()} == layout.shapes(32, 48)
 
 
-def test_what_is_pushed_is_clamped_and_rounded_once() -> None:
+def test_memory_push_clamps_and_rounds_once() -> None:
     memory = Memory.start(torch.zeros(1, 2, 3, 8, 8), Layout(((1, 2),)))
     pushed = memory.push(torch.linspace(-3, 3, 192).view(1, 3, 8, 8)).last
     assert pushed.abs().max() <= 1
@@ -87,7 +87,7 @@ def test_reduced_frames_are_means_rounded_to_bytes() -> None:
 
 
 @pytest.mark.parametrize("preset", ["demo", "box64", "log5m"])
-def test_at_birth_the_next_frame_is_the_last_as_it_was_given(preset: str) -> None:
+def test_initial_prediction_is_the_last_frame(preset: str) -> None:
     config = PRESETS[preset]()
     net = build_model(config.model, min(64, config.data.height), min(64, config.data.width), 7, 1)
     given = inputs(net)
@@ -95,7 +95,7 @@ def test_at_birth_the_next_frame_is_the_last_as_it_was_given(preset: str) -> Non
 
 
 @torch.no_grad()
-def test_a_static_place_stays_where_no_control_moves_it() -> None:
+def test_static_place_stays_where_no_control_moves_it() -> None:
     """Whatever was learned; and a control that is as large as usual is not held back."""
     nets = [build_model(ModelConfig(static=static), 32, 32, 7, 1) for static in (True, False)]
     (memory, action, level, noise), generator = inputs(nets[0]), torch.Generator().manual_seed(5)
@@ -126,14 +126,14 @@ def test_transport_moves_pixels_exactly(move: int, stride: int, dim: int) -> Non
     torch.testing.assert_close(transport(x, rows, stride, dim)[inner], wanted[inner])
 
 
-def test_transport_reaches_what_a_turn_of_the_recording_needs() -> None:
+def test_transport_range_covers_recorded_rotations() -> None:
     for height, width in ((32, 32), (64, 64), (192, 256)):
         reach = sum(stride * (TAPS // 2) for stride in strides_of(height, width))
         assert reach >= max(height, width) / 20, "0.08 radian a frame of a view of 75 degrees is a sixteenth; 95 % are below"
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if name != "edm"])
-def test_operations_by_formula_are_those_counted(preset: str) -> None:
+def test_flops_by_formula_equal_the_count(preset: str) -> None:
     config = PRESETS[preset]()
     with torch.device("meta"):
         net = WorldNet(config.model, config.data.height, config.data.width, 7)
@@ -147,13 +147,13 @@ def test_operations_by_formula_are_those_counted(preset: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "height", "width"), [("nano", 32, 32), ("1m", 64, 64), ("5m", 64, 64), ("5m", 192, 256)])
-def test_the_dial_gives_about_what_it_says(size: str, height: int, width: int) -> None:
+def test_dial_gives_about_what_it_says(size: str, height: int, width: int) -> None:
     with torch.device("meta"):
         net = WorldNet(ModelConfig(size=size, pyramid=height > 64), height, width, 7)
     assert sum(p.numel() for p in net.parameters()) == pytest.approx(num_parameters(size), rel=0.15)
 
 
-def test_the_journals_generator_at_its_own_size() -> None:
+def test_journals_generator_at_its_own_size() -> None:
     """5.27 M parameters and 1.08 GFLOP there."""
     config = PRESETS["log5m"]()
     with torch.device("meta"):
@@ -163,13 +163,13 @@ def test_the_journals_generator_at_its_own_size() -> None:
     assert net.layout.num_frames == 32 and len(net.layout.scales) == 4
 
 
-def test_larger_dials_and_larger_pictures_are_larger() -> None:
+def test_network_size_grows_with_settings_and_image() -> None:
     assert all(a <= b for a, b in zip(widths_of("1m", 64, 64), widths_of("5m", 64, 64), strict=True))
     assert num_scales(32, 32) == 3 and num_scales(64, 64) == 4 and num_scales(192, 256) == 6
     assert [r for r, _ in layout_of(ModelConfig(pyramid=True), 64, 64).scales] == [1, 4, 16]
 
 
-def test_controls_and_level_reach_every_scale() -> None:
+def test_condition_reaches_every_scale() -> None:
     net = build_model(ModelConfig(), 32, 32, 5, 1)
     with torch.no_grad():
         for param in net.parameters():
@@ -197,8 +197,8 @@ def test_controls_and_level_reach_every_scale() -> None:
     [
         ({"size": "huge"}, "nano"),
         ({"size": "0.001m"}, "millions"),
-        ({"blank": 0.1}, "pyramid"),
-        ({"kind": "edm", "adversarial": 0.9}, "no adversary"),
+        ({"memory_dropout": 0.1}, "pyramid"),
+        ({"kind": "edm", "adversarial": 0.9}, "no adversarial stage"),
         ({"closed": 0.9, "adversarial": 0.5}, "last stage"),
     ],
 )
@@ -207,7 +207,7 @@ def test_wrong_shapes_are_refused(changes: dict, says: str) -> None:
         ModelConfig(**changes).check()
 
 
-def test_pictures_that_cannot_be_halved_are_refused() -> None:
+def test_image_sizes_that_cannot_be_halved_are_refused() -> None:
     with pytest.raises(UserError, match="halved"):
         num_scales(30, 31)
 
@@ -225,7 +225,7 @@ class Names(TorchDispatchMode):
 
 
 @torch.no_grad()
-def test_only_operations_that_export() -> None:
+def test_network_uses_only_exportable_operations() -> None:
     """No norm, no attention, nothing that a browser's runtime lacks."""
     net = build_model(ModelConfig(pyramid=True, static=True), 64, 64, 5, 1)
     given = inputs(net)
@@ -251,3 +251,16 @@ def test_only_operations_that_export() -> None:
     }
     views = {"zeros_like", "slice", "unsqueeze", "split", "view", "_unsafe_view", "expand", "permute", "clone", "detach"}
     assert names.seen - allowed - views == set()
+
+
+def test_renamed_config_keys_load_and_are_named_when_typed() -> None:
+    from seedbed import config as configs
+    from seedbed.recipes import find
+
+    new = find("world")[0].preset("demo")
+    old = configs.to_json(new)
+    for now, then in (("pose_tracking", "odometer"), ("plane_resolution", "map_cells"), ("memory_dropout", "blank")):
+        old["model"][then] = old["model"].pop(now)
+    assert configs.from_json(new, old) == new
+    with pytest.raises(UserError, match=r"model\.pose_tracking"):
+        configs.override(new, ["model.odometer=false"])

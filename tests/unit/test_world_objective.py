@@ -5,12 +5,12 @@ import torch
 from torch import Tensor
 from world_samples import made
 
-from seedbed.recipes.world.data import CONTEXT, Dust
+from seedbed.recipes.world.curriculum import BLIND, EASY, HARD, OPEN, Curriculum, Stage
+from seedbed.recipes.world.data import CONTEXT, CounterNoise
 from seedbed.recipes.world.memory import Layout, quantise, to_float
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness, shift
-from seedbed.recipes.world.objective import UNTOLD, Noises, Rollouts, open_window, rows_of
+from seedbed.recipes.world.objective import HIDDEN_NOISE, Rollouts, TrainingNoise, open_window, rows_of
 from seedbed.recipes.world.presets import ModelConfig
-from seedbed.recipes.world.stages import BLIND, EASY, HARD, OPEN, Ladder, Stage
 
 LAYOUT = Layout(((1, 3),))
 
@@ -36,14 +36,14 @@ def batches(num: int) -> list[dict[str, Tensor]]:
     return made
 
 
-def test_each_step_has_its_own_control_and_target() -> None:
+def test_rollout_steps_have_their_own_control_and_target() -> None:
     """The log's rollout used one control for all steps and scored against a target that was as many steps old."""
     rollouts, length = Rollouts(4, BEFORE + 5, 8, 8, 2), 4
     begun, own = [0] * 4, [[] for _ in range(4)]
     ages = set()
     given = batches(14)
     for step, batch in enumerate(given):
-        rows = rollouts.go_on(rows_of(batch), length)
+        rows = rollouts.next_rows(rows_of(batch), length)
         window = open_window(rows, LAYOUT)
         for row in range(4):
             if (step + row) % length == 0 or step == 0:
@@ -63,50 +63,52 @@ def test_each_step_has_its_own_control_and_target() -> None:
     assert {age for step, age in ages if step == 13} == {0, 1, 2, 3}, "rollouts of all ages at once"
 
 
-def test_no_gradient_flows_through_time() -> None:
+def test_rollout_gradient_does_not_flow_through_time() -> None:
     rollouts, (first, second) = Rollouts(4, BEFORE + 5, 8, 8, 2), batches(2)
-    rows = rollouts.go_on(rows_of(first), 4)
+    rows = rollouts.next_rows(rows_of(first), 4)
     rollouts.keep(rows, BEFORE, open_window(rows, LAYOUT).memory.last.requires_grad_() * 2)
-    assert not open_window(rollouts.go_on(rows_of(second), 4), LAYOUT).memory.last.requires_grad
+    assert not open_window(rollouts.next_rows(rows_of(second), 4), LAYOUT).memory.last.requires_grad
 
 
-def test_to_look_at_rollouts_changes_nothing_and_shorter_ones_end_them() -> None:
+def test_rollouts_are_read_without_change_and_end_when_shortened() -> None:
     rollouts, given = Rollouts(4, BEFORE + 5, 8, 8, 2), batches(6)
     for batch in given[:3]:
-        rows = rollouts.go_on(rows_of(batch), 5)
+        rows = rollouts.next_rows(rows_of(batch), 5)
         rollouts.keep(rows, BEFORE, open_window(rows, LAYOUT).memory.last)
     before = {name: b.clone() for name, b in rollouts.named_buffers()}
-    rollouts.go_on(rows_of(given[3]), 5)
+    rollouts.next_rows(rows_of(given[3]), 5)
     assert all(torch.equal(b, before[name]) for name, b in rollouts.named_buffers())
-    assert rollouts.go_on(rows_of(given[4]), 2).age_B.max() < 2
+    assert rollouts.next_rows(rows_of(given[4]), 2).age_B.max() < 2
 
 
-def test_half_of_a_step_goes_on_and_the_rest_is_the_open_loop() -> None:
+def test_rollouts_are_half_of_a_closed_loop_step() -> None:
     system, engine, feed = made("model.rollout=4")
     batch = feed.part(0)
-    alone, none = system.opened(batch, Stage("open", 1))
-    joined, going = system.opened(batch, Stage("closed", 4))
+    alone, none = system.training_windows(batch, Stage("open", 1))
+    joined, going = system.training_windows(batch, Stage("closed", 4))
     assert none is None and going is not None and len(going.index_B) == 4
     for name in ("action_BA", "target_B3HW", "counter_B"):
         assert torch.equal(getattr(alone, name), getattr(joined, name)), "rollouts begin as the open loop does"
-    assert torch.equal(system.noises.own(alone), system.noises.own(joined))
+    assert torch.equal(system.training_noise.own(alone), system.training_noise.own(joined))
     engine.variant = Stage("closed", 4)
     engine.begin(0, 0.5)
     engine.step(feed.part)
-    later, _ = system.opened(batch, Stage("closed", 4))
+    later, _ = system.training_windows(batch, Stage("closed", 4))
     assert later.age_B.tolist() == [0, 0, 0, 0, 1, 1, 1, 0]
-    assert torch.equal(later.index_B, alone.index_B) and not torch.equal(system.noises.own(alone)[4], system.noises.own(later)[4])
+    assert torch.equal(later.index_B, alone.index_B) and not torch.equal(
+        system.training_noise.own(alone)[4], system.training_noise.own(later)[4]
+    )
 
 
 def test_targets_are_not_among_the_inputs() -> None:
-    batch, noises = batch_of(), Noises(Dust(1), 0.3, 0.0)
+    batch, noises = batch_of(), TrainingNoise(CounterNoise(1), 0.3, 0.0)
     changed = {**batch, "frames": batch["frames"].clone()}
     changed["frames"][:, BEFORE:] = 0
     seen = []
     for one in (batch, changed):
         window = open_window(rows_of(one), LAYOUT)
-        told, real = noises.levels(window)
-        seen.append((noises.context(window, real)["m1"], window.action_BA, told, noises.own(window)))
+        messages, real = noises.levels(window)
+        seen.append((noises.context(window, real)["m1"], window.action_BA, messages, noises.own(window)))
     for a, b in zip(*seen, strict=True):
         assert torch.equal(a, b)
 
@@ -115,51 +117,51 @@ def test_targets_are_not_among_the_inputs() -> None:
 
 
 def test_noise_follows_from_the_counter_alone() -> None:
-    dust, index = Dust(7), torch.tensor([5, 900, 31])
-    whole = dust(index, CONTEXT, 0, (3, 8, 8))
-    alone = dust(index[1:2], CONTEXT, 0, (3, 8, 8))
+    leftover, index = CounterNoise(7), torch.tensor([5, 900, 31])
+    whole = leftover(index, CONTEXT, 0, (3, 8, 8))
+    alone = leftover(index[1:2], CONTEXT, 0, (3, 8, 8))
     assert torch.equal(whole[1:2], alone)
     for other in (
-        dust(index, CONTEXT, 1, (3, 8, 8)),
-        dust(index, CONTEXT + 1, 0, (3, 8, 8)),
-        Dust(8)(index, CONTEXT, 0, (3, 8, 8)),
+        leftover(index, CONTEXT, 1, (3, 8, 8)),
+        leftover(index, CONTEXT + 1, 0, (3, 8, 8)),
+        CounterNoise(8)(index, CONTEXT, 0, (3, 8, 8)),
     ):
         assert not torch.equal(whole, other)
 
 
 def test_noise_is_normal_and_levels_are_even() -> None:
-    dust, index = Dust(1), torch.arange(512)
-    drawn = dust(index, CONTEXT, 0, (3, 16, 16))
+    leftover, index = CounterNoise(1), torch.arange(512)
+    drawn = leftover(index, CONTEXT, 0, (3, 16, 16))
     assert abs(drawn.mean()) < 0.01 and abs(drawn.std() - 1) < 0.01
     assert torch.corrcoef(drawn[:8].flatten(1)).fill_diagonal_(0).abs().max() < 0.2, "samples share their noise"
-    level = dust.level(index, 0.4)
+    level = leftover.level(index, 0.4)
     assert level.min() >= 0 and level.max() < 0.4 and abs(level.mean() - 0.2) < 0.02
 
 
-def test_pictures_larger_than_the_table_get_noise_too() -> None:
-    assert Dust(1)(torch.arange(1), CONTEXT, 0, (12, 512, 256)).std().item() == pytest.approx(1, abs=0.01)
+def test_noise_covers_images_larger_than_its_table() -> None:
+    assert CounterNoise(1)(torch.arange(1), CONTEXT, 0, (12, 512, 256)).std().item() == pytest.approx(1, abs=0.01)
 
 
-def test_noise_is_what_was_told_and_a_little_more() -> None:
-    window, noises = open_window(rows_of(batch_of(num=64)), LAYOUT), Noises(Dust(1), 0.5, 0.0)
-    told, real = noises.levels(window)
+def test_noise_level_is_slightly_above_the_input() -> None:
+    window, noises = open_window(rows_of(batch_of(num=64)), LAYOUT), TrainingNoise(CounterNoise(1), 0.5, 0.0)
+    messages, real = noises.levels(window)
     found = (noises.context(window, real)["m1"] - window.memory.tensors()["m1"]).flatten(1).std(1)
-    torch.testing.assert_close(found, told + UNTOLD, rtol=0.15, atol=0.01)
+    torch.testing.assert_close(found, messages + HIDDEN_NOISE, rtol=0.15, atol=0.01)
 
 
 def test_rollouts_see_what_play_sees() -> None:
-    window, noises = open_window(rows_of(batch_of(num=8)), LAYOUT, 3), Noises(Dust(1), 0.5, 0.0)
-    told, real = noises.levels(window)
+    window, noises = open_window(rows_of(batch_of(num=8)), LAYOUT, 3), TrainingNoise(CounterNoise(1), 0.5, 0.0)
+    messages, real = noises.levels(window)
     seen, clean = noises.context(window, real)["m1"], window.memory.tensors()["m1"]
-    assert (told[:5] > 0).all() and not told[5:].any()
+    assert (messages[:5] > 0).all() and not messages[5:].any()
     assert torch.equal(seen[5:], clean[5:]) and not torch.isclose(seen[:5], clean[:5]).all((1, 2, 3)).any()
 
 
 # ---- stages ------------------------------------------------------------------------------------------------------------
 
 
-def ladder(**changes: float) -> Ladder:
-    return Ladder(ModelConfig(**{"closed": 0.5, "rollout": 40, **changes}))
+def ladder(**changes: float) -> Curriculum:
+    return Curriculum(ModelConfig(**{"closed": 0.5, "rollout": 40, **changes}))
 
 
 GOOD = {"gap": EASY - 0.1, "listens": 1.0, "error": 0.1, "near": 20.0}
@@ -179,7 +181,7 @@ def test_closed_loop_waits_for_its_share_and_for_a_measurement() -> None:
     [({}, 16), ({"gap": EASY + 0.1}, 4), ({"gap": HARD + 0.1}, 1), ({"listens": BLIND - 0.1}, 4)],
     ids=["sound", "hard enough", "too hard", "blind"],
 )
-def test_the_rollout_moves_by_one_rung_as_measured(seen: dict, length: int) -> None:
+def test_curriculum_rollout_length_moves_by_one_step(seen: dict, length: int) -> None:
     up = ladder()
     up.length = 4
     up.measured(**{**GOOD, **seen})
@@ -190,7 +192,7 @@ def test_the_rollout_moves_by_one_rung_as_measured(seen: dict, length: int) -> N
     assert up.length == 40, "never beyond model.rollout"
 
 
-def test_to_measure_twice_changes_nothing() -> None:
+def test_evaluation_twice_changes_nothing() -> None:
     one, two = ladder(), ladder()
     one.measured(**GOOD)
     two.measured(**GOOD)
@@ -198,7 +200,7 @@ def test_to_measure_twice_changes_nothing() -> None:
     assert one.stage(60, 100) == two.stage(60, 100) and one.state() == two.state()
 
 
-def test_a_ladder_comes_back_from_json() -> None:
+def test_ladder_comes_back_from_json() -> None:
     up, again = ladder(adversarial=0.6), ladder(adversarial=0.6)
     for step in (60, 61, 62):
         up.measured(**GOOD)
@@ -207,8 +209,8 @@ def test_a_ladder_comes_back_from_json() -> None:
     assert again.state() == up.state() and again.stage(63, 100) == up.stage(63, 100)
 
 
-def test_the_adversary_comes_when_errors_are_flat_and_learns_alone_first() -> None:
-    up = ladder(adversarial=0.6, warm_critic=10)
+def test_critic_starts_when_errors_are_flat_and_warms_up() -> None:
+    up = ladder(adversarial=0.6, critic_warmup=10)
     up.measured(**{**GOOD, "error": 0.2})
     assert up.stage(60, 100).name == "closed"
     up.measured(**GOOD)
@@ -219,8 +221,8 @@ def test_the_adversary_comes_when_errors_are_flat_and_learns_alone_first() -> No
 
 
 @pytest.mark.parametrize(("seen", "balance"), [({}, 1.0), ({"near": 19.1}, 1.0), ({"near": 18.9}, 0.5), ({"listens": 0.4}, 0.5)])
-def test_an_adversary_that_harms_is_held_back(seen: dict, balance: float) -> None:
-    up = ladder(adversarial=0.5, warm_critic=0)
+def test_critic_weight_is_halved_when_it_harms(seen: dict, balance: float) -> None:
+    up = ladder(adversarial=0.5, critic_warmup=0)
     for _ in range(2):
         up.measured(**GOOD)
         up.stage(60, 100)
@@ -228,7 +230,7 @@ def test_an_adversary_that_harms_is_held_back(seen: dict, balance: float) -> Non
     assert up.stage(61, 100) == Stage("adversarial", up.length, balance)
 
 
-def test_a_blind_network_never_meets_the_adversary() -> None:
+def test_critic_never_starts_when_controls_are_ignored() -> None:
     up = ladder(adversarial=0.5)
     for _ in range(4):
         up.measured(**{**GOOD, "listens": 0.0})
@@ -252,7 +254,7 @@ def test_shift_finds_how_far_a_picture_moved(dx: int, dy: int) -> None:
     torch.testing.assert_close(shift(before, after), torch.tensor([[dx, dy]] * 4).float(), rtol=0, atol=0.3)
 
 
-def test_blur_is_less_sharp_and_less_alike() -> None:
+def test_sharpness_and_ssim_fall_with_blur() -> None:
     picture = torch.rand(2, 3, 32, 32) * 2 - 1
     blurred = torch.nn.functional.avg_pool2d(picture, 3, 1, 1)
     assert (sharpness(blurred) < 0.6 * sharpness(picture)).all()

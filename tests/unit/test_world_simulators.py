@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import poses
-from seedbed.data.recording import Recording, open_recording
-from seedbed.data.recordings.simulators import record
 from seedbed.errors import UserError
+from seedbed.recipes.world.recording import poses
+from seedbed.recipes.world.recording.recording import Recording, open_recording
+from seedbed.recipes.world.simulators import record
 
 gymnasium = pytest.importorskip("gymnasium", reason="environments need gymnasium")
 LENGTH = 30
@@ -60,7 +60,7 @@ def change_of(recording: Recording, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", ["discrete", "binary", "box"])
-def test_a_control_takes_its_frame_to_the_next(kind: str, tmp_path: Path):
+def test_control_takes_its_frame_to_the_next(kind: str, tmp_path: Path):
     recording = record(f"gym:seedbed/Counter-{kind}-v0", 200, 16, 16, 1, out=tmp_path / "rec")
     level_T = recording.frames_THWC[:, 0, 0, 0].astype(float)
     leads_T = ~recording.last_T
@@ -82,7 +82,7 @@ def test_buttons_are_pressed_equally_often(tmp_path: Path):
 
 
 WRONG = [
-    ("box:3", "there is no simulator box:3; choose box, doom"),
+    ("box:3", "there is no simulator box:3; choose one of box, doom"),
     ("atari:", "there is no simulator atari:"),
     ("minecraft", "there is no simulator minecraft"),
     ("gym:Nonesuch-v0", "gymnasium cannot make Nonesuch-v0"),
@@ -92,7 +92,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("source", "says"), WRONG)
-def test_what_cannot_be_recorded_costs_one_line(source: str, says: str, tmp_path: Path):
+def test_simulator_that_cannot_be_recorded_is_refused(source: str, says: str, tmp_path: Path):
     with pytest.raises(UserError, match=says) as caught:
         record(source, 100, 16, 16, 1, out=tmp_path / "rec")
     assert len(str(caught.value).splitlines()) == 1
@@ -100,7 +100,7 @@ def test_what_cannot_be_recorded_costs_one_line(source: str, says: str, tmp_path
 
 
 @pytest.mark.parametrize(("package", "source"), [("gymnasium", "gym:X-v0"), ("vizdoom", "doom"), ("ale_py", "atari:Pong")])
-def test_a_missing_package_is_named(package: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_package_is_named(package: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import sys
 
     monkeypatch.setitem(sys.modules, package, None)
@@ -109,7 +109,7 @@ def test_a_missing_package_is_named(package: str, source: str, tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_doom_turns_by_what_it_is_told(tmp_path: Path):
+def test_doom_rotates_by_the_control(tmp_path: Path):
     pytest.importorskip("vizdoom", reason="Doom needs vizdoom")
     recording = record("doom", 700, 48, 64, 3, out=tmp_path / "doom")
     assert recording.pose_T44 is not None
@@ -131,9 +131,42 @@ def test_doom_turns_by_what_it_is_told(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_atari_is_recorded_without_chance(tmp_path: Path):
+def test_atari_recording_is_deterministic(tmp_path: Path):
     pytest.importorskip("ale_py", reason="Atari needs ale-py")
     recording = record("atari:Breakout", 150, 32, 32, 1, out=tmp_path / "a")
     assert [axis.name for axis in recording.axes] == ["noop", "fire", "right", "left", "dt"]
     again = record("atari:Breakout", 150, 32, 32, 1, out=tmp_path / "b")
     assert again.fingerprint == recording.fingerprint
+
+
+def test_simulator_registry_takes_one_line_per_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from seedbed.recipes.world import simulators
+
+    class Ramp:
+        name, axes, seconds, has_pose = "ramp", (("push", ""), ("dt", "s")), 0.1, False
+
+        def __init__(self, name: str, height: int, width: int):
+            self.shape, self.level = (height, width, 3), 0
+
+        def reset(self, seed: int) -> None:
+            self.level = seed % 100
+
+        def frame(self) -> np.ndarray:
+            return np.full(self.shape, self.level, np.uint8)
+
+        def choose(self, rng: np.random.Generator) -> np.ndarray:
+            return np.array([1.0, 0.1])
+
+        def step(self, action_A: np.ndarray) -> bool:
+            self.level = min(255, self.level + int(action_A[0]))
+            return True
+
+        def pose(self) -> np.ndarray:
+            raise AssertionError
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("seedbed.recipes.world.simulators.doom.Ramp", Ramp, raising=False)
+    monkeypatch.setitem(simulators.REGISTRY, "ramp", simulators.Entry("doom:Ramp"))
+    recording = simulators.record("ramp", 40, 16, 16, 1, out=tmp_path / "ramp")
+    assert recording.num_frames == 40 and recording.frames_THWC[1, 0, 0, 0] == recording.frames_THWC[0, 0, 0, 0] + 1

@@ -14,7 +14,7 @@ from seedbed.config import Config, Schedule
 from seedbed.data.feed import Data, Source
 from seedbed.recipes import Recipe
 from seedbed.train.system import System
-from seedbed.tune.bench import Bench
+from seedbed.tune.workload import Workload
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -24,9 +24,9 @@ class Rows(Source):
     """Points on a noisy plane."""
 
     def __init__(self, num_items: int, seed: int = 0) -> None:
-        dice = np.random.default_rng(seed)
-        x = dice.normal(size=(num_items, 4)).astype(np.float32)
-        y = x @ np.array([1.0, -2.0, 0.5, 3.0], np.float32) + 0.1 * dice.normal(size=num_items).astype(np.float32)
+        rng = np.random.default_rng(seed)
+        x = rng.normal(size=(num_items, 4)).astype(np.float32)
+        y = x @ np.array([1.0, -2.0, 0.5, 3.0], np.float32) + 0.1 * rng.normal(size=num_items).astype(np.float32)
         self.num_items = num_items
         self.arrays = {"x": x, "y": y.astype(np.float32)[:, None]}
         self.spans = {"x": 0, "y": 0}
@@ -123,12 +123,12 @@ def recipe(build, data) -> Recipe:
     return Recipe("toy", {"plain": config}, lambda part: module)
 
 
-def bench(make=None, num_items: int = 256, where: torch.device = CPU, **changes) -> Bench:
+def workload(make=None, num_items: int = 256, where: torch.device = CPU, **changes) -> Workload:
     """A workbench around a regression, or around what `make(config)` returns."""
     cfg = config(**changes)
     build = make or (lambda c: Regression(c.model.width, c.model.dropout))
     data = Data(Rows(num_items), Rows(32, seed=1), {})
-    return Bench("toy/plain", recipe(lambda c, d: build(c), lambda c: data), cfg, data, where)
+    return Workload("toy/plain", recipe(lambda c, d: build(c), lambda c: data), cfg, data, where)
 
 
 def talker_recipe(**shape) -> tuple[Recipe, Data]:

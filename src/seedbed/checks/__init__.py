@@ -1,1 +1,1 @@
-"""Checks: properties that a healthy run has, tested on the real recipe before it is trained."""
+"""Checks: properties of a healthy run, tested on the real recipe before training."""

@@ -1,4 +1,4 @@
-"""D: the data that a model really receives: the right items, each in its turn, in range, and untouched by each other."""
+"""Checks D: the data that the model receives: split, coverage, decoding, ranges, fingerprint, determinism, epochs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.checks.case import ROWS, Case, place, take_rows
-from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.subject import ROWS, Subject, source_line, take_rows
 from seedbed.data.feed import Feed, Source
 from seedbed.data.order import Order
+from seedbed.report.findings import Finding
 from seedbed.train.probe import Batch
 
 # Distinct samples among those drawn, against what drawing at random would give. Measured: 0.991 and more.
 MIN_DISTINCT = 0.99
 # Held-out samples that are training samples too. Measured: 0.
 MAX_OVERLAP = 0.001
-# A generator makes its short samples again and again, and lawfully so: only most of them being repeats is strange, or that they
-# come again at one distance (share of all draws), or that held-out ones are known more often than fresh ones (difference).
+# A generator legitimately repeats short samples: only a majority of repeats is a fault, or that they
+# recur at one distance (share of all draws), or that held-out ones occur more often than fresh ones (difference).
 # Measured on fourteen tasks: 0.71 to 1.0 distinct, 0.002 at one distance, a difference of 0.01.
 GENERATED, MAX_ECHO, MAX_KNOWN = 0.5, 0.02, 0.05
 # One token id as a share of all. Measured: 0.19 (the blank in prose).
@@ -29,55 +30,57 @@ MAX_SHARE = 0.5
 # Standard deviation of undeclared floating-point inputs. Measured: 0.6 to 2; raw bytes 74, bytes divided twice 0.001.
 SCALE = (0.02, 50.0)
 DRAWS = 4096
+# Long windows of large images: fewer of them, so that a check takes seconds.
+FEW_DRAWS, DRAWN_BYTES, BATCH_BYTES = 256, 1 << 29, 1 << 26
 WALK = 1_000_000
 
 
-@check("D2", "split", "err", humbatova=(1, 11))
-def split(case: Case) -> Result:
-    """Samples differ from each other, and held-out ones are not training ones."""
-    train, valid = case.real_data.train, case.real_data.valid
+@check("D2", "data split", "err", humbatova=(1, 11))
+def data_split(subject: Subject) -> Finding:
+    """Samples are distinct, and held-out samples do not occur in the training data."""
+    train, valid = subject.real_data.train, subject.real_data.valid
     fix = "keep one contiguous part, with a gap, for evaluation"
     for name in set(train.arrays) & set(valid.arrays):
         if np.may_share_memory(train.arrays[name], valid.arrays[name]):
             return failed(
                 f"training and validation rows of `{name}` are the same memory, in part or in whole",
-                where=place(case.recipe._function("data", "open_data")),
+                where=source_line(subject.recipe.function("data", "open_data")),
                 why="the score would be earned on what was trained on: over-fitting looks like progress",
                 fix=fix,
             )
-    seen = [_hash(row) for row in _draw(case, train)]
+    seen = [_hash(row) for row in _draw(subject, train)]
     ratio, limit = len(set(seen)) / len(seen), MIN_DISTINCT * _expected_distinct(len(seen), train)
     if ratio < limit:
         return failed(
             f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples",
-            where=place(type(train).locate) if type(train).locate is not Source.locate else case.batch_place(),
-            why="the model would memorise a few samples and know nothing of the rest",
+            where=source_line(type(train).locate) if type(train).locate is not Source.locate else subject.batch_line(),
+            why="the model would memorise a few samples and ignore the rest",
             fix="look for a modulo, a fixed index or a wrong stride in locate()",
             value=ratio,
             limit=limit,
         )
-    distance, times = _echo(seen)
+    distance, times = _commonest_distance(seen)
     if not train.arrays and times > MAX_ECHO * len(seen):
         return failed(
-            f"samples come again every {distance:,} draws, {times:,} times in {len(seen):,}",
-            where=case.batch_place(),
+            f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}",
+            where=subject.batch_line(),
             why="the model would memorise what comes again and know nothing of the rest",
             fix="make each sample from its whole counter: look for a modulo or a truncated seed",
             value=times / len(seen),
             limit=MAX_ECHO,
         )
-    held = [_hash(row) for row in _draw(case, valid)]
+    held = [_hash(row) for row in _draw(subject, valid)]
     overlap, most = _known(seen, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(seen, held)
-    if overlap > most and train.num_items <= DRAWS:
+    if overlap > most and train.num_items <= len(seen):
         what = f"{overlap:.1%} of the validation samples are training samples"
         why = "the score would be earned on what was trained on"
-        where = place(case.recipe._function("data", "open_data"))
+        where = source_line(subject.recipe.function("data", "open_data"))
         return failed(what, where=where, why=why, fix=fix, value=overlap, limit=most)
     return passed(f"{len(set(seen)):,} distinct of {len(seen):,}", ratio, limit)
 
 
-def _echo(seen: list[bytes]) -> tuple[int, int]:
-    """The distance at which samples come again most often, and how often. By chance no distance stands out."""
+def _commonest_distance(seen: list[bytes]) -> tuple[int, int]:
+    """The distance at which samples repeat most often, and how often. Chance favours no distance."""
     last: dict[bytes, int] = {}
     distances: Counter[int] = Counter()
     for number, sample in enumerate(seen):
@@ -88,39 +91,39 @@ def _echo(seen: list[bytes]) -> tuple[int, int]:
 
 
 def _known(seen: list[bytes], held: list[bytes], limit: float) -> tuple[float, float]:
-    """The share of held-out samples that are training samples, and the most it may be."""
+    """The share of held-out samples that are training samples, and its limit."""
     known = set(seen)
     return sum(h in known for h in held) / max(len(held), 1), limit
 
 
 def _known_beyond_chance(seen: list[bytes], held: list[bytes]) -> tuple[float, float]:
-    """The same against half of the training samples, where as many as among the other half may be known already."""
+    """The same against half of the training samples; as many as occur in the other half are allowed."""
     half = len(seen) // 2
     by_chance, _ = _known(seen[:half], seen[half:], 0.0)
     return _known(seen[:half], held, by_chance + MAX_KNOWN)
 
 
-@check("D3", "coverage", "warn", humbatova=(1,), needs=("inputs",))
-def coverage(case: Case) -> Result:
-    """No single id makes up most of the data."""
-    assert case.probe is not None
-    if case.probe.batch[case.probe.inputs].is_floating_point():
+@check("D3", "id coverage", "warn", humbatova=(1,), needs=("inputs",))
+def id_coverage(subject: Subject) -> Finding:
+    """No single token id makes up most of the data."""
+    assert subject.probe is not None
+    if subject.probe.batch[subject.probe.inputs].is_floating_point():
         return skipped("the inputs are not ids")
-    ids = case.batch(size=512)
-    probe = case.probe
+    ids = subject.batch(size=512)
+    probe = subject.probe
     if probe.mask and probe.targets:
         flat = ids[probe.targets][ids[probe.mask] != 0]  # the rest is padding
     else:
         flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.ndim > 1])
     values, counts = flat.unique(return_counts=True)
     share, top = counts.max().item() / len(flat), int(values[counts.argmax()])
-    shown = f" ({case.probe.decode(torch.tensor([top]))!r})" if case.probe.decode else ""
+    shown = f" ({subject.probe.decode(torch.tensor([top]))!r})" if subject.probe.decode else ""
     limit = max(MAX_SHARE, 1.3 / len(values))  # of two ids one is always half of all
     if share > limit:
         return failed(
             f"{share:.0%} of all tokens are id {top}{shown}",
-            where=case.batch_place(),
-            why="the model learns that id and little else, and the loss looks low for no merit",
+            where=subject.batch_line(),
+            why="the model learns that id and little else, and the loss is misleadingly low",
             fix="check the tokenizer's table against the text, and how unknown or padding ids are made",
             value=share,
             limit=limit,
@@ -128,45 +131,53 @@ def coverage(case: Case) -> Result:
     return passed(f"{len(values)} ids seen, the commonest{shown} is {share:.0%}", share, limit)
 
 
-@check("D4", "decode", "err", humbatova=(1, 10), quick=True, needs=("decode", "holds", "inputs"))
-def decode(case: Case) -> Result:
-    """A batch, decoded, stands verbatim in the source."""
-    probe = case.probe
+@check("D4", "decoding", "err", humbatova=(1, 10), quick=True, needs=("decode", "holds", "inputs"))
+def decoding(subject: Subject) -> Finding:
+    """A decoded batch occurs verbatim in the source."""
+    probe = subject.probe
     assert probe is not None and probe.decode is not None and probe.holds is not None
     texts = [probe.decode(row) for row in probe.batch[probe.inputs]]
     for number, text in enumerate(texts):
         if not probe.holds(text):
             return failed(
                 f"row {number} of a batch reads {text[:40]!r} and is not in the source",
-                where=case.batch_place(),
+                where=subject.batch_line(),
                 why="tokens and vocabulary disagree, or rows are torn: the model would learn noise",
                 fix="rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them",
             )
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
 
 
-@check("D5", "range", "err", humbatova=(3, 10), quick=True)
-def ranges(case: Case) -> Result:
-    """Finite, not constant, in the declared range and filling it."""
-    batch = case.batch(size=min(case.data.train.num_items or 512, 512))
-    declared = dict(case.probe.ranges or {}) if case.probe is not None else {}
+@check("D5", "value range", "err", humbatova=(3, 10), quick=True)
+def value_range(subject: Subject) -> Finding:
+    """Values are finite, not constant, and fill the declared range."""
+    batch = subject.batch(size=min(subject.data.train.num_items or 512, 512))
+    declared = dict(subject.probe.ranges or {}) if subject.probe is not None else {}
+    may_be_constant = subject.probe.constant if subject.probe is not None else ()
     for name, value in batch.items():
-        # A mask may let everything pass; counters say where an item stands, not what it is.
+        # A mask may be constant; counters are positions, not content.
         if name == "index" or (value.dtype == torch.bool and value.any()):
+            continue
+        if name in may_be_constant and value.min() == value.max():
             continue
         wrong = _wrong_values(name, value.double(), declared.get(name), value.is_floating_point())
         if wrong:
             what, why, fix, severity = wrong
-            return failed(what, where=case.batch_place(), why=why, fix=fix, severity=severity)
+            return failed(what, where=subject.batch_line(), why=why, fix=fix, severity=severity)
     shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
     return passed(", ".join(shown))
 
 
 def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool):
-    """What, why, fix and severity of the first thing wrong with an entry of a batch."""
+    """What, why, fix and severity of the first fault of a batch entry."""
     if not torch.isfinite(value).all():
         bad = int((~torch.isfinite(value)).sum())
-        return f"`{name}` holds {bad} numbers that are not finite", "one of them spoils every weight", "clean the source", "err"
+        return (
+            f"`{name}` holds {bad} numbers that are not finite",
+            "one of them makes every weight NaN",
+            "clean the source",
+            "err",
+        )
     low, high, std = float(value.min()), float(value.max()), float(value.std())
     if value.numel() > 1 and low == high and declared != (low, high):
         return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
@@ -174,7 +185,7 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
         span = declared[1] - declared[0]
         if low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span:
             what = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}"
-            return what, "the model meets numbers it was not made for", "normalise once, with the range that is declared", "err"
+            return what, "the model receives values it was not made for", "normalise once, with the range that is declared", "err"
         if floating and high - low < span / 2:
             what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
             return (
@@ -191,92 +202,92 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
 
 
 @check("D6", "fingerprint", "err", humbatova=(3,), quick=True, needs=("reencode",))
-def fingerprint(case: Case) -> Result:
-    """Items of the source encoded anew give what is stored, and the storage type holds every id."""
-    assert case.probe is not None and case.probe.reencode is not None
-    stored, fresh = case.probe.reencode()
+def fingerprint(subject: Subject) -> Finding:
+    """Re-encoded items equal what is stored, and the storage dtype holds every id."""
+    assert subject.probe is not None and subject.probe.reencode is not None
+    stored, fresh = subject.probe.reencode()
     size = min(len(stored), len(fresh))
     same = float(np.mean(np.asarray(stored[:size]) == np.asarray(fresh[:size]))) if size else 0.0
     if same < 1.0:
         first = int(np.argmax(np.asarray(stored[:size]) != np.asarray(fresh[:size]))) if size else 0
         return failed(
-            f"{1 - same:.1%} of {size:,} stored ids differ from the source encoded anew, the first at {first}",
-            where=case.batch_place(),
+            f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}",
+            where=subject.batch_line(),
             why="the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise",
             fix="delete the store and prepare the data again",
             value=1 - same,
             limit=0.0,
         )
-    return passed(f"{size:,} ids encoded anew are as stored")
+    return passed(f"{size:,} re-encoded ids equal the stored ones")
 
 
-@check("D7", "purity", "err", humbatova=(3, 6))
-def purity(case: Case) -> Result:
-    """An item depends on its number alone: not on its batch, the dice, the tier, or on who wrote into an earlier batch."""
-    feed, again = (case.feed(case.data.train, ROWS) for _ in range(2))
-    mapped = Feed(case.data.train, batch=ROWS, parts=1, seed=case.config.seed, device=torch.device("cpu"), limit_bytes=0)
+@check("D7", "data determinism", "err", humbatova=(3, 6))
+def data_determinism(subject: Subject) -> Finding:
+    """An item depends on its index alone: not on its batch, the random state, the tier, or writes into an earlier batch."""
+    feed, again = (subject.feed(subject.data.train, ROWS) for _ in range(2))
+    mapped = Feed(subject.data.train, batch=ROWS, parts=1, seed=subject.config.seed, device=torch.device("cpu"), limit_bytes=0)
     try:
-        for problem, where in _impurities(case, feed, again, mapped):
+        for problem, where in _impurities(subject, feed, again, mapped):
             return failed(
                 problem,
                 where=where,
-                why="you train on torn or unrepeatable batches, and a resumed run is another run",
-                fix="make items from the raw rows and `index` alone, and give every batch memory of its own",
+                why="batches are torn or not reproducible, and a resumed run is another run",
+                fix="make items from the raw rows and `index` alone, and give every batch its own memory",
             )
     finally:
         mapped.close()
-    return passed("alone, in another batch, after new dice, memory-mapped, and after a stranger wrote into it: the same bytes")
+    return passed("alone, in another batch, with another seed, memory-mapped, and after an in-place write: the same bytes")
 
 
-def _impurities(case: Case, feed: Feed, again: Feed, mapped: Feed) -> Iterator[tuple[str, str]]:
+def _impurities(subject: Subject, feed: Feed, again: Feed, mapped: Feed) -> Iterator[tuple[str, str]]:
     """What differs although it must not, and where to look."""
-    batch = case.batch_place()
+    batch = subject.batch_line()
     feed.load(0)
     held = feed.part(0)
     copy = {k: v.clone() for k, v in held.items()}
     feed.load(ROWS)
     if not _equal(held, copy):
-        yield "a batch changed while the next one was loaded", place(Feed.load)
+        yield "a batch changed while the next one was loaded", source_line(Feed.load)
     torch.manual_seed(99)
     again.load(0)
     if not _equal(again.part(0), copy):
         yield "the same items differ after the random generators moved on", batch
     mapped.load(0)
     if not _equal(mapped.part(0), copy):
-        yield "the same items differ when they are read through the memory map", place(Feed.load)
-    one = case.feed(case.data.train, 1)
+        yield "the same items differ when they are read through the memory map", source_line(Feed.load)
+    one = subject.feed(subject.data.train, 1)
     one.load(2)
     if not _equal(one.part(0), take_rows(copy, slice(2, 3))):
         yield "item 2 alone differs from item 2 in a batch", batch
     for value in held.values():
         value.fill_(1)
-    fresh = case.feed(case.data.train, ROWS)
+    fresh = subject.feed(subject.data.train, ROWS)
     fresh.load(0)
     if not _equal(fresh.part(0), copy):
-        yield "writing into a batch changed the data that the next one is made from", place(Feed.load)
+        yield "writing into a batch changed the data that the next one is made from", source_line(Feed.load)
 
 
-@check("D8", "epoch", "err", humbatova=(1, 6))
-def epoch(case: Case) -> Result:
-    """Each index once per epoch, in another order each time, and every row within reach."""
-    source = case.real_data.train
+@check("D8", "epoch order", "err", humbatova=(1, 6))
+def epoch_order(subject: Subject) -> Finding:
+    """Each index occurs once per epoch, epochs differ in order, and every row is reachable."""
+    source = subject.real_data.train
     if not source.arrays:
         return skipped("the data is generated without end")
     num = min(source.num_items, WALK)
-    first, second = _walk(source, 1, 0, num), _walk(source, 1, source.num_items, num)
-    problem = _walk_problem(source, first, second, _walk(source, 2, 0, num))
+    first, second = _item_order(source, 1, 0, num), _item_order(source, 1, source.num_items, num)
+    problem = _order_problem(source, first, second, _item_order(source, 2, 0, num))
     if problem:
-        why = "some items are never seen, others too often: the model trains on less than you think"
+        why = "some items never occur, others too often: the model trains on less data than intended"
         fix = "every epoch must be one permutation of range(num_items), with its own order"
-        # An order that is right by itself was spoilt on its way through the feed.
+        # An order that is correct by itself was broken by the feed.
         alone = Order(source.num_items, 1).at(0, num)[1]
-        where = place(Order.at) if np.array_equal(alone, first) else place(Feed.load)
+        where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
         return failed(problem, where=where, why=why, fix=fix)
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
         return failed(
             f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)",
-            where=place(type(source).locate),
+            where=source_line(type(source).locate),
             why="data is lost in every epoch",
             fix="check num_items and the first and last row that locate() names",
             value=lost,
@@ -286,14 +297,14 @@ def epoch(case: Case) -> Result:
 
 
 class _Numbers(Source):
-    """The walked source with its rows replaced by their own numbers."""
+    """A source like the real one whose rows hold their own index."""
 
     def __init__(self, num_items: int) -> None:
         self.num_items, self.arrays, self.spans = num_items, {"row": np.arange(num_items)}, {"row": 0}
 
 
-def _walk(source: Source, seed: int, start: int, count: int) -> np.ndarray:
-    """The item numbers of `count` samples from `start` on, through the real feed."""
+def _item_order(source: Source, seed: int, start: int, count: int) -> np.ndarray:
+    """The item indices of `count` samples from `start` on, through the real feed."""
     size = min(count, 65_536)
     feed = Feed(_Numbers(source.num_items), batch=size, parts=1, seed=seed, device=torch.device("cpu"))
     parts = []
@@ -303,11 +314,11 @@ def _walk(source: Source, seed: int, start: int, count: int) -> np.ndarray:
     return np.concatenate(parts)[:count]
 
 
-def _walk_problem(source: Source, first: np.ndarray, second: np.ndarray, other: np.ndarray) -> str:
-    for name, walk in (("an epoch", first), ("the next epoch", second), ("an epoch of another seed", other)):
-        distinct = len(np.unique(walk))
-        if distinct < len(walk):
-            return f"{name} of {source.num_items:,} items draws only {distinct:,} different ones in {len(walk):,} draws"
+def _order_problem(source: Source, first: np.ndarray, second: np.ndarray, other: np.ndarray) -> str:
+    for name, order in (("an epoch", first), ("the next epoch", second), ("an epoch of another seed", other)):
+        distinct = len(np.unique(order))
+        if distinct < len(order):
+            return f"{name} of {source.num_items:,} items draws only {distinct:,} different ones in {len(order):,} draws"
     if len(first) > 8 and np.array_equal(first, second):
         return "two epochs come in the same order"
     if len(first) > 8 and np.array_equal(first, other):
@@ -316,7 +327,7 @@ def _walk_problem(source: Source, first: np.ndarray, second: np.ndarray, other: 
 
 
 def _lost_rows(source: Source) -> int:
-    """Rows before the first and after the last that any item of many epochs holds."""
+    """Rows before the first and after the last that any item of several epochs covers."""
     num_rows = min(len(a) for a in source.arrays.values())
     span = max(1, *source.spans.values())
     ends = np.array([0, source.num_items - 1])
@@ -331,11 +342,13 @@ def _lost_rows(source: Source) -> int:
 # ---- helpers ---------------------------------------------------------------------------------------------------------
 
 
-def _draw(case: Case, source: Source) -> Iterator[bytes]:
-    """The bytes of up to DRAWS samples of one epoch, as the model would get them."""
-    total = min(source.num_items or DRAWS, DRAWS)
-    size = min(total, 256)
-    feed = case.feed(source, size)
+def _draw(subject: Subject, source: Source) -> Iterator[bytes]:
+    """The bytes of up to DRAWS samples of one epoch as the model gets them; fewer where samples are large."""
+    item = sum(a[:1].nbytes * max(1, source.spans[name]) for name, a in source.arrays.items())
+    draws = max(FEW_DRAWS, min(DRAWS, DRAWN_BYTES // max(item, 1)))
+    total = min(source.num_items or draws, draws)
+    size = min(total, max(1, min(256, BATCH_BYTES // max(item, 1))))
+    feed = subject.feed(source, size)
     for start in range(0, total - size + 1, size):
         feed.load(start)
         batch = {k: v.contiguous().numpy() for k, v in feed.part(0).items() if k != "index"}
@@ -344,11 +357,16 @@ def _draw(case: Case, source: Source) -> Iterator[bytes]:
 
 
 def _expected_distinct(draws: int, source: Source) -> float:
-    """The share of distinct samples when items are drawn anywhere, with replacement: a lawful way to draw windows."""
+    """The expected share of distinct samples among windows drawn with replacement, since text repeats itself."""
     if not source.arrays:
         return GENERATED
-    places = min(len(a) for a in source.arrays.values()) - max(1, *source.spans.values()) + 1
-    return places * (1.0 - (1.0 - 1.0 / places) ** draws) / draws if places > 1 else 1.0
+    spans = {name: max(1, source.spans[name]) for name in source.arrays}
+    places = min(len(a) - spans[name] + 1 for name, a in source.arrays.items())
+    if places <= 1:
+        return 1.0
+    starts = np.random.default_rng(0).integers(0, places, draws)
+    windows = (b"".join(np.asarray(a[at : at + spans[name]]).tobytes() for name, a in source.arrays.items()) for at in starts)
+    return len({_hash(window) for window in windows}) / draws
 
 
 def _hash(content: bytes) -> bytes:
@@ -356,7 +374,7 @@ def _hash(content: bytes) -> bytes:
 
 
 def _equal(a: Batch, b: Batch) -> bool:
-    """Bitwise, so that NaN equals NaN; the global counter may differ."""
+    """Bitwise equality, so that NaN equals NaN; the global counter may differ."""
     keys = (set(a) | set(b)) - {"index"}
     return all(
         a[k].shape == b[k].shape and a[k].contiguous().numpy().tobytes() == b[k].contiguous().numpy().tobytes() for k in keys

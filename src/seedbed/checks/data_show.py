@@ -1,4 +1,4 @@
-"""data show: what the model really receives: shapes, dtypes, ranges, rows as a person reads them, and pictures."""
+"""data show: a training batch as the model receives it: shapes, dtypes, ranges, decoded rows and images."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from rich.table import Table
 from torch import Tensor
 
 from seedbed import config as configs
-from seedbed.checks.case import num_rows
-from seedbed.checks.scene import build
+from seedbed.checks.subject import num_rows
 from seedbed.data.feed import Feed
 from seedbed.data.order import Order
 from seedbed.recipes import find
 from seedbed.track.run import full_name
 from seedbed.track.text import number, safe
+from seedbed.train import capabilities
+from seedbed.train.stepper import build
 from seedbed.train.system import Batch, System
 
 MIN_SIDE = 8
@@ -29,11 +30,12 @@ NUM_TILES = 16
 
 
 def show(name: str, assignments: list[str], *, folder: Path, batch_number: int = 0, num: int = 4, as_json: bool = False) -> int:
-    """Print and draw the training batch `batch_number`, by the same path that training uses, and its first `num` rows."""
+    """Prints and draws training batch `batch_number` and its first `num` rows, through the path that training uses."""
     recipe, preset = find(name)
     config = configs.override(recipe.preset(preset), [*assignments, "device=cpu"])
     data = recipe.open_data(config)
-    engine, system = build(recipe, config, data)
+    engine = build(recipe, config, data)
+    system = engine.system
     feed = Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)
     try:
         feed.load(batch_number * config.batch)
@@ -61,7 +63,7 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
 
 
 def facts(key: str, value: Tensor) -> dict[str, Any]:
-    """An entry in numbers; what is not finite is counted, and left out of the rest."""
+    """Statistics of an entry; non-finite values are counted and excluded from the rest."""
     wide = value.detach().double().flatten()
     good = wide[torch.isfinite(wide)]
     numbers = {"low": good.min(), "high": good.max(), "mean": good.mean(), "std": good.std(correction=0)} if len(good) else {}
@@ -86,9 +88,9 @@ def _table(entries: list[dict[str, Any]]) -> Table:
 
 
 def decode(system: System, batch: Batch, num: int) -> list[str]:
-    """The first rows as the recipe decodes them, or as numbers."""
+    """The first rows, decoded by the recipe or as numbers."""
     with torch.no_grad():
-        probe = system.eval().probe(batch)
+        probe = capabilities.probe(system.eval(), batch)
     if probe and probe.decode and probe.inputs:
         return [repr(probe.decode(row)) for row in probe.batch[probe.inputs][:num]]
     count = num_rows(batch)
@@ -102,7 +104,7 @@ def _numbers(value: Tensor, most: int = 6) -> str:
 
 
 def images(value: Tensor) -> np.ndarray | None:
-    """(N, height, width, channels) bytes when an entry looks like pictures: two long sides and 1 or 3 channels."""
+    """(N, height, width, channels) bytes when an entry looks like images: two long sides and 1 or 3 channels."""
     if value.ndim == 3 and min(value.shape[1:]) >= MIN_SIDE and value.dtype != torch.int64:
         value = value[..., None]
     if value.ndim == 5:
@@ -125,7 +127,7 @@ def _as_bytes(value: Tensor) -> np.ndarray:
 
 
 def draw(key: str, value: Tensor, folder: Path) -> Path:
-    """The first pictures of an entry, side by side, scaled from its lowest to its highest value."""
+    """Draws the first images of an entry side by side, scaled from its minimum to its maximum."""
     from PIL import Image
 
     tiles = images(value)

@@ -1,4 +1,4 @@
-"""`seedbed doctor`: can this machine train, and if not, what has to change? One line per answer, within ten seconds."""
+"""`seedbed doctor`: tests whether this machine can train. One line per probe, within ten seconds."""
 
 from __future__ import annotations
 
@@ -9,33 +9,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from seedbed.cache import cache_folder
 from seedbed.checks import doctor_probes as probes
 from seedbed.checks.doctor_machine import Machine
-from seedbed.checks.doctor_probes import Line, Plan
-from seedbed.data.prepare import cache_folder
-from seedbed.errors import UserError
+from seedbed.checks.doctor_probes import Plan
+from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, EXIT_WARNING, UserError
+from seedbed.report.findings import Finding
 from seedbed.track.text import clip, one_line, width
 
-EXIT_OK, EXIT_FAILURE, EXIT_BROKEN, EXIT_WARNING = 0, 1, 2, 3
-_COLOURS = {"ok": "32", "note": "36", "warning": "33", "failure": "31", "broken": "35"}
+# The word and the colour of a finding.
+_SHOWN = {"pass": ("ok", "32"), "note": ("note", "36"), "warn": ("warning", "33"), "err": ("failure", "31")}
+_SHOWN["broken"] = ("broken", "35")
 
 
 def doctor(name: str | None, assignments: list[str], *, runs: Path, as_json: bool = False, dirty: bool = False) -> int:
-    """Examine the machine, for a preset if one is named; prints the findings and returns the exit code."""
+    """Examines the machine, optionally for a preset; prints the findings and returns the exit code."""
     machine = Machine()
-    plan, trouble = make_plan(name, assignments, runs, dirty)
-    lines = [*trouble, *examine(machine, plan)]
+    plan, problems = make_plan(name, assignments, runs, dirty)
+    findings = [*problems, *examine(machine, plan)]
     seconds = time.perf_counter() - plan.started
     if as_json:
-        facts = {"preset": name, "exit": exit_code(lines), "seconds": round(seconds, 2), "lines": [asdict(x) for x in lines]}
+        facts = {
+            "preset": name,
+            "exit": exit_code(findings),
+            "seconds": round(seconds, 2),
+            "findings": [asdict(x) for x in findings],
+        }
         print(json.dumps(facts, indent=1))
     else:
-        print(render(lines, name, seconds, sys.stdout.isatty()))
-    return exit_code(lines)
+        print(render(findings, name, seconds, sys.stdout.isatty()))
+    return exit_code(findings)
 
 
-def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool) -> tuple[Plan, list[Line]]:
-    """What a run of that preset would need; data or a model that cannot be opened are findings, not the end."""
+def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool) -> tuple[Plan, list[Finding]]:
+    """What a run of the preset needs; data or a model that cannot be opened become findings."""
     started = time.perf_counter()
     if name is None:
         return Plan(runs, cache_folder(""), dirty, started=started), []
@@ -45,15 +52,15 @@ def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool)
     recipe, preset = find(name)
     config = configs.override(recipe.preset(preset), assignments)
     cache = cache_folder(getattr(config.data, "cache", ""))
-    num_params, data_files, trouble = 0, (), []
+    num_params, data_files, problems = 0, (), []
     try:
         data = recipe.open_data(config)
         data_files = _files_of(data)
         num_params = sum(p.numel() for p in recipe.build(config, data).parameters())
     except UserError as problem:
         why, fix = "the run could not start", f"try: seedbed train {name}, or: seedbed data --help"
-        trouble.append(Line("P1", "preset", "failure", one_line(str(problem)), why, fix))
-    return Plan(runs, cache, dirty, config, num_params, data_files, started), trouble
+        problems.append(probes.line("P1", "preset", "failure", one_line(str(problem)), why, fix))
+    return Plan(runs, cache, dirty, config, num_params, data_files, started), problems
 
 
 def _files_of(data: Any) -> tuple[Path, ...]:
@@ -62,9 +69,9 @@ def _files_of(data: Any) -> tuple[Path, ...]:
     return tuple(dict.fromkeys(Path(a.filename) for a in arrays if getattr(a, "filename", None)))
 
 
-def examine(machine: Machine, plan: Plan) -> list[Line]:
-    """All probes in order. A probe that breaks is a finding of its own and does not hide the others."""
-    lines = _guarded("speed", lambda: list(probes.speed(machine, plan)))  # before the compiler makes the machine busy
+def examine(machine: Machine, plan: Plan) -> list[Finding]:
+    """Runs all probes in order. A probe that raises becomes a finding of its own."""
+    lines = _guarded("speed", lambda: list(probes.speed(machine, plan)))  # before compilation loads the machine
     hurry = time.perf_counter() - plan.started > probes.COMPILE_START
     process = None if hurry else _try(lambda: machine.start_compile("cuda" if machine.gpus() else "cpu"))
     try:
@@ -78,12 +85,12 @@ def examine(machine: Machine, plan: Plan) -> list[Line]:
     return sorted(lines, key=lambda line: line.id)
 
 
-def _guarded(name: str, work: Any) -> list[Line]:
+def _guarded(name: str, work: Any) -> list[Finding]:
     try:
         return work()
     except Exception as error:
-        seen = one_line(f"{type(error).__name__}: {error}")
-        return [Line("P0", name, "broken", seen, "this probe could not finish: a fault of the doctor", "please report this line")]
+        what, why = one_line(f"{type(error).__name__}: {error}"), "this probe could not finish: a fault of the doctor"
+        return [Finding("P0", name, "broken", "err", what=what, why=why, fix="please report this line")]
 
 
 def _try(work: Any) -> Any:
@@ -93,26 +100,30 @@ def _try(work: Any) -> Any:
         return None
 
 
-def exit_code(lines: list[Line]) -> int:
-    """2 when the doctor itself broke, 1 for a failure, 3 for warnings only, 0 when nothing is above a note."""
-    found = {line.status for line in lines}
-    for status, code in (("broken", EXIT_BROKEN), ("failure", EXIT_FAILURE), ("warning", EXIT_WARNING)):
-        if status in found:
-            return code
-    return EXIT_OK
+def exit_code(findings: list[Finding]) -> int:
+    """2 when a probe broke, 1 for a failure, 3 for warnings only, 0 otherwise."""
+    found = {_kind(finding) for finding in findings}
+    codes = {"broken": EXIT_USER, "err": EXIT_FAILED, "warn": EXIT_WARNING}
+    return next((code for kind, code in codes.items() if kind in found), EXIT_OK)
 
 
-def render(lines: list[Line], name: str | None, seconds: float, colour: bool) -> str:
-    """A table a person reads from top to bottom; whatever is not well has its reason and its cure below it."""
+def _kind(finding: Finding) -> str:
+    return finding.severity if finding.status == "fail" else finding.status
+
+
+def render(findings: list[Finding], name: str | None, seconds: float, colour: bool) -> str:
+    """The findings as a table; everything that is not ok is followed by its reason and its fix."""
     out = [f"doctor: this machine{f' for {name}' if name else ''}", ""]
-    for line in lines:
-        mark = f"{line.status:<8}"
-        mark = f"\033[{_COLOURS[line.status]}m{mark}\033[0m" if colour else mark
-        head = f"  {mark} {line.id} {line.name:<16} {one_line(line.seen)}"
-        out.append(head if line.status != "ok" else clip(head, width() + (9 if colour else 0)))
-        if line.status != "ok":
-            out += [f"  {'':<12}why  {line.why}"] * bool(line.why) + [f"  {'':<12}fix  {line.fix}"] * bool(line.fix)
-    counts = [(sum(x.status == s for x in lines), s) for s in ("failure", "warning", "note", "broken")]
+    for finding in findings:
+        word, code = _SHOWN[_kind(finding)]
+        mark = f"\033[{code}m{word:<8}\033[0m" if colour else f"{word:<8}"
+        head = f"  {mark} {finding.id} {finding.title:<16} {one_line(finding.what)}"
+        if finding.status == "pass":
+            out.append(clip(head, width() + (9 if colour else 0)))
+        else:
+            reasons = [f"  {'':<12}{part}  {text}" for part, text in (("why", finding.why), ("fix", finding.fix)) if text]
+            out += [head, *reasons]
+    counts = [(sum(_kind(x) == kind for x in findings), _SHOWN[kind][0]) for kind in ("err", "warn", "note", "broken")]
     words = [f"{n} {'broken probe' if s == 'broken' else s}{'s' * (n > 1)}" for n, s in counts if n]
-    out += ["", f"{', '.join(words) if words else 'all well'} ({seconds:.1f} s)"]
+    out += ["", f"{', '.join(words) if words else 'all ok'} ({seconds:.1f} s)"]
     return "\n".join(out)

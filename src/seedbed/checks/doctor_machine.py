@@ -1,4 +1,4 @@
-"""What the doctor asks of a machine, one small method per question: the tests answer in its place."""
+"""Queries about this machine, one method per question; tests replace them."""
 
 import importlib.util
 import locale
@@ -26,7 +26,7 @@ _CPP = 'extern "C" int twice(int x) { return 2 * x; }\n'
 
 
 class Machine:
-    """Answers about this machine. Nothing here judges; nothing here stays behind."""
+    """Answers questions about this machine without judging them. Leaves nothing behind."""
 
     def __init__(self) -> None:
         self.env = dict(os.environ)
@@ -34,7 +34,7 @@ class Machine:
     # ---- folders and disk ------------------------------------------------------------------------------------------
 
     def try_folder(self, folder: Path) -> None:
-        """Create, write, sync, rename over an older file and delete, as a checkpoint does; raises OSError."""
+        """Creates, writes, syncs, renames over an older file and deletes, as a checkpoint does; raises OSError."""
         made = [p for p in (folder, *folder.parents) if not p.exists()]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -47,12 +47,12 @@ class Machine:
                 if old.read_bytes() != b"new" or new.exists():
                     raise OSError(0, "a rename over an older file is not atomic here")
         finally:
-            for path in made:  # a doctor leaves no folders behind
+            for path in made:  # leave no folders behind
                 if path.exists() and not any(path.iterdir()):
                     path.rmdir()
 
     def touch_ends(self, path: Path) -> None:
-        """Read the first and the last byte of a file; raises OSError."""
+        """Reads the first and the last byte of a file; raises OSError."""
         with open(path, "rb") as file:
             first = file.read(1)
             if first:
@@ -73,7 +73,7 @@ class Machine:
             return num_bytes / max(time.perf_counter() - start, 1e-9)
 
     def clock_lead(self, folder: Path) -> float:
-        """Seconds by which the clock of the disk's server is ahead of ours."""
+        """Seconds by which the file server's clock is ahead of ours."""
         with tempfile.NamedTemporaryFile(prefix=".doctor-", dir=_existing(folder)) as file:
             before = time.time()
             os.utime(file.name)
@@ -85,7 +85,7 @@ class Machine:
     # ---- limits ----------------------------------------------------------------------------------------------------
 
     def num_cores(self) -> float:
-        """Cores this process may use: affinity, and the quota of its container."""
+        """Cores available to this process: affinity and container quota."""
         cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
         quota = Path("/sys/fs/cgroup/cpu.max")
         limit, _, period = quota.read_text().partition(" ") if quota.is_file() else ("max", "", "")
@@ -101,7 +101,7 @@ class Machine:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def shared_memory(self) -> int | None:
-        """Bytes of shared memory that are free; None where there is no /dev/shm."""
+        """Free bytes of shared memory; None where there is no /dev/shm."""
         path = Path("/dev/shm")
         return shutil.disk_usage(path).free if path.is_dir() else None
 
@@ -135,7 +135,7 @@ class Machine:
         return found | {"cuda": torch.version.cuda or ""}
 
     def numpy_bridge(self) -> None:
-        """An array to a tensor and back; raises when the two were built against different interfaces."""
+        """Converts an array to a tensor and back; raises when numpy and torch are incompatible."""
         import numpy
         import torch
 
@@ -146,26 +146,26 @@ class Machine:
         return next(filter(None, map(shutil.which, filter(None, (self.env.get("CXX"), "g++", "clang++", "c++")))), None)
 
     def compile_cpp(self, compiler: str) -> str:
-        """Compile three words of C++; the compiler's complaint, empty when it worked."""
+        """Compiles a minimal C++ file; the compiler's output, empty on success."""
         with tempfile.TemporaryDirectory() as scratch:
             source = Path(scratch) / "t.cpp"
             source.write_text(_CPP)
             command = [compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(Path(scratch) / "t.so")]
-            status, said = self.call(command, 5.0)
-        return "" if status == 0 else (said.strip().splitlines() or [f"status {status}"])[0]
+            status, output = self.call(command, 5.0)
+        return "" if status == 0 else (output.strip().splitlines() or [f"status {status}"])[0]
 
     def has_triton(self) -> bool:
         return importlib.util.find_spec("triton") is not None
 
     def start_compile(self, device: str) -> subprocess.Popen[str]:
-        """torch.compile of a small function, in a process of its own that the caller waits for or ends."""
-        command = [sys.executable, "-c", _COMPILE.format(device=device)]
+        """Starts torch.compile of a small function in another process, which the caller waits for or kills."""
+        command = [sys.executable, "-P", "-c", _COMPILE.format(device=device)]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
 
     # ---- GPU -------------------------------------------------------------------------------------------------------
 
     def num_nvidia(self) -> int:
-        """NVIDIA devices that the system shows, whatever torch sees."""
+        """NVIDIA devices in the system, whether or not torch sees them."""
         gpus = Path("/proc/driver/nvidia/gpus")
         return len(list(gpus.iterdir())) if gpus.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
 
@@ -181,7 +181,7 @@ class Machine:
         return found
 
     def driver_cuda(self) -> tuple[int, int] | None:
-        """The newest CUDA version the driver can serve."""
+        """The newest CUDA version that the driver supports."""
         import torch
 
         number = getattr(torch._C, "_cuda_getDriverVersion", lambda: 0)()
@@ -211,7 +211,7 @@ class Machine:
         return max(float((u - v).abs().max() / u.abs().max()) for u, v in zip(*results, strict=True))
 
     def attention_times(self, device: str) -> dict[str, float | None]:
-        """Seconds per forward and backward pass of causal attention by kernel; None where a kernel refuses."""
+        """Seconds per forward and backward pass of causal attention by kernel; None where it is not supported."""
         import torch
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -227,13 +227,13 @@ class Machine:
             name = kind.name.removesuffix("_ATTENTION").lower()
             try:
                 with sdpa_kernel(kind):
-                    times[name] = _best_time(lambda: _attend(qkv), device)
+                    times[name] = _best_time(lambda: _attention_pass(qkv), device)
             except RuntimeError:
                 times[name] = None
         return times
 
     def speeds(self, device: str) -> dict[str, float]:
-        """Matrix products in FLOP/s, memory copy in B/s and, to a GPU, pinned copies in B/s."""
+        """Matrix products in FLOP/s, memory copy in B/s and, for a GPU, pinned copies in B/s."""
         import torch
 
         num, dtype = (512, torch.float32) if device == "cpu" else (8192, torch.bfloat16)
@@ -254,7 +254,7 @@ class Machine:
         return shutil.which(program)
 
     def call(self, command: list[str], seconds: float) -> tuple[int, str]:
-        """Exit status and output of a program; status 124 when it took too long."""
+        """Exit status and output of a program; status 124 on a timeout."""
         try:
             done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
         except subprocess.TimeoutExpired:
@@ -271,7 +271,7 @@ def _existing(folder: Path) -> Path:
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir())
 
 
-def _attend(qkv: list[Any]) -> None:
+def _attention_pass(qkv: list[Any]) -> None:
     import torch
 
     y = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
@@ -279,7 +279,7 @@ def _attend(qkv: list[Any]) -> None:
 
 
 def _best_time(work: Any, device: str, num: int = 5) -> float:
-    """Seconds of the quickest call of a few."""
+    """Seconds of the fastest of a few calls."""
     import torch
 
     def sync() -> None:

@@ -1,4 +1,4 @@
-"""The doctor's probes P1 to P8: each asks the machine, compares with what the run would need, and says what to do."""
+"""Probes P1 to P8 of the doctor: each compares an answer of the machine with what the run needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from typing import Any, Literal
 
 from seedbed.checks.doctor_machine import Machine
 from seedbed.config import Config
+from seedbed.report.findings import Finding
 from seedbed.track.text import scaled, size
 
-Status = Literal["ok", "note", "warning", "failure", "broken"]
+Level = Literal["ok", "note", "warning", "failure"]
+LEVELS: dict[Level, Any] = {"ok": ("pass", ""), "note": ("fail", "note"), "warning": ("fail", "warn"), "failure": ("fail", "err")}
 
-# A checkpoint is built aside while `keep` others and the best one still lie there.
+# A checkpoint is written while `keep` others and the best one still exist.
 SPARE_CHECKPOINTS, SPARE = 2, 1.2
 LOG_BYTES, MIN_FREE, MIN_INODES = 100e6, 1e9, 1000
 SLOW_SAVE = 60.0  # seconds for one checkpoint
@@ -32,21 +34,15 @@ UNITS = {"gemm": ("matrix products", "FLOP/s"), "copy": ("memory copy", "B/s"), 
 COMPILE_START, COMPILE_SECONDS = 4.0, 7.0
 
 
-@dataclass(frozen=True)
-class Line:
-    """One answer: what was seen and, unless all is well, why it matters and what to do."""
-
-    id: str
-    name: str
-    status: Status
-    seen: str
-    why: str = ""
-    fix: str = ""
+def line(id: str, title: str, level: Level, what: str, why: str = "", fix: str = "") -> Finding:
+    """The finding of a probe."""
+    status, severity = LEVELS[level]
+    return Finding(id, title, status, severity, what=what, why=why, fix=fix)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would need: its folders and, with a preset named, the size of its checkpoints and its data files."""
+    """What a run needs: its folders and, for a preset, the size of its checkpoints and its data files."""
 
     runs: Path
     cache: Path
@@ -58,7 +54,7 @@ class Plan:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights and two moments in float32, and the average where there is one."""
+        """Weights and two moments in float32, and the EMA where there is one."""
         return self.num_params * (16 if self.config and self.config.ema else 12)
 
     @property
@@ -66,25 +62,25 @@ class Plan:
         return self.config is not None and self.config.compile != "off"
 
 
-def paths(machine: Machine, plan: Plan) -> Iterator[Line]:
+def paths(machine: Machine, plan: Plan) -> Iterator[Finding]:
     for title, folder, option in (("runs", plan.runs, "--runs DIR"), ("cache", plan.cache, "data.cache=DIR or SEEDBED_CACHE")):
         try:
             machine.try_folder(folder)
         except OSError as error:
             seen = f"{folder}: {error.strerror or error}"
             why = "checkpoints would be lost" if title == "runs" else "prepared data could not be kept"
-            yield Line("P1", f"{title} folder", "failure", seen, why, f"make it writable, or choose another with {option}")
+            yield line("P1", f"{title} folder", "failure", seen, why, f"make it writable, or choose another with {option}")
         else:
-            yield Line("P1", f"{title} folder", "ok", f"{folder}: create, sync, rename and delete work")
+            yield line("P1", f"{title} folder", "ok", f"{folder}: create, sync, rename and delete work")
     for path in plan.data_files:
         try:
             machine.touch_ends(path)
         except OSError as error:
             seen = f"{path}: {error.strerror or error}"
-            yield Line("P1", "data file", "failure", seen, "training would stop at its first batch", "prepare the data again")
+            yield line("P1", "data file", "failure", seen, "training would stop at its first batch", "prepare the data again")
 
 
-def disk(machine: Machine, plan: Plan) -> Iterator[Line]:
+def disk(machine: Machine, plan: Plan) -> Iterator[Finding]:
     free, inodes = machine.free(plan.runs)
     seen, fix = f"{size(free)} free for {plan.runs}", "free some space, or choose another disk with --runs DIR"
     if plan.config is not None:
@@ -92,33 +88,33 @@ def disk(machine: Machine, plan: Plan) -> Iterator[Line]:
         needed = (keep + SPARE_CHECKPOINTS) * plan.checkpoint_bytes * SPARE + LOG_BYTES
         seen = f"{size(free)} free, {size(needed)} needed to keep {keep} checkpoints of {size(plan.checkpoint_bytes)}"
         if free < needed:
-            yield Line(
+            yield line(
                 "P2", "disk space", "failure", seen, "the run would die while saving", f"{fix}, or keep={max(1, keep // 2)}"
             )
         else:
-            yield Line("P2", "disk space", "ok", seen)
+            yield line("P2", "disk space", "ok", seen)
     elif free < MIN_FREE:
-        yield Line("P2", "disk space", "failure", seen, "a run would soon be unable to save", fix)
+        yield line("P2", "disk space", "failure", seen, "a run would soon be unable to save", fix)
     else:
-        yield Line("P2", "disk space", "ok", seen)
+        yield line("P2", "disk space", "ok", seen)
     if 0 <= inodes < MIN_INODES:
         seen = f"{inodes} more files may be created"
-        yield Line("P2", "inodes", "failure", seen, "no file can be created although there is space", "delete small files")
+        yield line("P2", "inodes", "failure", seen, "no file can be created although there is space", "delete small files")
     yield _disk_speed(machine, plan)
 
 
-def _disk_speed(machine: Machine, plan: Plan) -> Line:
+def _disk_speed(machine: Machine, plan: Plan) -> Finding:
     speed = machine.write_speed(plan.runs)
     seconds = plan.checkpoint_bytes / speed
     seen = f"{size(speed)}/s written and synced"
     seen += f", {seconds:.1f} s per checkpoint" if plan.config else ""
     if speed < SLOW_DISK or seconds > SLOW_SAVE:
-        why = "training stands still while a checkpoint is written"
-        return Line("P2", "disk speed", "warning", seen, why, "a local disk with --runs DIR, or a larger every.save")
-    return Line("P2", "disk speed", "ok", seen)
+        why = "training stops while a checkpoint is written"
+        return line("P2", "disk speed", "warning", seen, why, "a local disk with --runs DIR, or a larger every.save")
+    return line("P2", "disk speed", "ok", seen)
 
 
-def gpu(machine: Machine, plan: Plan) -> Iterator[Line]:
+def gpu(machine: Machine, plan: Plan) -> Iterator[Finding]:
     found, present = machine.gpus(), machine.num_nvidia()
     if not found:
         yield _no_gpu(machine, plan, present)
@@ -127,63 +123,63 @@ def gpu(machine: Machine, plan: Plan) -> Iterator[Line]:
         taken = facts["total"] - facts["free"] - facts["own"]
         seen = f"{facts['name']}, {size(facts['free'])} of {size(facts['total'])} free"
         if taken > FOREIGN_SHARE * facts["total"]:
-            why = f"{size(taken)} are held by other processes: less room, and a shared clock"
-            yield Line("P3", f"GPU {index}", "warning", seen, why, "nvidia-smi shows whose they are; end them or use another GPU")
+            why = f"{size(taken)} are used by other processes: less memory, and shared compute"
+            yield line("P3", f"GPU {index}", "warning", seen, why, "nvidia-smi shows whose they are; end them or use another GPU")
         else:
-            yield Line("P3", f"GPU {index}", "ok", seen)
+            yield line("P3", f"GPU {index}", "ok", seen)
     yield _gpu_arithmetic(machine)
 
 
-def _no_gpu(machine: Machine, plan: Plan, present: int) -> Line:
+def _no_gpu(machine: Machine, plan: Plan, present: int) -> Finding:
     wanted = plan.config is not None and plan.config.device == "cuda"
     hidden = machine.env.get("CUDA_VISIBLE_DEVICES")
     if present and hidden is not None and hidden.strip() in ("", "-1", "NoDevFiles"):
         seen = f"{present} in the machine, CUDA_VISIBLE_DEVICES={hidden!r} hides them"
-        return Line("P3", "GPU", "failure", seen, "the CPU would be used silently", "unset CUDA_VISIBLE_DEVICES, or device=cpu")
+        return line("P3", "GPU", "failure", seen, "the CPU would be used silently", "unset CUDA_VISIBLE_DEVICES, or device=cpu")
     if present:
         seen = f"{present} in the machine, torch {machine.versions()['torch']} sees none"
         fix = "install a torch build with CUDA that fits the driver, or device=cpu"
-        return Line("P3", "GPU", "failure", seen, "the CPU would be used silently", fix)
+        return line("P3", "GPU", "failure", seen, "the CPU would be used silently", fix)
     if wanted:
-        return Line("P3", "GPU", "failure", "none, and the preset says device=cuda", "the run cannot start", "device=cpu")
-    return Line("P3", "GPU", "ok", "none; runs use the CPU")
+        return line("P3", "GPU", "failure", "none, and the preset says device=cuda", "the run cannot start", "device=cpu")
+    return line("P3", "GPU", "ok", "none; runs use the CPU")
 
 
-def _gpu_arithmetic(machine: Machine) -> Line:
+def _gpu_arithmetic(machine: Machine) -> Finding:
     try:
         error = machine.gpu_error(0)
     except RuntimeError as problem:
         seen = f"64 MiB and one product failed: {str(problem).splitlines()[0]}"
-        return Line(
+        return line(
             "P3", "GPU works", "failure", seen, "training would fail the same way", "check nvidia-smi, driver and other users"
         )
     seen = f"product and gradient within {error:.0e} of the CPU's (limit {GPU_ERROR:.0e})"
     if not error <= GPU_ERROR:  # a NaN must not pass
-        return Line("P3", "GPU works", "failure", seen, "what it computes is wrong", "another GPU or driver; report the device")
-    return Line("P3", "GPU works", "ok", seen)
+        return line("P3", "GPU works", "failure", seen, "what it computes is wrong", "another GPU or driver; report the device")
+    return line("P3", "GPU works", "ok", seen)
 
 
-def versions(machine: Machine, plan: Plan) -> Iterator[Line]:
+def versions(machine: Machine, plan: Plan) -> Iterator[Finding]:
     found = machine.versions()
     seen = ", ".join(f"{name} {value}" for name, value in found.items() if value)
     low, high = TORCH_RANGE
     if _numbers(found["python"]) < PYTHON_MIN:
         why = "the package needs Python 3.11"
-        yield Line("P4", "versions", "failure", seen, why, "make a virtual environment with a newer Python")
+        yield line("P4", "versions", "failure", seen, why, "make a virtual environment with a newer Python")
     elif not low <= _numbers(found["torch"])[:2] < high:
         why = f"tested with torch {low[0]}.{low[1]} up to, not with, {high[0]}.{high[1]}"
-        yield Line("P4", "versions", "warning", seen, why, f"pip install 'torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}'")
+        yield line("P4", "versions", "warning", seen, why, f"pip install 'torch>={low[0]}.{low[1]},<{high[0]}.{high[1]}'")
     else:
-        yield Line("P4", "versions", "ok", seen)
+        yield line("P4", "versions", "ok", seen)
     try:
         machine.numpy_bridge()
     except Exception as error:
         why = "torch and numpy were built for different interfaces: no data can be read"
-        yield Line("P4", "numpy", "failure", str(error).splitlines()[0], why, "pip install -U numpy torch, together")
+        yield line("P4", "numpy", "failure", str(error).splitlines()[0], why, "pip install -U numpy torch, together")
     driver = machine.driver_cuda() if found["cuda"] else None
     if driver and driver < _numbers(found["cuda"])[:2] and driver[0] < _numbers(found["cuda"])[0]:
         seen = f"torch is built for CUDA {found['cuda']}, the driver serves {driver[0]}.{driver[1]}"
-        yield Line(
+        yield line(
             "P4", "driver", "failure", seen, "kernels will not load", "update the driver, or install torch for that CUDA version"
         )
 
@@ -199,113 +195,113 @@ def _numbers(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def compiling(machine: Machine, plan: Plan, process: Any = None) -> Iterator[Line]:
-    """A C++ compiler or Triton must be there; the small function compiled on the side is waited for within a limit."""
+def compiling(machine: Machine, plan: Plan, process: Any = None) -> Iterator[Finding]:
+    """A C++ compiler or Triton must exist; the compilation started earlier is awaited within a limit."""
     on_gpu = bool(machine.gpus())
-    bad: Status = "failure" if plan.compiles else "warning" if on_gpu else "note"
+    bad: Level = "failure" if plan.compiles else "warning" if on_gpu else "note"
     fix = "compile=off" if plan.compiles else "needed for compile=blocks only"
     compiler = machine.compiler()
     if on_gpu and not machine.has_triton():
-        yield Line(
+        yield line(
             "P4", "compile", bad, "Triton is missing", "torch.compile cannot work on a GPU", f"pip install triton, or {fix}"
         )
         return
     if compiler is None:
-        yield Line("P4", "compile", bad, "no C++ compiler", "torch.compile cannot work", f"install gcc (g++), or {fix}")
+        yield line("P4", "compile", bad, "no C++ compiler", "torch.compile cannot work", f"install gcc (g++), or {fix}")
         return
-    trouble = machine.compile_cpp(compiler)
-    if trouble:
-        yield Line("P4", "compile", bad, f"{compiler}: {trouble}", "torch.compile cannot work", f"repair the compiler, or {fix}")
+    output = machine.compile_cpp(compiler)
+    if output:
+        yield line("P4", "compile", bad, f"{compiler}: {output}", "torch.compile cannot work", f"repair the compiler, or {fix}")
         return
     if process is None:
-        yield Line("P4", "compile", "ok", "the compiler works; torch.compile was not tried, since time was short")
+        yield line("P4", "compile", "ok", "the compiler works; torch.compile was not tried, since time was short")
     else:
         yield _await_compile(process, plan, bad, fix)
 
 
-def _await_compile(process: Any, plan: Plan, bad: Status, fix: str) -> Line:
+def _await_compile(process: Any, plan: Plan, bad: Level, fix: str) -> Finding:
     import subprocess
 
     left = max(0.1, COMPILE_SECONDS - (time.perf_counter() - plan.started))
     try:
-        _, said = process.communicate(timeout=left)
+        _, output = process.communicate(timeout=left)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         took = time.perf_counter() - plan.started
         seen = f"the compiler works; torch.compile was still busy after {took:.0f} s"
-        return Line("P4", "compile", "note", seen, "not judged: the first compilation on a machine is slow", "run doctor again")
+        return line("P4", "compile", "note", seen, "not judged: the first compilation on a machine is slow", "run doctor again")
     if process.returncode:
-        seen = (said.strip().splitlines() or [f"status {process.returncode}"])[-1][:160]
-        return Line("P4", "compile", bad, f"a small function does not compile: {seen}", "torch.compile cannot work", fix)
-    return Line("P4", "compile", "ok", "torch.compile works")
+        seen = (output.strip().splitlines() or [f"status {process.returncode}"])[-1][:160]
+        return line("P4", "compile", bad, f"a small function does not compile: {seen}", "torch.compile cannot work", fix)
+    return line("P4", "compile", "ok", "torch.compile works")
 
 
-def limits(machine: Machine, plan: Plan) -> Iterator[Line]:
+def limits(machine: Machine, plan: Plan) -> Iterator[Finding]:
     cores, threads = machine.num_cores(), machine.num_threads()
     seen = f"{threads} threads, {cores:g} cores"
     if threads > max(cores, 1):
         why = "threads that fight for cores made runs 10 to 40 times slower here"
-        yield Line("P5", "threads", "warning", seen, why, f"OMP_NUM_THREADS={max(1, int(cores))}")
+        yield line("P5", "threads", "warning", seen, why, f"OMP_NUM_THREADS={max(1, int(cores))}")
     else:
-        yield Line("P5", "threads", "ok", seen)
+        yield line("P5", "threads", "ok", seen)
     yield _memory(machine, plan)
     soft, hard = machine.open_files()
     if 0 <= soft < MIN_OPEN_FILES:
         why = "many data files or workers would fail with 'too many open files'"
-        yield Line("P5", "open files", "warning", f"at most {soft}", why, f"ulimit -n {hard if hard > soft else MIN_OPEN_FILES}")
+        yield line("P5", "open files", "warning", f"at most {soft}", why, f"ulimit -n {hard if hard > soft else MIN_OPEN_FILES}")
     else:
-        yield Line("P5", "open files", "ok", "no limit" if soft < 0 else f"at most {soft:,}")
+        yield line("P5", "open files", "ok", "no limit" if soft < 0 else f"at most {soft:,}")
     shared = machine.shared_memory()
     if shared is not None and shared < MIN_SHARED:
         why = "seedbed's feed uses threads and needs none; loaders with worker processes would fail"
-        yield Line("P5", "shared memory", "warning", f"{size(shared)} free", why, "docker run --shm-size=8g, or --ipc=host")
+        yield line("P5", "shared memory", "warning", f"{size(shared)} free", why, "docker run --shm-size=8g, or --ipc=host")
     elif shared is not None:
-        yield Line("P5", "shared memory", "ok", f"{size(shared)} free")
+        yield line("P5", "shared memory", "ok", f"{size(shared)} free")
     yield from _interpreter(machine)
 
 
-def _memory(machine: Machine, plan: Plan) -> Line:
+def _memory(machine: Machine, plan: Plan) -> Finding:
     available, total = machine.memory()
     seen = f"{size(available)} of {size(total)} available"
     needed = max(MIN_MEMORY, 2 * plan.checkpoint_bytes)
     if available < needed:
-        why = f"model, optimizer and a checkpoint in the making want about {size(needed)}: the system may kill the run"
-        return Line("P5", "memory", "warning", seen, why, "end other programs, or a smaller model")
-    return Line("P5", "memory", "ok", seen)
+        why = f"model, optimizer and a checkpoint being written need about {size(needed)}: the system may kill the run"
+        return line("P5", "memory", "warning", seen, why, "end other programs, or a smaller model")
+    return line("P5", "memory", "ok", seen)
 
 
-def _interpreter(machine: Machine) -> Iterator[Line]:
+def _interpreter(machine: Machine) -> Iterator[Finding]:
     wrong = {k: v for k, v in machine.encodings().items() if v.lower().replace("-", "") not in ("utf8", "cp65001")}
     if wrong:
         seen = ", ".join(f"{name}: {value}" for name, value in wrong.items())
-        yield Line(
+        yield line(
             "P5", "UTF-8", "warning", seen, "texts and samples would be damaged or refused", "export PYTHONUTF8=1 LC_ALL=C.UTF-8"
         )
     else:
-        yield Line("P5", "UTF-8", "ok", "files, texts and terminal")
+        yield line("P5", "UTF-8", "ok", "files, texts and terminal")
     if machine.asserts_are_on():
-        yield Line("P5", "assertions", "ok", "on")
+        yield line("P5", "assertions", "ok", "on")
     else:
-        yield Line("P5", "assertions", "warning", "off (-O)", "shape guards are gone", "drop -O, unset PYTHONOPTIMIZE")
+        yield line("P5", "assertions", "warning", "off (-O)", "shape assertions are disabled", "drop -O, unset PYTHONOPTIMIZE")
 
 
-def clock(machine: Machine, plan: Plan) -> Iterator[Line]:
+def clock(machine: Machine, plan: Plan) -> Iterator[Finding]:
     now, lead = machine.now(), machine.clock_lead(plan.runs)
     if now < OLDEST_NOW:
         seen = time.strftime("it says %Y-%m-%d", time.gmtime(now))
-        yield Line(
+        yield line(
             "P5", "clock", "warning", seen, "runs would be dated and sorted wrongly", "set the clock, or start the time service"
         )
     elif abs(lead) > CLOCK_LEAD:
         seen = f"the disk's server is {abs(lead):.0f} s {'ahead' if lead > 0 else 'behind'}"
-        why = "what is newest and what is left over is judged by file times"
-        yield Line("P5", "clock", "warning", seen, why, "synchronise the clocks (chrony, ntp) of both machines")
+        why = "newest and stale files are determined by file times"
+        yield line("P5", "clock", "warning", seen, why, "synchronise the clocks (chrony, ntp) of both machines")
     else:
-        yield Line("P5", "clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)) + ", the disk agrees")
+        yield line("P5", "clock", "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)) + ", the disk agrees")
 
 
-def speed(machine: Machine, plan: Plan) -> Iterator[Line]:
+def speed(machine: Machine, plan: Plan) -> Iterator[Finding]:
     facts = machine.gpus()
     device = "cuda:0" if facts else "cpu"
     times = machine.attention_times(device)
@@ -315,9 +311,9 @@ def speed(machine: Machine, plan: Plan) -> Iterator[Line]:
     seen = ", ".join(f"{name} {works[name] * 1e3:.2f} ms" for name in ranked) + "".join(f", {n} refuses" for n in refused)
     if set(works) <= {"math"} and facts:
         why = "only the slow kernel works: attention will take several times as long"
-        yield Line("P6", "attention", "warning", seen, why, "a torch build with flash attention for this GPU")
+        yield line("P6", "attention", "warning", seen, why, "a torch build with flash attention for this GPU")
     else:
-        yield Line("P6", "attention", "ok", seen)
+        yield line("P6", "attention", "ok", seen)
     measured = machine.speeds(device)
     table = next((values for name, values in REFERENCE.items() if facts and name in facts[0]["name"]), {})
     for key, value in measured.items():
@@ -326,9 +322,9 @@ def speed(machine: Machine, plan: Plan) -> Iterator[Line]:
         seen = _rate(value, unit) + (f", expected {_rate(expected, unit)}" if expected else "")
         if expected and value < SLOW_SHARE * expected:
             why = "the GPU runs below its own speed: heat, power limit, another tenant or a narrow slot"
-            yield Line("P6", name, "warning", seen, why, "nvidia-smi -q -d PERFORMANCE,CLOCK names the cause")
+            yield line("P6", name, "warning", seen, why, "nvidia-smi -q -d PERFORMANCE,CLOCK names the cause")
         else:
-            yield Line("P6", name, "ok", seen)
+            yield line("P6", name, "ok", seen)
 
 
 def _rate(value: float, unit: str) -> str:
@@ -336,58 +332,58 @@ def _rate(value: float, unit: str) -> str:
     return f"{digits[:-1]} {digits[-1]}{unit}" if digits[-1].isalpha() else f"{digits} {unit}"
 
 
-def launcher(machine: Machine, plan: Plan) -> Iterator[Line]:
+def launcher(machine: Machine, plan: Plan) -> Iterator[Finding]:
     job = machine.env.get("SLURM_JOB_ID")
     if not job and not machine.which("sbatch"):
-        yield Line("P7", "Slurm", "ok", "not here; runs start on this machine")
+        yield line("P7", "Slurm", "ok", "not here; runs start on this machine")
         return
     if job:
         yield _slurm_job(machine, job)
         return
-    status, said = machine.call(["sbatch", "--test-only", "--time=1", "--wrap=true"], 3.0)
+    status, output = machine.call(["sbatch", "--test-only", "--time=1", "--wrap=true"], 3.0)
     if status:
-        seen = (said.strip().splitlines() or [f"status {status}"])[-1][:160]
-        yield Line(
+        seen = (output.strip().splitlines() or [f"status {status}"])[-1][:160]
+        yield line(
             "P7", "Slurm", "warning", f"a test submission failed: {seen}", "jobs would be refused", "name account and partition"
         )
     else:
-        yield Line("P7", "Slurm", "ok", "a test submission is accepted")
+        yield line("P7", "Slurm", "ok", "a test submission is accepted")
 
 
-def _slurm_job(machine: Machine, job: str) -> Line:
-    status, said = machine.call(["scontrol", "show", "job", job], 3.0)
+def _slurm_job(machine: Machine, job: str) -> Finding:
+    status, output = machine.call(["scontrol", "show", "job", job], 3.0)
     if status:
         why = "whether the job is warned before its end is unknown"
-        return Line("P7", "Slurm", "note", f"inside job {job}; scontrol does not answer", why, "#SBATCH --signal=TERM@120")
-    if "Signal=" not in said:
+        return line("P7", "Slurm", "note", f"inside job {job}; scontrol does not answer", why, "#SBATCH --signal=TERM@120")
+    if "Signal=" not in output:
         why = "a job that is ended at its time limit without a warning loses the steps since its last checkpoint"
-        return Line("P7", "Slurm", "warning", f"inside job {job}, no signal before the end", why, "#SBATCH --signal=TERM@120")
-    return Line("P7", "Slurm", "ok", f"inside job {job}, with a signal before the end")
+        return line("P7", "Slurm", "warning", f"inside job {job}, no signal before the end", why, "#SBATCH --signal=TERM@120")
+    return line("P7", "Slurm", "ok", f"inside job {job}, with a signal before the end")
 
 
-def source(machine: Machine, plan: Plan) -> Iterator[Line]:
+def source(machine: Machine, plan: Plan) -> Iterator[Finding]:
     if machine.which("git") is None:
-        why = "the state of your code cannot be kept with a run"
-        yield Line("P8", "git", "warning", "git is not installed", why, "install git")
+        why = "the state of your code cannot be stored with a run"
+        yield line("P8", "git", "warning", "git is not installed", why, "install git")
         return
     facts = machine.code_state(Path.cwd(), plan.runs)
     if "dirty" not in facts:
-        yield Line("P8", "git", "ok", "not in a git work tree; runs keep a copy of a recipe file of your own")
+        yield line("P8", "git", "ok", "not in a git work tree; runs keep a copy of a recipe file of your own")
         return
     commit = (facts["commit"] or "no commit yet")[:10]
     changed = [*facts["changed"], *facts["untracked"]]
     if not changed:
-        yield Line("P8", "git", "ok", f"clean at {commit}")
+        yield line("P8", "git", "ok", f"clean at {commit}")
         return
     names = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
     seen = f"{len(changed)} changed or new since {commit}: {names}"
     if plan.dirty:
-        yield Line("P8", "git", "note", seen, "a patch is saved with every run", "nothing to do: --dirty was given")
+        yield line("P8", "git", "note", seen, "a patch is saved with every run", "nothing to do: --dirty was given")
     else:
         why = "train would refuse: such a result cannot be rebuilt"
-        yield Line("P8", "git", "failure", seen, why, "commit them, or train with --dirty")
+        yield line("P8", "git", "failure", seen, why, "commit them, or train with --dirty")
 
 
-PROBES: tuple[Callable[[Machine, Plan], Iterator[Line]], ...] = (
+PROBES: tuple[Callable[[Machine, Plan], Iterator[Finding]], ...] = (
     paths, disk, gpu, versions, limits, clock, launcher, source
 )  # fmt: skip

@@ -1,6 +1,6 @@
-"""One step under the microscope: every module call, every operation and every node of the backward pass, in execution order.
+"""Traces one step: every module call, every operation and every backward node, in execution order.
 
-It names where a value first stops being finite; it never changes what is computed.
+It finds where a value first becomes non-finite, and never changes what is computed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seedbed.checks.case import place, short
-from seedbed.checks.tape import Player, Recorder
+from seedbed.checks.random_draws import RecordDraws, ReplayDraws
+from seedbed.checks.subject import short, source_line
 from seedbed.config import Config
 from seedbed.train.anomaly import last_line_outside_torch
 from seedbed.train.engine import Engine, total_norm
@@ -33,7 +33,7 @@ _OBJECTIVE = ""
 
 @dataclass
 class Call:
-    """One call of a module: sizes of what went in and came out, and the span of autograd nodes it made."""
+    """One module call: magnitudes of inputs and outputs, and the range of autograd nodes it created."""
 
     name: str
     kind: str
@@ -49,8 +49,8 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value stopped being finite. `op` is the operation, `line` its place in the source, as far as they are known."""
+class Origin:
+    """Where a value became non-finite. `op` is the operation, `line` its source line, as far as they are known."""
 
     direction: str
     module: str
@@ -63,16 +63,16 @@ class Place:
 
 @dataclass
 class Examination:
-    """What one step did."""
+    """The trace of one step."""
 
     terms: dict[str, float] = field(default_factory=dict)
     norms: dict[str, float] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
-    tapes: list[list[Tensor]] = field(default_factory=list)
+    draws: list[list[Tensor]] = field(default_factory=list)
     bad_parts: list[int] = field(default_factory=list)
-    forward: Place | None = None
-    backward: Place | None = None
+    forward: Origin | None = None
+    backward: Origin | None = None
     grads: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Examination:
 
 
 def finite(x: Any) -> bool:
-    """Whether every number in here is finite; what holds no floating-point numbers is."""
+    """Whether every floating-point value in here is finite."""
     if isinstance(x, Tensor):
         return not (x.is_floating_point() or x.is_complex()) or x.numel() == 0 or bool(torch.isfinite(x).all())
     return math.isfinite(x) if isinstance(x, float) else True
@@ -96,28 +96,28 @@ def all_finite(values: Any) -> bool:
 
 
 def largest(values: Any) -> float:
-    """The largest size of a finite number in here; NaN when there is none that is finite."""
+    """The largest finite magnitude in here; NaN when there is none."""
     tensors = [t.detach() for t in tree_leaves(values) if isinstance(t, Tensor) and t.is_floating_point() and t.numel()]
     sizes = [float(t[torch.isfinite(t)].abs().max()) for t in tensors if bool(torch.isfinite(t).any())]
     return max(sizes) if sizes else math.nan
 
 
 def _next_node() -> int:
-    """The running number that the next node of the autograd graph will get."""
+    """The sequence number of the next autograd node."""
     return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Tracer:
-    """Hooks on every module, a look at every operation, a hook on every backward node."""
+    """Hooks on every module, every operation and every backward node."""
 
     def __init__(self, system: System) -> None:
         self.system = system
         self.names = {m: n for n, m in system.named_modules()}
         self.calls: list[Call] = []
         self.stack: list[Call] = []
-        self.forward: Place | None = None
-        self.backward: Place | None = None
-        self.by_op: Place | None = None
+        self.forward: Origin | None = None
+        self.backward: Origin | None = None
+        self.by_op: Origin | None = None
         self.looking = True
 
     @contextlib.contextmanager
@@ -139,7 +139,7 @@ class Tracer:
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         with self.paused():
             if not self.forward and not all_finite((args, kwargs)):
-                self.forward = self._blame_caller()
+                self.forward = self._attribute_to_caller()
             call = Call(self.names[module], type(module).__name__, module, _next_node())
             call.given = largest((args, kwargs))
             self.stack.append(call)
@@ -156,24 +156,24 @@ class Tracer:
             call.weight = largest(list(module.parameters(recurse=False)))
             self.calls.append(call)
             if not call.finite and not self.forward:
-                self.forward = self._place("forward", module, call)
+                self.forward = self._origin("forward", module, call)
 
-    def _blame_caller(self) -> Place:
-        """A module was given something that is not finite: whoever called it made it."""
+    def _attribute_to_caller(self) -> Origin:
+        """A module received a non-finite input: its caller produced it."""
         caller = self.stack[-1] if self.stack else None
-        return self._place("forward", caller.module if caller else self.system, caller)
+        return self._origin("forward", caller.module if caller else self.system, caller)
 
-    def _place(self, direction: str, module: nn.Module, call: Call | None, **known: str) -> Place:
-        """The place of a module, with the operation inside it that was seen to go wrong."""
+    def _origin(self, direction: str, module: nn.Module, call: Call | None, **known: str) -> Origin:
+        """The origin of a module, with the operation inside it that was seen to fail."""
         name = self.names[module]
         seen = self.by_op if direction == "forward" else None
         if seen and (seen.module == name or not name or seen.module.startswith(f"{name}.")):
             return seen
         given = f"input up to {call.given:.4g}, weights up to {call.weight:.4g}" if call else ""
-        return Place(direction, name, where_of(module), given=given, dtype=call.dtype if call else "", **known)
+        return Origin(direction, name, where_of(module), given=given, dtype=call.dtype if call else "", **known)
 
     def operation(self, func: Any, given: list[Any], out: Any) -> None:
-        """The first operation that makes something infinite of finite numbers: a mask of -inf is made of an infinite one."""
+        """Records the first operation with a non-finite output from finite inputs."""
         if self.by_op or not any(isinstance(x, Tensor) for x in given) or "empty" in func._schema.name or all_finite(out):
             return
         module = self.stack[-1].module if self.stack else self.system
@@ -181,12 +181,12 @@ class Tracer:
         shown = "; ".join(_range(x) for x in tensors[:3])
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         op = func._schema.name.removeprefix("aten::")
-        self.by_op = Place("forward", self.names[module], where_of(module), op, user_line(sys._getframe(1)), shown, dtype)
+        self.by_op = Origin("forward", self.names[module], where_of(module), op, user_line(sys._getframe(1)), shown, dtype)
 
     def end_forward(self, loss: Tensor) -> None:
-        """The loss is there; what no module boundary showed happened in the objective itself."""
+        """The loss is known; what no module boundary showed happened in the objective."""
         if not self.forward and not finite(loss.detach()):
-            self.forward = self.by_op or Place("forward", _OBJECTIVE, where_of(self.system))
+            self.forward = self.by_op or Origin("forward", _OBJECTIVE, where_of(self.system))
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -199,7 +199,7 @@ class Tracer:
     # ---- backward ----------------------------------------------------------------------------------------------------
 
     def follow(self, loss: Tensor) -> None:
-        """Watch every node behind `loss`: the first that makes something infinite of finite gradients is the one."""
+        """Hooks every node behind `loss`: the first with a non-finite output from finite gradients is the origin."""
         seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node = waiting.pop()
@@ -215,24 +215,24 @@ class Tracer:
                 return
             with self.paused():
                 if not all_finite(arriving):
-                    self.backward = self._place_of_node(node, arriving, hooked=True)
+                    self.backward = self._origin_of_node(node, arriving, hooked=True)
                 elif not all_finite(results):
-                    self.backward = self._place_of_node(node, arriving, hooked=False)
+                    self.backward = self._origin_of_node(node, arriving, hooked=False)
 
         return look
 
-    def _place_of_node(self, node: Any, arriving: Any, hooked: bool) -> Place:
+    def _origin_of_node(self, node: Any, arriving: Any, hooked: bool) -> Origin:
         given = f"gradient arriving up to {largest(arriving):.4g}"
         if hasattr(node, "variable"):
             owner = next((n for n, p in self.system.named_parameters() if p is node.variable), "?")
             module = self.system.get_submodule(owner.rpartition(".")[0])
-            return Place("backward", self.names[module], where_of(module), f"hook on {owner}", given=given)
+            return Origin("backward", self.names[module], where_of(module), f"hook on {owner}", given=given)
         module = self._module_of(node)
         op = f"hook on the result of {node.name()}" if hooked else node.name()
-        return Place("backward", self.names[module], where_of(module), op, forward_line(node), given)
+        return Origin("backward", self.names[module], where_of(module), op, forward_line(node), given)
 
     def _module_of(self, node: Any) -> nn.Module:
-        """The innermost module call that made a node, by the running number of nodes."""
+        """The innermost module call that created a node, by sequence number."""
         number = node._sequence_nr()
         if node.name() == "BackwardHookFunctionBackward":
             # A module's hooks on its outputs are put there right after its forward; the function itself takes a number or two.
@@ -263,27 +263,31 @@ class _Operations(TorchDispatchMode):
 
 
 class TracingEngine(Engine):
-    """An engine that, while a `probe` is set, takes a step without updating anything and lets the tracer look.
+    """An engine that can trace a step without updating anything.
 
-    `light` leaves the tracer out: enough to see whether a step is finite.
+    With `untraced` it only finds out whether the step is finite.
     """
 
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         super().__init__(system, config, device)
         self.found: Examination | None = None
         self.tracer: Tracer | None = None
-        self.player: Player | None = None
+        self.replay_draws: ReplayDraws | None = None
 
     def examine(
-        self, parts: Callable[[int], Batch], begin: Callable[[], None], player: Player | None = None, light: bool = False
+        self,
+        parts: Callable[[int], Batch],
+        begin: Callable[[], None],
+        replay_draws: ReplayDraws | None = None,
+        untraced: bool = False,
     ) -> Examination:
-        """Take the step that `begin` sets up, and say what happened. Weights, buffers and dice are left as they were."""
+        """Traces the step that `begin` sets up. Weights, buffers and random state are restored."""
         self.found = found = Examination()
-        self.tracer = None if light else Tracer(self.system)
-        self.player = player
+        self.tracer = None if untraced else Tracer(self.system)
+        self.replay_draws = replay_draws
         watching = self.tracer.watching() if self.tracer else contextlib.nullcontext()
         try:
-            with self.rehearsal(), watching:
+            with self.dry_run(), watching:
                 begin()
                 measured = self.step(parts)
         finally:
@@ -298,26 +302,26 @@ class TracingEngine(Engine):
         if found is None:
             return super()._update(batch, part)
         found.batches.append({k: v.detach().clone() for k, v in batch.items()})  # the feed may use its memory again
-        found.tapes.append([])
-        with self.player or Recorder(found.tapes[-1]):
+        found.draws.append([])
+        with self.replay_draws or RecordDraws(found.draws[-1]):
             out = super()._update(batch, part)
         if not all(finite(v.detach()) for v in out.values()):
             found.bad_parts.append(part)
         return out
 
-    def descend(self, loss: Tensor, name: str = "main") -> None:
+    def minimize(self, loss: Tensor, name: str = "main") -> None:
         if self.tracer and self.found is not None:
             with self.tracer.paused():
                 self.tracer.end_forward(loss)
                 self.tracer.follow(loss)
-                super().descend(loss, name)
+                super().minimize(loss, name)
         else:
-            super().descend(loss, name)
+            super().minimize(loss, name)
 
     @torch.no_grad()
-    def _finish(self, name: str, optimizer: Optimizer) -> None:
+    def apply_gradients(self, name: str, optimizer: Optimizer) -> None:
         if self.found is None:
-            super()._finish(name, optimizer)
+            super().apply_gradients(name, optimizer)
             return
         grads = {n: p.grad for g in optimizer.groups for n, p in g.params.items() if p.grad is not None}
         scale = float(self.scale[name]) if name in self.scale else 1.0
@@ -328,15 +332,15 @@ class TracingEngine(Engine):
 
 
 def where_of(module: nn.Module) -> str:
-    """`file:line Class.forward`, or the objective's place for the system itself."""
+    """`file:line Class.forward`, or the objective's line for the system itself."""
     if isinstance(module, System):
         kind = type(module)
-        return place(kind.loss if kind.loss is not System.loss else kind.update)
-    return place(type(module).forward)
+        return source_line(kind.loss if kind.loss is not System.loss else kind.update)
+    return source_line(type(module).forward)
 
 
 def user_line(frame: FrameType | None) -> str:
-    """`file:line function` of the nearest caller that is neither torch nor this instrument."""
+    """`file:line function` of the nearest caller outside torch and this module."""
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith((_TORCH, _HERE, "<")):
@@ -346,7 +350,7 @@ def user_line(frame: FrameType | None) -> str:
 
 
 def forward_line(node: Any) -> str:
-    """Where in the forward pass a backward node was made, from the traceback that anomaly mode keeps."""
+    """Source line of the forward operation behind a backward node, from the traceback of anomaly mode."""
     found = last_line_outside_torch("".join(node.metadata.get("traceback_", [])), (_HERE,))
     return f"{short(found[0])}:{found[1]} {found[2]}" if found else ""
 

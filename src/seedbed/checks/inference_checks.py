@@ -1,4 +1,4 @@
-"""I: what generates is what was trained: caches, harness, mode and exported weights."""
+"""Checks I: generation agrees with training: caches, sampling path, mode and exported weights."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ import safetensors.torch
 import torch
 from torch._C import _functorch as functorch  # pyright: ignore[reportAttributeAccessIssue]
 
-from seedbed.checks.case import CPU, ROWS, Case, place, short, spread
-from seedbed.checks.device_checks import shaken_engine
-from seedbed.checks.jobs import NUM_TOKENS, known_options, roll_all_dice
-from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks.device_checks import perturbed_engine
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.small_jobs import NUM_TOKENS, advance_global_rng, sample_options, short_options
+from seedbed.checks.subject import CPU, ROWS, Subject, short, source_line, spread
 from seedbed.errors import UserError
+from seedbed.report.findings import Finding
+from seedbed.train import capabilities
 from seedbed.train.engine import Engine
 from seedbed.train.system import Request, Sample, System
 
@@ -26,16 +28,16 @@ CACHE_LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4}
 EXPORT_LIMIT = 1e-6
 
 
-@check("I1", "cache", "err", humbatova=(4,), needs=("cached", "inputs"))
-def cache(case: Case) -> Result:
-    system = case.shaken()
-    limit = CACHE_LIMIT.get(case.dtype, 1e-4)
-    worst, told = 0.0, ""
-    # Two prompts in turn: what the first leaves behind must not reach the second. Then shorter ones.
+@check("I1", "KV cache", "err", humbatova=(4,), needs=("cached", "inputs"))
+def kv_cache(subject: Subject) -> Finding:
+    system = subject.perturbed()
+    limit = CACHE_LIMIT.get(subject.dtype, 1e-4)
+    worst, problem = 0.0, ""
+    # Two prompts in turn: the first must not affect the second. Then shorter ones.
     turns = [(0, None), (1, None), (0, None), (1, 1), (0, 2), (0, 7)]
     with torch.no_grad():
         for n, length in turns:
-            probe = system.probe(case.shaken_batch(n))
+            probe = capabilities.probe(system, subject.perturbed_batch(n))
             assert probe is not None and probe.cached is not None
             batch = {k: v[:, :length] if v.ndim > 1 else v for k, v in probe.batch.items()}
             full, stepwise = probe.predict(batch), probe.cached(batch[probe.inputs])
@@ -45,19 +47,21 @@ def cache(case: Case) -> Result:
             apart_T = (full - stepwise).abs().flatten(2).amax((0, 2)) / spread(full)
             if float(apart_T.max()) > worst:
                 worst = float(apart_T.max())
-                told = f"cached and full outputs part at token {int((apart_T > limit).int().argmax())}: {worst:.1e} of their mean"
-    return _cache_failure(system, told, worst, limit) if not worst <= limit else passed("cached = full", worst, limit)
+                problem = (
+                    f"cached and full outputs part at token {int((apart_T > limit).int().argmax())}: {worst:.1e} of their mean"
+                )
+    return _cache_failure(system, problem, worst, limit) if not worst <= limit else passed("cached = full", worst, limit)
 
 
-def _cache_failure(system: System, what: str, value: float, limit: float) -> Result:
-    why = "samples get worse with length, or remember the prompt before"
+def _cache_failure(system: System, what: str, value: float, limit: float) -> Finding:
+    why = "samples get worse with length, or depend on the previous prompt"
     fix = "look at the cache's index, mask and positions, and start every generation with an empty one"
-    return failed(what, where=place(type(system).sample), why=why, fix=fix, value=value, limit=limit)
+    return failed(what, where=source_line(type(system).sample), why=why, fix=fix, value=value, limit=limit)
 
 
-def _engine(case: Case) -> Engine:
-    """Weights far enough from their birth that what comes next depends on what came before."""
-    return case.once("inference.engine", lambda: shaken_engine(case, CPU, noise=0.3))
+def _engine(subject: Subject) -> Engine:
+    """An engine with weights far enough from initialisation that outputs depend on their context."""
+    return subject.once("inference.engine", lambda: perturbed_engine(subject, CPU, noise=0.3))
 
 
 def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
@@ -65,9 +69,9 @@ def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
         return engine.system.sample(Request(folder, options), engine)
 
 
-def used_only_by(case: Case, act: Callable[[], object]) -> str:
-    """The first function in a file of the recipe that `act` runs and training does not; empty when there is none."""
-    files = {str(path) for path in case.recipe.files()}
+def used_only_by(subject: Subject, act: Callable[[], object]) -> str:
+    """The first function in a recipe file that `act` runs and training does not; empty when there is none."""
+    files = {str(path) for path in subject.recipe.files()}
 
     def called(work: Callable[[], object]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -84,17 +88,17 @@ def used_only_by(case: Case, act: Callable[[], object]) -> str:
             sys.setprofile(None)
         return found
 
-    trained = called(lambda: case.loss_of(case.shaken(), case.shaken_batch()))
+    trained = called(lambda: subject.loss_of(subject.perturbed(), subject.perturbed_batch()))
     return next((where for file, where in called(act).items() if file not in trained), "")
 
 
-@check("I2", "harness", "err", humbatova=(10,), needs=("inputs", "decode"))
-def harness(case: Case) -> Result:
-    """The likeliest continuation by the sampling path against the same by the training forward."""
-    engine = _engine(case)
+@check("I2", "sampling parity", "err", humbatova=(10,), needs=("inputs", "decode"))
+def sampling_parity(subject: Subject) -> Finding:
+    """The greedy continuation by the sampling path equals the one by the training forward pass."""
+    engine = _engine(subject)
     system = engine.system
     with engine.evaluating():
-        wanted = [(prompt, text) for prompt, text in (_greedy(case, system, row) for row in range(ROWS)) if prompt]
+        wanted = [(prompt, text) for prompt, text in (_greedy(subject, system, row) for row in range(ROWS)) if prompt]
     if not wanted:
         return skipped("no prompt survives decoding and encoding")
     with tempfile.TemporaryDirectory() as scratch:
@@ -104,7 +108,7 @@ def harness(case: Case) -> Result:
 
         found: list[str] = []
         try:
-            where = used_only_by(case, continue_all) or place(type(system).sample)
+            where = used_only_by(subject, continue_all) or source_line(type(system).sample)
         except UserError as error:
             return skipped(f"the recipe does not continue a prompt: {error}")
     for shown, (_, expected) in zip(found, wanted, strict=True):
@@ -115,15 +119,15 @@ def harness(case: Case) -> Result:
             f"the likeliest continuation parts from the training forward at character {same}: {shown[same : same + 12]!r} "
             f"instead of {expected[same : same + 12]!r}",
             where=where,
-            why="what you see is not what was trained: samples look worse than the loss",
+            why="samples do not show what was trained: they look worse than the loss",
             fix="share preprocessing, positions and mode between sampling and training",
         )
     return passed("greedy tokens by sampling and by the training forward agree")
 
 
-def _greedy(case: Case, system: System, number: int) -> tuple[str, str]:
-    """A prompt and its likeliest continuation within one context, by the forward pass that training uses."""
-    probe = system.probe(case.batch(0))
+def _greedy(subject: Subject, system: System, number: int) -> tuple[str, str]:
+    """A prompt and its greedy continuation within one context, by the training forward pass."""
+    probe = capabilities.probe(system, subject.batch(0))
     assert probe is not None and probe.decode is not None
     context = probe.batch[probe.inputs].shape[1]
     num = min(NUM_TOKENS, context - 2)
@@ -132,15 +136,15 @@ def _greedy(case: Case, system: System, number: int) -> tuple[str, str]:
     with torch.no_grad():
         for _ in range(num):
             batch = {k: row[None] if k in (probe.inputs, probe.targets) else v[:1] for k, v in probe.batch.items()}
-            # Where a place is answered several times, the last answer counts.
+            # Where a position is predicted several times, the last prediction counts.
             logits_KV = torch.atleast_2d(probe.predict(batch)[0, -1])
             row = torch.cat([row, logits_KV[-1:].argmax(-1)])
     return "" if "\ufffd" in probe.decode(row) else prompt, probe.decode(row)
 
 
-@check("I6", "mode", "err", humbatova=(11, 6))
-def mode(case: Case) -> Result:
-    engine = _engine(case)
+@check("I6", "eval mode", "err", humbatova=(11, 6))
+def eval_mode(subject: Subject) -> Finding:
+    engine = _engine(subject)
     system = engine.system
     troubles: list[str] = []
     before = {n: t.detach().clone() for n, t in (*system.named_parameters(), *system.named_buffers())}
@@ -150,21 +154,21 @@ def mode(case: Case) -> Result:
             if module.training:
                 troubles.append(f"{name or 'the system'} runs in training mode while sampling")
             elif torch.is_grad_enabled() and not functorch.peek_interpreter_stack():
-                # Inside torch.func.grad a model that walks downhill takes its slope, and no graph outlives it.
+                # A model that optimises its output takes gradients inside torch.func.grad, and no graph outlives it.
                 troubles.append(f"{name or 'the system'} builds a graph while sampling")
 
         return hook
 
-    known = known_options(engine)
-    options = {k: v for k, v in {"tokens": NUM_TOKENS, "temperature": 1.0}.items() if k in known}
+    known = sample_options(engine)
+    options = {**short_options(engine), **({"temperature": 1.0} if "temperature" in known else {})}
     with engine.evaluating():
         if system.training or torch.is_grad_enabled():
             state = "in training mode" if system.training else "with gradients on"
-            why, fix = "every evaluation and sample is made that way", "eval() and no_grad() inside engine.evaluating()"
-            return failed(f"evaluation runs {state}", where=place(inspect.unwrap(Engine.evaluating)), why=why, fix=fix)
+            why, fix = "every evaluation and sample runs that way", "eval() and no_grad() inside engine.evaluating()"
+            return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), why=why, fix=fix)
     try:
         with tempfile.TemporaryDirectory() as scratch:
-            where = used_only_by(case, lambda: _sample(engine, Path(scratch), **options)) or place(type(system).sample)
+            where = used_only_by(subject, lambda: _sample(engine, Path(scratch), **options)) or source_line(type(system).sample)
     except UserError as error:
         return skipped(str(error))
     handles = [m.register_forward_pre_hook(look(n)) for n, m in system.named_modules()]
@@ -172,7 +176,7 @@ def mode(case: Case) -> Result:
         with tempfile.TemporaryDirectory() as scratch:
             shown = []
             for seed in (1, 2):
-                roll_all_dice(seed)
+                advance_global_rng(seed)
                 shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
             if "seed" in known and shown[0] == _fingerprint(_sample(engine, Path(scratch) / "3", **options, seed=2)):
                 troubles.append("another seed gives the same sample")
@@ -190,7 +194,7 @@ def mode(case: Case) -> Result:
         return failed(
             troubles[0],
             where=where,
-            why="dropout, label drop or other dice of training spoil what people see",
+            why="dropout, label drop or other training noise degrades samples",
             fix="sample inside engine.evaluating(), under no_grad, with a generator seeded by the request",
         )
     if not shown[0]:
@@ -203,21 +207,23 @@ def _fingerprint(sample: Sample) -> list[Any]:
 
 
 @check("I7", "export", "err", humbatova=(8,))
-def export(case: Case) -> Result:
-    engine = _engine(case)
+def export(subject: Subject) -> Finding:
+    engine = _engine(subject)
     system = engine.system
+    if not isinstance(system, capabilities.Exportable):
+        return skipped("this recipe has no export")
     with tempfile.TemporaryDirectory() as scratch, engine.evaluating():
         paths: list[Path] = []
         try:
-            only = used_only_by(case, lambda: paths.extend(system.export(Path(scratch) / "out")))
+            only = used_only_by(subject, lambda: paths.extend(system.export(Path(scratch) / "out")))
         except UserError as error:
             return skipped(str(error))
         stored: dict[str, torch.Tensor] = {}
         for path in paths:
             if path.suffix == ".safetensors":
                 stored |= safetensors.torch.load_file(path)
-    where = only or place(type(system).export)
-    why, fix = "others would use another model than the one you judged", "write every parameter and saved buffer, as it is"
+    where = only or source_line(type(system).export)
+    why, fix = "others would use another model than the one you evaluated", "write every parameter and saved buffer, as it is"
     if not stored:
         return failed("no weights were written", where=where, why=why, fix=fix)
     wanted = dict(system.named_parameters())
@@ -238,7 +244,7 @@ def export(case: Case) -> Result:
 
 
 def _matching(stored: dict[str, torch.Tensor], names: list[str]) -> dict[str, str]:
-    """Parameter names to names in the file, which may leave out a leading part of them."""
+    """Parameter names to names in the file, which may omit a common prefix."""
     found = {}
     for name in names:
         tail = name

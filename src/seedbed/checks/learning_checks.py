@@ -1,15 +1,16 @@
-"""H and E: the numbers fit the task, and the model learns what it should from what it should."""
+"""Checks H and E: hyperparameters suit the task, and the model learns from its inputs."""
 
 from __future__ import annotations
 
 import math
 import statistics
 
-from seedbed.checks import practice
-from seedbed.checks.case import Case, place
-from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks import short_runs
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.subject import Subject, source_line
+from seedbed.report.findings import Finding
 
-# Share of the drop lost against a rate ten times lower: clean presets gain by the higher one; 30x too high loses .12 and more.
+# Share of the drop lost against a rate ten times lower: clean presets gain from the higher one; 30x too high loses .12 and more.
 RATE_LIMIT, RATE_SIGMAS = 0.08, 3
 # Clean .004 to .03; a rate 1e4 times too low 3e-6.
 RATIO_LOW, RATIO_HIGH = 1e-5, 0.2
@@ -18,55 +19,56 @@ WARMUP_LIMIT = 0.5
 DECAY_STEPS = 50.0
 # Share of the first loss, after steps on one batch: clean presets need 9 to 80 of the 120 steps for half of it.
 MEMORISED, NUM_OVERFIT, OVERFIT_RATE = 0.5, 120, 5e-3
-# So little is left when rows are known by heart and not only how often tokens occur.
-BY_HEART, NUM_BY_HEART = 0.15, 160
-# Better on unseen batches than without inputs: clean .06 to .2, inputs or targets mixed up at most .002.
+# This little is left when rows are memorised and not only token frequencies.
+MEMORISED, NUM_TO_MEMORISE = 0.15, 160
+# Gain from inputs on held-out batches: clean .06 to .2, inputs or targets mixed up at most .002.
 GAIN_LIMIT = 0.015
-# Before frequencies are learned, which takes long with a large vocabulary, inputs cannot help yet.
+# Before frequencies are learned, which takes long with a large vocabulary, inputs do not help.
 BLIND_LIMIT = 1.03
-# On unseen batches: clean characters .57 to .83, points .8 (.95 at a third of the rate); a rate 1e4 times too low 1.000.
+# On held-out batches: clean characters .57 to .83, points .8 (.95 at a third of the rate); a rate 1e4 times too low 1.000.
 FALL_LIMIT, FALL_SIGMAS = 0.99, 2
 
 
-def _preset_place(case: Case) -> str:
-    return place(case.recipe.presets[case.preset]) if case.preset in case.recipe.presets else case.recipe.name
-
-
-@check("H1", "rate", "warn", humbatova=(2,))
-def rate(case: Case) -> Result:
-    if reason := practice.nothing_to_learn(case):
+@check("H1", "learning rate", "warn", humbatova=(2,))
+def learning_rate(subject: Subject) -> Finding:
+    if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    fast, slow = practice.real_run(case), practice.slow_run(case)
-    lr = case.small.optim.lr
+    fast, slow = short_runs.real_run(subject), short_runs.low_lr_run(subject)
+    lr = subject.small.optim.lr
     if not fast.finite:
         return failed(
             f"at lr {lr:g} the loss is not finite after {len(fast.losses)} steps",
-            where=_preset_place(case),
+            where=_preset_line(subject),
             why="the run would end here",
             fix=f"optim.lr={lr / 10:g}, or find-lr",
             severity="err",
         )
-    quick, calm = fast.unseen[1], slow.unseen[1]
+    high, low = fast.held_out_loss[1], slow.held_out_loss[1]
     apart = [f - s for (_, f), (_, s) in zip(fast.held_out, slow.held_out, strict=True)]
     noise = statistics.stdev(apart) / len(apart) ** 0.5
-    worse = (quick - calm) / max(fast.unseen[0] - min(quick, calm), 1e-12)
-    if worse > RATE_LIMIT and quick - calm > RATE_SIGMAS * noise:
+    worse = (high - low) / max(fast.held_out_loss[0] - min(high, low), 1e-12)
+    if worse > RATE_LIMIT and high - low > RATE_SIGMAS * noise:
         return failed(
-            f"{practice.NUM_STEPS} steps at lr {lr:g} end at {quick:.3g} on unseen batches, at {lr / 10:g} at {calm:.3g}",
-            where=_preset_place(case),
+            f"{short_runs.NUM_STEPS} steps at lr {lr:g} end at {high:.3g} on held-out batches, at {lr / 10:g} at {low:.3g}",
+            where=_preset_line(subject),
             why="the learning rate is too high: steps overshoot and undo each other",
-            fix=f"optim.lr={lr / 10:g}, or: seedbed find-lr {case.name}",
+            fix=f"optim.lr={lr / 10:g}, or: seedbed find-lr {subject.name}",
             value=worse,
             limit=RATE_LIMIT,
         )
-    return passed(f"lr {lr:g} ends at {quick:.3g}, a tenth of it at {calm:.3g}", worse, RATE_LIMIT)
+    return passed(f"lr {lr:g} ends at {high:.3g}, a tenth of it at {low:.3g}", worse, RATE_LIMIT)
 
 
-@check("H2", "ratio", "warn", humbatova=(2, 12))
-def ratio(case: Case) -> Result:
-    if reason := practice.nothing_to_learn(case):
+def _preset_line(subject: Subject) -> str:
+    recipe = subject.recipe
+    return source_line(recipe.presets[subject.preset]) if subject.preset in recipe.presets else recipe.name
+
+
+@check("H2", "update ratio", "warn", humbatova=(2, 12))
+def update_ratio(subject: Subject) -> Finding:
+    if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    ratios = practice.real_run(case).ratios
+    ratios = short_runs.real_run(subject).ratios
     if not ratios:
         return skipped("no matrix, or the run was not finite (see H1)")
     middle = statistics.median(ratios)
@@ -74,7 +76,7 @@ def ratio(case: Case) -> Result:
     if low or not middle <= RATIO_HIGH:
         return failed(
             f"a step changes matrices by {middle:.1e} of their length (healthy: {RATIO_LOW:g} to {RATIO_HIGH:g})",
-            where=_preset_place(case),
+            where=_preset_line(subject),
             why="nothing will change in this run" if low else "every step rewrites the model",
             fix="raise optim.lr; see optim.eps and optim.clip" if low else "lower optim.lr or the weight decay",
             value=middle,
@@ -83,9 +85,9 @@ def ratio(case: Case) -> Result:
     return passed("median change of a matrix per step", middle, RATIO_HIGH)
 
 
-@check("H3", "sums", "warn", humbatova=(2,))
-def sums(case: Case) -> Result:
-    config, num_items = case.config, case.real_data.train.num_items
+@check("H3", "schedule sums", "warn", humbatova=(2,))
+def schedule_sums(subject: Subject) -> Finding:
+    config, num_items = subject.config, subject.real_data.train.num_items
     optim = config.optim
     epochs = config.steps * config.batch / num_items if num_items else 0.0
     decays = [optim.lr * optim.weight_decay] + [optim.muon_lr * optim.muon_weight_decay] * (optim.kind == "muon")
@@ -112,17 +114,17 @@ def sums(case: Case) -> Result:
     ]
     for bad, what, why, fix in troubles:
         if bad:
-            return failed(what, where=_preset_place(case), why=why, fix=fix)
+            return failed(what, where=_preset_line(subject), why=why, fix=fix)
     return passed(f"{epochs:.3g} epochs" if num_items else "endless data")
 
 
 @check("E1", "overfit", "err", humbatova=(4, 6))
-def overfit(case: Case) -> Result:
-    trace = overfit_run(case)
-    bound = case.probe.lower_bound if case.probe and case.probe.lower_bound is not None else None
+def overfit(subject: Subject) -> Finding:
+    trace = overfit_run(subject)
+    bound = subject.probe.lower_bound if subject.probe and subject.probe.lower_bound is not None else None
     end = min(trace.losses[:NUM_OVERFIT])
     share = end / trace.first if trace.first > 0 else 0.0
-    place_ = practice.loss_place(case)
+    place_ = short_runs.loss_line(subject)
     if not trace.finite:
         why = "it breaks on its own training data"
         return failed(f"one batch: not finite after {len(trace.losses)} steps", where=place_, why=why, fix="see H1, O3 and C4")
@@ -141,38 +143,37 @@ def overfit(case: Case) -> Result:
     return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, MEMORISED)
 
 
-def overfit_run(case: Case) -> practice.Trace:
-    """At the preset's rate; where that is low for so short a time, at one that a small model bears."""
+def overfit_run(subject: Subject) -> short_runs.ShortRun:
+    """Overfits at a higher lr where the preset's is low for so short a run, else at the preset's."""
 
-    def go() -> practice.Trace:
-        trace = practice.overfit(case, 1.0, NUM_BY_HEART, BY_HEART)
-        rate = practice.brisk_rate(case, OVERFIT_RATE)
-        if trace.losses[-1] > BY_HEART * trace.first and rate > 1.0:
-            trace = practice.overfit(case, rate, NUM_BY_HEART, BY_HEART)
+    def go() -> short_runs.ShortRun:
+        rate = short_runs.lr_factor(subject, OVERFIT_RATE)
+        trace = short_runs.overfit(subject, rate, NUM_TO_MEMORISE, MEMORISED)
+        if rate > 1.0 and not min(trace.losses[:NUM_OVERFIT]) <= MEMORISED * trace.first:
+            trace = short_runs.overfit(subject, 1.0, NUM_TO_MEMORISE, MEMORISED)
         return trace
 
-    return case.once("practice.overfit", go)
+    return subject.once("short_runs.overfit", go)
 
 
-@check("E2", "input", "err", humbatova=(1, 10), needs=("inputs",))
-def inputs(case: Case) -> Result:
-    if reason := practice.nothing_to_learn(case):
+@check("E2", "input use", "err", humbatova=(1, 10), needs=("inputs",))
+def input_use(subject: Subject) -> Finding:
+    if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    for num_steps in (practice.NUM_STEPS, practice.NUM_MORE_STEPS):
-        real, blank = practice.seeing_and_blind(case, num_steps)
+    for real, blank in short_runs.paired_runs(subject):
         if not real.finite or not blank.finite:
             return skipped("the short run was not finite (see H1)")
-        seeing, blind = real.unseen[1], blank.unseen[1]
+        seeing, blind = real.held_out_loss[1], blank.held_out_loss[1]
         gain = (blind - seeing) / max(abs(blind), 1e-12)
         if gain >= GAIN_LIMIT:
-            return passed(f"real inputs {seeing:.3g}, blank ones {blind:.3g} on unseen batches", gain, GAIN_LIMIT)
-        # Slow learners get a longer run before they are judged.
-    floor = _first_baseline(case)
+            return passed(f"real inputs {seeing:.3g}, blank ones {blind:.3g} on held-out batches", gain, GAIN_LIMIT)
+        # Slow learners get a longer run.
+    floor = first_baseline(subject)
     if blind > BLIND_LIMIT * floor:
-        return skipped(f"too short to judge: blind it ends at {blind:.3g}, and frequencies alone would give {floor:.3g}")
+        return skipped(f"inconclusive: with blank inputs it ends at {blind:.3g}, and frequencies alone give {floor:.3g}")
     return failed(
-        f"{practice.NUM_MORE_STEPS} steps with real inputs end at {seeing:.4g} on unseen batches, with blank ones at {blind:.4g}",
-        where=practice.loss_place(case),
+        f"held-out loss after {short_runs.NUM_MORE_STEPS} steps: {seeing:.4g} with real inputs, {blind:.4g} with blank ones",
+        where=short_runs.loss_line(subject),
         why="inputs are ignored, or targets do not belong to them",
         fix="see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)",
         value=gain,
@@ -180,31 +181,31 @@ def inputs(case: Case) -> Result:
     )
 
 
-def _first_baseline(case: Case) -> float:
-    """What the simplest predictor scores, which needs no inputs; infinite when none is declared."""
-    if case.probe is None or case.probe.baselines is None:
+def first_baseline(subject: Subject) -> float:
+    """The score of the simplest predictor, which ignores the inputs; infinite when there is none."""
+    if subject.probe is None or subject.probe.baselines is None:
         return math.inf
-    return next(iter(case.probe.baselines(case.probe.batch).values()))
+    return next(iter(subject.probe.baselines(subject.probe.batch).values()), math.inf)
 
 
-@check("E3", "falls", "warn", humbatova=(6,))
-def falls(case: Case) -> Result:
-    if reason := practice.nothing_to_learn(case):
+@check("E3", "loss decreases", "warn", humbatova=(6,))
+def loss_decreases(subject: Subject) -> Finding:
+    if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    trace = practice.real_run(case)
+    trace = short_runs.real_run(subject)
     if not trace.finite:
         return skipped("the short run was not finite (see H1)")
-    first, end = trace.unseen
+    first, end = trace.held_out_loss
     drops = [a - b for a, b in trace.held_out]
     noise = statistics.stdev(drops) / len(drops) ** 0.5
     share = end / first if first > 0 else 0.0
     if share > FALL_LIMIT or first - end < FALL_SIGMAS * noise:
         return failed(
-            f"{practice.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on batches it has not seen",
-            where=practice.loss_place(case),
+            f"{short_runs.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on held-out batches",
+            where=short_runs.loss_line(subject),
             why="it is not learning",
             fix="see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)",
             value=share,
             limit=FALL_LIMIT,
         )
-    return passed(f"{first:.3g} -> {end:.3g} in {practice.NUM_STEPS} steps, on unseen batches", share, FALL_LIMIT)
+    return passed(f"{first:.3g} -> {end:.3g} in {short_runs.NUM_STEPS} steps, on held-out batches", share, FALL_LIMIT)

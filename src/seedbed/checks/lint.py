@@ -1,4 +1,4 @@
-"""Mistakes that can be read off the source of a recipe: rules on the syntax tree, each with its reason and its cure."""
+"""Rules on the syntax tree of a recipe: known mistakes, each with its reason and its fix."""
 
 from __future__ import annotations
 
@@ -14,9 +14,24 @@ _STEP, _LOOKUP = {"loss", "update", "forward"}, {"locate", "batch", "__getitem__
 _EMPTY = ("[]", "{}", "list()", "dict()", "set()")
 
 
+Rule = Callable[[ast.AST, "Scope"], Iterator[tuple[str, str, str, str]]]
+RULES: list[Rule] = []
+
+
+def lint(path: Path) -> Iterator[Hit]:
+    """Every hit of every rule in a file, except lines marked as intended."""
+    text = path.read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node, scope in _scoped_nodes(ast.parse(text), Scope()):
+        line = getattr(node, "lineno", 0)
+        if line and ALLOW not in lines[line - 1]:
+            for rule in RULES:
+                yield from (Hit(path, line, *hit) for hit in rule(node, scope))
+
+
 @dataclass(frozen=True)
 class Hit:
-    """One line that is wrong."""
+    """One faulty line."""
 
     path: Path
     line: int
@@ -26,31 +41,16 @@ class Hit:
     severity: str
 
 
-Rule = Callable[[ast.AST, "Scope"], Iterator[tuple[str, str, str, str]]]
-RULES: list[Rule] = []
-
-
 @dataclass(frozen=True)
 class Scope:
-    """Where a node stands: its function, and the buffers that its class registers."""
+    """The enclosing function of a node, and the buffers that its class registers."""
 
     function: str = ""
     buffers: frozenset[str] = frozenset()
     in_class: bool = False
 
 
-def lint(path: Path) -> Iterator[Hit]:
-    """Every hit of every rule in a file, but for lines that say it is meant."""
-    text = path.read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for node, scope in _walk(ast.parse(text), Scope()):
-        line = getattr(node, "lineno", 0)
-        if line and ALLOW not in lines[line - 1]:
-            for rule in RULES:
-                yield from (Hit(path, line, *told) for told in rule(node, scope))
-
-
-def _walk(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
+def _scoped_nodes(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
     for child in ast.iter_child_nodes(node):
         yield child, scope
         inner = scope
@@ -58,7 +58,7 @@ def _walk(node: ast.AST, scope: Scope) -> Iterator[tuple[ast.AST, Scope]]:
             inner = Scope("", frozenset(_buffers(child)), True)
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             inner = Scope(scope.function or child.name, scope.buffers, False)
-        yield from _walk(child, inner)
+        yield from _scoped_nodes(child, inner)
 
 
 def _buffers(node: ast.ClassDef) -> Iterator[str]:
@@ -87,7 +87,7 @@ def device_as_text(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str,
     sides = [node.left, *node.comparators]
     texts = [s for s in sides if isinstance(s, ast.Constant) and s.value in _DEVICES]
     devices = [s for s in sides if isinstance(s, ast.Attribute) and s.attr == "device"]
-    # A config's device is a text; a tensor's or an engine's is not.
+    # A config's device is a string; a tensor's or an engine's is not.
     if texts and devices and not ast.unparse(devices[0].value).endswith(("config", "cfg", "args", "given")):
         what = f"`{ast.unparse(node)}` compares a device with a text"
         yield what, "it is False for a device with a number, so the branch is never taken", "compare device.type", "err"
@@ -118,7 +118,12 @@ def waits_for_device(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, st
         return
     if node.func.attr in ("item", "cpu", "tolist", "numpy") and not node.args:
         what = f".{node.func.attr}() inside {scope.function}()"
-        yield what, "the device waits for the host in every step, and the step cannot be captured", "return tensors", "warn"
+        yield (
+            what,
+            "the host synchronises with the device in every step, and the step cannot be captured",
+            "return tensors",
+            "warn",
+        )
 
 
 @rule
@@ -157,7 +162,7 @@ def unsafe_load(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, st
     name, words = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
     unsafe = name in ("pickle.load", "pickle.loads", "joblib.load", "dill.load") or words.get("allow_pickle") == "True"
     if unsafe or (name == "torch.load" and words.get("weights_only") != "True"):
-        yield f"{name}() runs code that the file brings along", "a stranger's file is a stranger's program", "safetensors", "err"
+        yield f"{name}() executes code from the file", "a file from others can run any code", "safetensors", "err"
 
 
 @rule

@@ -1,4 +1,4 @@
-"""T: a run can be stopped, repeated, watched and interrupted at any moment without becoming another run."""
+"""Checks T: memory, exact resume, randomness, side effects of evaluation, and crash safety."""
 
 from __future__ import annotations
 
@@ -13,47 +13,48 @@ from typing import Any
 
 import torch
 
-from seedbed.checks import practice
-from seedbed.checks.case import CPU, Case, place
-from seedbed.checks.jobs import loss_now, new_job, roll_all_dice, shorten_samples
-from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks import short_runs
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.small_jobs import advance_global_rng, loss_now, new_job, shorten_samples
+from seedbed.checks.subject import CPU, Subject, source_line
 from seedbed.config import override
 from seedbed.data.feed import Feed
+from seedbed.report.findings import Finding
 from seedbed.track import files
-from seedbed.train import checkpoint, loop
+from seedbed.train import capabilities, checkpoint, checkpoint_loading, loop, progress, rollback, saving
 from seedbed.train.engine import Engine
-from seedbed.train.loop import Job
+from seedbed.train.job import Job
 
 MEMORY_SHARE = 0.92
 STOP, END = 3, 6
 
 
 @check("T1", "memory", "err", humbatova=(13, 6))
-def memory(case: Case) -> Result:
-    if not torch.cuda.is_available() or case.config.device == "cpu":
+def memory(subject: Subject) -> Finding:
+    if not torch.cuda.is_available() or subject.config.device == "cpu":
         return skipped("no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
     total = torch.cuda.get_device_properties(device).total_memory
-    one, two = (_peak(case, device, rows) for rows in (1, 2))
-    rows = case.config.batch // case.config.accum
+    one, two = (_peak(subject, device, rows) for rows in (1, 2))
+    rows = subject.config.batch // subject.config.accum
     needed = one + (two - one) * (rows - 1)
     share = needed / total
     what = f"about {needed / 2**30:.1f} of {total / 2**30:.0f} GiB for {rows} items at a time"
     if share > MEMORY_SHARE:
         fits = max(1, int(rows * MEMORY_SHARE / share))
         why = "it will run out of memory in its first backward pass"
-        fix = f"accum={-(-rows // fits) * case.config.accum}, or batch={fits}"
-        return failed(what, where=practice.loss_place(case), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
+        fix = f"accum={-(-rows // fits) * subject.config.accum}, or batch={fits}"
+        return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
     return passed(what, share, MEMORY_SHARE)
 
 
-def _peak(case: Case, device: torch.device, rows: int) -> float:
-    """Bytes at the worst moment of a step on `rows` items of the real config."""
-    config = override(case.config, [f"batch={rows}", "accum=1", "compile=off"])
-    system = case.recipe.build(config, case.real_data).to(device)
+def _peak(subject: Subject, device: torch.device, rows: int) -> float:
+    """Peak bytes of a step on `rows` items of the real config."""
+    config = override(subject.config, [f"batch={rows}", "accum=1", "compile=off"])
+    system = subject.recipe.build(config, subject.real_data).to(device)
     engine = Engine(system, config, device)
     engine.variant = system.variant(0, config.steps)
-    feed = Feed(case.real_data.train, batch=rows, parts=1, seed=1, device=device)
+    feed = Feed(subject.real_data.train, batch=rows, parts=1, seed=1, device=device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     for step in range(2):
@@ -71,58 +72,58 @@ _NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "s
 
 
 @check("T2", "resume", "err", humbatova=(6,))
-def resume(case: Case) -> Result:
+def resume(subject: Subject) -> Finding:
     settings = (*_NO_TOOLS, "batch=4", "accum=2")
     with tempfile.TemporaryDirectory() as scratch:
-        whole = new_job(case, *settings, folder=Path(scratch) / "whole")
+        whole = new_job(subject, *settings, folder=Path(scratch) / "whole")
         (Path(scratch) / "whole").mkdir()
         _stop_at(whole, END)
         straight = _fit(whole)
-        first = new_job(case, *settings, folder=Path(scratch) / "parts")
+        first = new_job(subject, *settings, folder=Path(scratch) / "parts")
         (Path(scratch) / "parts").mkdir()
         _stop_at(first, STOP)
         _fit(first)
-        saved = checkpoint.load_newest(Path(scratch) / "parts" / "checkpoints", lambda text: None)
+        saved = checkpoint_loading.load_newest(Path(scratch) / "parts" / "checkpoints", lambda text: None)
         if saved is None or saved.step != STOP:
             why = "a signal would lose the run's work"
             what = f"stopped at step {STOP}, the newest checkpoint is {saved.step if saved else 'none'}"
-            return failed(what, where=place(loop._finish), why=why, fix="save a checkpoint when a run is stopped")
+            return failed(what, where=source_line(loop.finish), why=why, fix="save a checkpoint when a run is stopped")
         # Another seed: whatever is not restored is visible.
-        second = new_job(case, *settings, folder=Path(scratch) / "parts", seed=case.config.seed + 1)
-        roll_all_dice(987)
-        loop.take_back(second, saved)
+        second = new_job(subject, *settings, folder=Path(scratch) / "parts", seed=subject.config.seed + 1)
+        advance_global_rng(987)
+        progress.restore(second, saved)
         _stop_at(second, END)
-        told = _fit(second)
-    difference = _compare(whole, second, straight, told)
+        resumed = _fit(second)
+    difference = _compare(whole, second, straight, resumed)
     if difference:
         return failed(
             f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}",
-            where=_who_forgets(whole, second, difference),
+            where=_cause_of_difference(whole, second, difference),
             why="a resumed run is another run: nothing can be repeated, and every preemption costs progress",
-            fix="save and restore weights, moments, averages, counters and whatever state() should give",
+            fix="save and restore weights, moments, EMA, counters and whatever state() should return",
         )
-    spoiled = _roll_back_trouble(case)
+    spoiled = _roll_back_problem(subject)
     if spoiled:
         return failed(
             spoiled,
-            where=place(loop._send_back),
-            why="weights without the moments and the place that belong to them spoil again what was saved",
+            where=source_line(rollback.go_back),
+            why="weights without their moments and data position diverge again",
             fix="restore weights, every moment, averages and counters together, and skip the data that led there",
         )
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
 
 
-def _who_forgets(a: Job, b: Job, difference: str) -> str:
-    """The dice of a step that depend on what came before, a state that is not kept, or else the restoring."""
+def _cause_of_difference(a: Job, b: Job, difference: str) -> str:
+    """The source of a difference: random numbers that depend on history, state that is not saved, or the restoring."""
     states = []
     for seed in (1, 2):
-        roll_all_dice(seed)
-        b.engine.roll_dice(STOP)
+        advance_global_rng(seed)
+        b.engine.seed_step(STOP)
         states.append(torch.get_rng_state())
     if not torch.equal(*states):
-        return place(Engine.roll_dice)
+        return source_line(Engine.seed_step)
     kept = {n for group in b.engine.tensors().values() for n in group}
-    return place(Engine.tensors if difference in set(a.system.state_dict()) - kept else loop.take_back)
+    return source_line(Engine.tensors if difference in set(a.system.state_dict()) - kept else progress.restore)
 
 
 def _fit(job: Job) -> list[dict[str, Any]]:
@@ -132,9 +133,9 @@ def _fit(job: Job) -> list[dict[str, Any]]:
 
 
 def _stop_at(job: Job, step: int) -> None:
-    """End the job as a signal would, once `step` steps are taken, by way of what the loop asks before every step.
+    """Ends the job as a signal would, after `step` steps.
 
-    So stopped, a run neither evaluates nor samples at its end, which can take long."""
+    A run stopped so neither evaluates nor samples at its end."""
     real = job.system.variant
 
     def variant(now: int, num_steps: int) -> Any:
@@ -146,7 +147,7 @@ def _stop_at(job: Job, step: int) -> None:
 
 
 def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
-    """What differs between two jobs that should have ended alike; empty when nothing does."""
+    """The first difference between two jobs that should be equal; empty when there is none."""
     for name in ("step", "items", "skipped_items", "total_items", "counter", "best", "best_step"):
         if getattr(a, name) != getattr(b, name):
             return f"{name} is {getattr(a, name)} and {getattr(b, name)}"
@@ -157,50 +158,50 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
                 f"step {one['step']}: "
                 + ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))[:200]
             )
-    for held in (lambda job: practice.named_tensors(job.engine), lambda job: job.system.state_dict()):
-        name = practice.first_difference(held(a), held(b))
+    for held in (lambda job: short_runs.named_tensors(job.engine), lambda job: job.system.state_dict()):
+        name = short_runs.first_difference(held(a), held(b))
         if name:
             return name
     return "" if a.system.state() == b.system.state() else "state()"
 
 
-@check("T3", "dice", "err", humbatova=(6,))
-def dice(case: Case) -> Result:
-    system, batch = case.fresh_system(), case.batch(0)
-    engine = Engine(system, case.small, CPU)
+@check("T3", "randomness", "err", humbatova=(6,))
+def randomness(subject: Subject) -> Finding:
+    system, batch = subject.fresh_system(), subject.batch(0)
+    engine = Engine(system, subject.small, CPU)
 
     def loss(step: int, others: int) -> float:
-        roll_all_dice(others)
-        engine.roll_dice(step)
+        advance_global_rng(others)
+        engine.seed_step(step)
         state = torch.get_rng_state()
-        value = loss_now(case, system, batch)
+        value = loss_now(subject, system, batch)
         drawn.append(not torch.equal(state, torch.get_rng_state()))
         return value
 
     drawn: list[bool] = []
     here, again, later = loss(5, 1), loss(5, 2), loss(6, 1)
-    where = case.objective_place()
+    where = subject.objective_line()
     if here != again:
         why = "a step cannot be repeated: resume and replay are guesses"
         fix = "draw from torch's own generator, which the engine sets for every step; not from random or numpy"
         return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where, why=why, fix=fix)
-    if drawn[0] and here == later and _dice_matter(case, system, batch):
-        why = "every step meets the same noise: the model learns one draw by heart"
+    if drawn[0] and here == later and _depends_on_seed(subject, system, batch):
+        why = "every step has the same noise: the model memorises one draw"
         fix = "let the noise of a step follow from (seed, step)"
-        return failed("steps 5 and 6 draw the same noise", where=place(Engine.roll_dice), why=why, fix=fix)
-    shared = _shared_noise(case, system, batch)
+        return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), why=why, fix=fix)
+    shared = _shared_noise(subject, system, batch)
     if shared:
         why = "the gradient sees one draw per batch instead of one per row: a loss that jumps, and slow learning"
         return failed(f"all rows of a batch draw the same {shared!r}", where=where, why=why, fix="draw one per row")
-    return passed("the same step draws the same, another step draws anew" if drawn[0] else "the loss draws nothing")
+    return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 
-def _shared_noise(case: Case, system: Any, batch: Any) -> str:
-    """An entry of the probe's batch that is drawn anew with every roll of the dice, but once for all rows."""
+def _shared_noise(subject: Subject, system: Any, batch: Any) -> str:
+    """An entry of the probe's batch that is random, but equal for all rows."""
     batches = []
     for seed in (1, 2):
         torch.manual_seed(seed)
-        probe = system.probe(batch)
+        probe = capabilities.probe(system, batch)
         if probe is None:
             return ""
         batches.append(probe.batch)
@@ -211,72 +212,74 @@ def _shared_noise(case: Case, system: Any, batch: Any) -> str:
     return ""
 
 
-def _dice_matter(case: Case, system: Any, batch: Any) -> bool:
-    """Whether other random numbers give another loss: zeros at birth can hide what is drawn."""
+def _depends_on_seed(subject: Subject, system: Any, batch: Any) -> bool:
+    """Whether another seed gives another loss: zero-initialised layers can hide noise."""
     values = []
     for seed in range(4):
         torch.manual_seed(seed)
-        values.append(loss_now(case, system, batch))
+        values.append(loss_now(subject, system, batch))
     return len(set(values)) > 1
 
 
-@check("T4", "neutral", "err", humbatova=(6, 11))
-def neutral(case: Case) -> Result:
+@check("T4", "side effects", "err", humbatova=(6, 11))
+def side_effects(subject: Subject) -> Finding:
     with tempfile.TemporaryDirectory() as scratch:
-        jobs = []
+        small_jobs = []
         for name, every in (("quiet", 0), ("busy", 2)):
             folder = Path(scratch) / name
             folder.mkdir()
-            tools = [f"every.{tool}={every}" for tool in ("eval", "sample", "save")]
-            job = new_job(case, *_NO_TOOLS, *tools, folder=folder)
+            # Evaluations that steer training belong to both.
+            evals = 2 if subject.perturbed().evaluation_steers else every
+            often = (f"every.eval={evals}", f"every.sample={every}", f"every.save={every}")
+            job = new_job(subject, *_NO_TOOLS, *often, folder=folder)
             shorten_samples(job.engine)
             _stop_at(job, 4)
-            job.best = -1e30  # evaluations shall not save: a save is asked for on its own
-            jobs.append((job, _fit(job)))
-    (quiet, rows_quiet), (busy, rows_busy) = jobs
+            job.best = -1e30  # evaluations must not save here
+            small_jobs.append((job, _fit(job)))
+    (quiet, rows_quiet), (busy, rows_busy) = small_jobs
     difference = _compare(quiet, busy, rows_quiet, rows_busy)
     modes = [n for n, m in busy.system.named_modules() if not m.training]
     if difference or modes:
-        told = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
+        what = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
         return failed(
-            f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {told}",
-            where=_who_disturbs(busy),
-            why="how often you look changes the result: runs cannot be compared",
-            fix="evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or dice there",
+            f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}",
+            where=_cause_of_side_effect(busy),
+            why="how often you evaluate changes the result: runs cannot be compared",
+            fix="evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there",
         )
     return passed("looking on changes nothing, bitwise")
 
 
-def _who_disturbs(job: Job) -> str:
-    """The frame around every evaluation when it does not put things back by itself; else the recipe's evaluation."""
+def _cause_of_side_effect(job: Job) -> str:
+    """The evaluation wrapper where it does not restore state itself; else the recipe's evaluation."""
     engine, system = job.engine, job.system
     system.train()
     for shadow in engine.ema.shadow.values() if engine.ema else ():
-        shadow.add_(1.0)  # whatever the run did, average and weights differ now
-    before = practice.named_tensors(engine)
+        shadow.add_(1.0)  # EMA and weights differ now in any case
+    before = short_runs.named_tensors(engine)
     with engine.evaluating():
         pass
-    if practice.first_difference(before, practice.named_tensors(engine)) and engine.ema:
-        return place(inspect.unwrap(type(engine.ema).swapped_in))
-    return place(inspect.unwrap(Engine.evaluating) if not system.training else type(system).evaluate)
+    if short_runs.first_difference(before, short_runs.named_tensors(engine)) and engine.ema:
+        return source_line(inspect.unwrap(type(engine.ema).swapped_in))
+    return source_line(inspect.unwrap(Engine.evaluating) if not system.training else type(system).evaluate)
 
 
-def _roll_back_trouble(case: Case) -> str:
-    """After trouble the loop goes back to its best checkpoint: to all of it, and past the data that spoiled the run."""
+def _roll_back_problem(subject: Subject) -> str:
+    """Rolling back restores the whole best checkpoint and skips the data that caused it."""
     with tempfile.TemporaryDirectory() as scratch:
-        job = new_job(case, "steps=20", "guard.policy=rollback", folder=Path(scratch))
+        job = new_job(subject, "steps=20", "guard.policy=rollback", folder=Path(scratch))
         _steps(job, 2)
-        loop._save(job, best=True)
-        kept = practice.named_tensors(job.engine)
+        saving.save(job, best=True)
+        kept = short_runs.named_tensors(job.engine)
         _steps(job, 1)
-        loop._save(job, best=False)
+        saving.save(job)
         _steps(job, 2)
         spoiled = job.counter
         with torch.no_grad():
             for tensor in (t for group in job.engine.tensors().values() for t in group.values()):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
-        loop._send_back(job, "rollback", "nan")
-        name = practice.first_difference(kept, practice.named_tensors(job.engine))
+        rollback.go_back(job, "rollback", "nan")
+        name = short_runs.first_difference(kept, short_runs.named_tensors(job.engine))
     if name or job.step != 2:
         return f"after a roll-back {name or f'the step is {job.step}, not 2: it'} is not what the best checkpoint holds"
     if job.counter != spoiled:
@@ -286,24 +289,24 @@ def _roll_back_trouble(case: Case) -> str:
 
 def _steps(job: Job, num: int) -> None:
     for _ in range(num):
-        loop._take_step(job)
-    job.readback.drop()
+        loop.take_step(job)
+    job.stepper.readback.drop()
 
 
-@check("T6", "crash", "err", humbatova=(6,))
-def crash(case: Case) -> Result:
+@check("T6", "crash safety", "err", humbatova=(6,))
+def crash_safety(subject: Subject) -> Finding:
     with tempfile.TemporaryDirectory() as scratch:
-        job = new_job(case, "keep=3", folder=Path(scratch))
+        job = new_job(subject, "keep=3", folder=Path(scratch))
         folder = Path(scratch) / "checkpoints"
         _steps(job, 1)
-        loop._save(job, best=False)
-        good = practice.named_tensors(job.engine)
+        saving.save(job)
+        good = short_runs.named_tensors(job.engine)
         _steps(job, 1)
-        trouble = _first_trouble(job, folder, good)
-    if trouble:
+        problem = _first_problem(job, folder, good)
+    if problem:
         return failed(
-            trouble,
-            where=place(loop._save if "ends the run" in trouble else checkpoint.save),
+            problem,
+            where=source_line(saving.save if "ends the run" in problem else checkpoint.save),
             why="one full disk or power cut at the wrong moment loses the run",
             fix="write aside, sync, verify, rename; load the newest that matches its checksums",
         )
@@ -311,28 +314,28 @@ def crash(case: Case) -> Result:
 
 
 class _Killed(BaseException):
-    """Stands for SIGKILL: nobody catches it."""
+    """Stands for SIGKILL: nothing catches it."""
 
 
-def _first_trouble(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str:
+def _first_problem(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str:
     for error in (OSError(errno.ENOSPC, "No space left on device"), _Killed()):
         for count in range(12):
             with _failing_write(count, error) as failed_at:
                 try:
-                    loop._save(job, best=False)
+                    saving.save(job)
                 except _Killed:
                     pass
                 except OSError:
                     return f"a full disk at write {count + 1} of a save ends the run"
             title = "a kill" if isinstance(error, _Killed) else "a full disk"
-            problem = _newest_is(folder, good if failed_at else practice.named_tensors(job.engine))
+            problem = _newest_is(folder, good if failed_at else short_runs.named_tensors(job.engine))
             if problem:
                 when = f"after {title} at write {count + 1}" if failed_at else f"after {title}, and a save that went well"
                 return f"{when}: {problem}"
             if not failed_at:
                 break
         checkpoint.forget_after(folder, 1)
-    loop._save(job, best=False)
+    saving.save(job)
     newest = checkpoint.steps_in(folder)[-1]
     for path in sorted(newest.glob("*.safetensors")):
         data = bytearray(path.read_bytes())
@@ -347,21 +350,21 @@ def _first_trouble(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
 
 
 def _newest_is(folder: Path, good: dict[str, torch.Tensor]) -> str:
-    """Empty when the newest whole checkpoint holds these tensors."""
+    """Empty when the newest intact checkpoint holds these tensors."""
     try:
-        saved = checkpoint.load_newest(folder, lambda text: None)
+        saved = checkpoint_loading.load_newest(folder, lambda text: None)
     except Exception as error:
         return f"loading fails: {error}"
     if saved is None:
         return "there is no checkpoint left"
     held = {f"{file}: {n}": t for file, group in saved.tensors.items() for n, t in group.items()}
-    name = practice.first_difference(good, held)
+    name = short_runs.first_difference(good, held)
     return f"{name} is not what was saved" if name else ""
 
 
 @contextlib.contextmanager
 def _failing_write(after: int, error: BaseException) -> Iterator[list[int]]:
-    """Let the write layer fail at its n-th call; yields a list that is filled when it did."""
+    """Lets the n-th call of the write layer fail; yields a list that is filled when it did."""
     real, calls, hit = files.write, iter(range(10**6)), []
 
     def write(fd: int, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""L: the loss itself: a mean over targets, best for perfect answers, blind to what is masked, and what is really descended."""
+"""Checks L: the loss is a mean over targets, minimal for perfect predictions, and respects masks."""
 
 from __future__ import annotations
 
@@ -7,32 +7,34 @@ import math
 import torch
 from torch import Tensor
 
-from seedbed.checks.case import ROWS, Case, num_rows, spread, take_rows
-from seedbed.checks.registry import Result, check, failed, passed, skipped
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.subject import ROWS, Subject, num_rows, repeat_rows, spread, take_rows
+from seedbed.report.findings import Finding
+from seedbed.train import capabilities
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, System
 
 # Relative difference of losses that should be equal. Measured: 1e-16, and 2e-7 where the loss is rounded to float32.
 SAME = 1e-5
-# For noisy losses without a probe: how much doubling a batch may change the mean over many throws. Measured: 0.14.
-DOUBLED, THROWS = 0.25, 48
+# For noisy losses without a probe: how much doubling a batch may change the mean over many draws. Measured: 0.14.
+DOUBLED, NUM_DRAWS = 0.25, 48
 
 
-@check("L0", "probe", "err", humbatova=(9,), needs=("objective", "predict"))
-def agreement(case: Case) -> Result:
-    """The loss that the probe describes is the loss that training descends."""
-    probe, system = case.probe, case.shaken()
+@check("L0", "probe loss", "err", humbatova=(9,), needs=("objective", "predict"))
+def probe_loss(subject: Subject) -> Finding:
+    """The probe's objective equals the training loss."""
+    probe, system = subject.probe, subject.perturbed()
     assert probe is not None
-    if not is_deterministic(case, system):
+    if not is_deterministic(subject, system):
         return skipped("the loss draws its own noise; see L1")
     with torch.no_grad():
-        told = float(probe.objective(probe.predict(probe.batch), probe.batch))
-        real = float(case.loss_of(system, case.shaken_batch()))
-    off = abs(told - real) / max(abs(real), 1e-12)
+        declared = float(probe.objective(probe.predict(probe.batch), probe.batch))
+        real = float(subject.loss_of(system, subject.perturbed_batch()))
+    off = abs(declared - real) / max(abs(real), 1e-12)
     if not off <= SAME:
         return failed(
-            f"training descends {real:.6g}, prediction and objective of the probe give {told:.6g}",
-            where=case.objective_place(),
+            f"the training loss is {real:.6g}, the probe's objective {declared:.6g}",
+            where=subject.objective_line(),
             why="what the checks test is not what is trained, or the loss is not the objective of the prediction",
             fix="let loss() and probe() share the code from inputs to loss",
             value=off,
@@ -41,51 +43,53 @@ def agreement(case: Case) -> Result:
     return passed("trained and described loss agree", off, SAME)
 
 
-@check("L1", "split", "err", humbatova=(9,))
-def split(case: Case) -> Result:
-    """The loss of a batch is the target-weighted mean of its rows' losses; a batch taken twice costs the same."""
-    system, batch = case.shaken(), case.shaken_batch()
+@check("L1", "loss reduction", "err", humbatova=(9,))
+def loss_reduction(subject: Subject) -> Finding:
+    """The loss of a batch is the target-weighted mean of its rows' losses; a duplicated batch has the same loss."""
+    system, batch = subject.perturbed(), subject.perturbed_batch()
     with torch.no_grad():
-        if not is_deterministic(case, system):
-            return _noisy_split(case, system)
-        whole, twice = (float(case.loss_of(system, b)) for b in (batch, _twice(batch)))
+        if not is_deterministic(subject, system):
+            return _noisy_split(subject, system)
+        # Where a term uses every n-th row only, each row occurs n times, so that every one is used.
+        wide = repeat_rows(batch, capabilities.row_stride(system))
+        whole, twice = (float(subject.loss_of(system, b)) for b in (wide, _twice(wide)))
         weights = [float(system.num_targets(take_rows(batch, slice(i, i + 1)))) for i in range(ROWS)]
-        parts = [float(case.loss_of(system, take_rows(batch, slice(i, i + 1)))) for i in range(ROWS)]
+        parts = [float(subject.loss_of(system, take_rows(batch, slice(i, i + 1)))) for i in range(ROWS)]
     if not all(map(math.isfinite, parts)):
         row = next(i for i, p in enumerate(parts) if not math.isfinite(p))
         what = f"a part of one row with {weights[row]:g} targets costs {parts[row]}"
         fix = "divide by max(1, number of targets), so that a part without targets costs nothing"
-        why = "one such part of a step spoils every weight"
-        return failed(what, where=case.objective_place(), why=why, fix=fix)
+        why = "one such part of a step makes every weight NaN"
+        return failed(what, where=subject.objective_line(), why=why, fix=fix)
     mean = sum(w * p for w, p in zip(weights, parts, strict=True) if w) / max(sum(weights), 1e-12)
     for what, value in ((f"twice the batch gives {twice / whole:.4g} times the loss", twice),
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip
         off = abs(value - whole) / max(abs(whole), 1e-12)
         if not off <= SAME:
-            return _wrong_reduction(case, what, off, SAME)
-    return passed("whole, doubled and row by row", abs(mean - whole) / max(abs(whole), 1e-12), SAME)
+            return _wrong_reduction(subject, what, off, SAME)
+    return passed("full, doubled and row by row", abs(mean - whole) / max(abs(whole), 1e-12), SAME)
 
 
-def _noisy_split(case: Case, system: System) -> Result:
-    """Noise of its own cannot be split; the mean over many throws must still not depend on the batch size."""
-    batch = case.shaken_batch()
+def _noisy_split(subject: Subject, system: System) -> Finding:
+    """A noisy loss cannot be split; its mean over many draws must not depend on the batch size."""
+    batch = subject.perturbed_batch()
     many: dict[int, list[float]] = {1: [], 2: []}
-    for dice in range(THROWS):
-        many[1].append(float(case.loss_of(system, batch, dice)))
-        many[2].append(float(case.loss_of(system, _twice(batch), dice)))
+    for seed in range(NUM_DRAWS):
+        many[1].append(float(subject.loss_of(system, batch, seed)))
+        many[2].append(float(subject.loss_of(system, _twice(batch), seed)))
     one, two = (torch.tensor(v).double() for v in many.values())
     off = abs(float(two.mean() / one.mean()) - 1)
-    error = 6 * float((one.std() / one.mean()).square() + (two.std() / two.mean()).square()) ** 0.5 / math.sqrt(THROWS)
+    error = 6 * float((one.std() / one.mean()).square() + (two.std() / two.mean()).square()) ** 0.5 / math.sqrt(NUM_DRAWS)
     if not off <= max(DOUBLED, error):
-        what = f"twice the batch gives {float(two.mean() / one.mean()):.3g} times the loss, in the mean of {THROWS} throws"
-        return _wrong_reduction(case, what, off, DOUBLED)
-    return passed(f"doubled, in the mean of {THROWS} throws", off, max(DOUBLED, error))
+        what = f"twice the batch gives {float(two.mean() / one.mean()):.3g} times the loss, in the mean of {NUM_DRAWS} draws"
+        return _wrong_reduction(subject, what, off, DOUBLED)
+    return passed(f"doubled, in the mean of {NUM_DRAWS} draws", off, max(DOUBLED, error))
 
 
-def _wrong_reduction(case: Case, what: str, off: float, limit: float) -> Result:
+def _wrong_reduction(subject: Subject, what: str, off: float, limit: float) -> Finding:
     return failed(
         what,
-        where=case.objective_place(),
+        where=subject.objective_line(),
         why="the learning rate would depend on the batch size, and parts of a step would not add up to it",
         fix="take the mean over all targets of the batch, and let num_targets() count them",
         value=off,
@@ -93,22 +97,22 @@ def _wrong_reduction(case: Case, what: str, off: float, limit: float) -> Result:
     )
 
 
-@check("L2", "oracle", "err", humbatova=(9, 14), needs=("oracle", "objective"))
-def oracle(case: Case) -> Result:
-    """A perfect prediction reaches the bound, and noise on it costs."""
-    probe = case.probe
+@check("L2", "oracle loss", "err", humbatova=(9, 14), needs=("oracle", "objective"))
+def oracle_loss(subject: Subject) -> Finding:
+    """A perfect prediction reaches the lower bound, and noise raises the loss."""
+    probe = subject.probe
     assert probe is not None and probe.oracle is not None
     with torch.no_grad():
         perfect = probe.oracle(probe.batch)
         best = float(probe.objective(perfect, probe.batch))
         reach = float(perfect.max() - perfect.min())
         worse = [float(probe.objective(perfect + reach * torch.randn_like(perfect), probe.batch)) for _ in range(5)]
-    where = case.objective_place()
+    where = subject.objective_line()
     if not all(w > best for w in worse):
         return failed(
             f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}",
             where=where,
-            why="descending this loss leads away from the answer",
+            why="minimising this loss leads away from the answer",
             fix="remove the minus, or check which of prediction and target comes first",
         )
     bound = probe.lower_bound
@@ -125,19 +129,19 @@ def oracle(case: Case) -> Result:
     return passed(f"a perfect answer costs {best:.3g}, noise on it {min(worse):.3g} and more")
 
 
-@check("L3", "mask", "err", humbatova=(9,), needs=("mask", "targets", "objective", "predict"))
-def mask(case: Case) -> Result:
-    """Masked targets do not count, kept ones do, and a batch without any target costs nothing and stays finite."""
-    probe, system = case.probe, case.shaken()
+@check("L3", "loss mask", "err", humbatova=(9,), needs=("mask", "targets", "objective", "predict"))
+def loss_mask(subject: Subject) -> Finding:
+    """Masked targets do not count, others do, and a batch without targets has a finite loss of zero."""
+    probe, system = subject.probe, subject.perturbed()
     assert probe is not None
-    where = case.objective_place()
+    where = subject.objective_line()
     kept = probe.batch[probe.mask] != 0
     with torch.no_grad():
         masked, counted = _move_targets(probe, ~kept), _move_targets(probe, kept)
-        nothing = take_rows(case.shaken_batch(), slice(None))
+        nothing = take_rows(subject.perturbed_batch(), slice(None))
         nothing[probe.mask] = torch.zeros_like(nothing[probe.mask])
-        empty = float(case.loss_of(system, nothing))
-        count = float(system.num_targets(case.shaken_batch()))
+        empty = float(subject.loss_of(system, nothing))
+        count = float(system.num_targets(subject.perturbed_batch()))
     if masked > SAME:
         why = "the model is trained on padding"
         return failed(
@@ -148,15 +152,15 @@ def mask(case: Case) -> Result:
         return failed("targets that count do not change the loss", where=where, why=why, fix="check the mask's sign and shape")
     if not math.isfinite(empty) or empty != 0.0:
         what = f"a batch of masked targets only costs {empty:.4g}"
-        return failed(what, where=where, why="one such part spoils a whole step", fix="divide by max(1, number of targets)")
+        return failed(what, where=where, why="one such part makes the whole step NaN", fix="divide by max(1, number of targets)")
     if count != float(kept.sum()):
         what = f"num_targets says {count:g}, the mask keeps {int(kept.sum())}"
         return failed(what, where=where, why="parts of a step are weighted wrongly", fix="count the mask in num_targets()")
-    return passed(f"{int(kept.sum())} of {kept.numel()} targets count, and only they")
+    return passed(f"{int(kept.sum())} of {kept.numel()} targets count, and no others")
 
 
 def _move_targets(probe: Probe, which: Tensor) -> float:
-    """How much the loss moves when some targets do."""
+    """Change of the loss when some targets change."""
     base = probe.objective(probe.predict(probe.batch), probe.batch)
     target = probe.batch[probe.targets]
     moved = torch.where(which.reshape(which.shape + (1,) * (target.ndim - which.ndim)), target + 1, target)
@@ -164,26 +168,26 @@ def _move_targets(probe: Probe, which: Tensor) -> float:
     return abs(float(probe.objective(probe.predict(probe.batch), changed) - base)) / max(abs(float(base)), 1e-12)
 
 
-@check("L5", "floors", "note", humbatova=(9,), needs=("baselines", "at_init"))
-def floors(case: Case) -> Result:
-    """What trivial predictors reach: the numbers to beat."""
-    probe = case.birth_probe(size=64)
+@check("L5", "baselines", "note", humbatova=(9,), needs=("baselines", "at_init"))
+def baselines(subject: Subject) -> Finding:
+    """The scores of trivial predictors."""
+    probe = subject.initial_probe(size=64)
     assert probe is not None and probe.baselines is not None and probe.at_init is not None
     found = probe.baselines(probe.batch)
     guess = probe.at_init(probe.batch)
     shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
     useless = [name for name, value in found.items() if value >= guess * (1 + SAME)]
     if useless:
-        what = f"{useless[0]} costs {found[useless[0]]:.3f}, a blind guess {guess:.3f}"
-        why = "a baseline worse than guessing says that targets are noise or counted wrongly"
-        return failed(what, where=case.objective_place(), why=why, fix="look at the targets: seedbed check --only D4")
-    return passed(f"to beat: {shown}; a blind guess costs {guess:.3f}")
+        what = f"{useless[0]} costs {found[useless[0]]:.3f}, a guess {guess:.3f}"
+        why = "a baseline worse than guessing means that targets are noise or counted wrongly"
+        return failed(what, where=subject.objective_line(), why=why, fix="look at the targets: seedbed check --only D4")
+    return passed(f"to beat: {shown}; a guess costs {guess:.3f}")
 
 
-@check("L6", "label", "err", humbatova=(9, 10), needs=("corrupt",))
-def label(case: Case) -> Result:
-    """The level that the network is told is the level of the mixture that it sees."""
-    probe = case.probe
+@check("L6", "noise level", "err", humbatova=(9, 10), needs=("corrupt",))
+def noise_level(subject: Subject) -> Finding:
+    """The noise level given to the network is that of its input."""
+    probe = subject.probe
     assert probe is not None and probe.corrupt is not None
     clean, noise, level, mixture = probe.corrupt(probe.batch)
     way = (clean - noise).flatten(1)
@@ -193,20 +197,21 @@ def label(case: Case) -> Result:
     limit = 1e-6
     if off > limit:
         return failed(
-            f"the network is told {float(level.flatten()[0]):.4f} where the mixture has {float(real[0]):.4f}",
-            where=case.objective_place(),
-            why="the network learns to undo another corruption than the one it meets when sampling",
+            f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}",
+            where=subject.objective_line(),
+            why="the network learns to undo another corruption than the one in sampling",
             fix="use one and the same level for the mixture and the condition, drawn in float32",
             value=off,
             limit=limit,
         )
-    return passed("told and real level", off, limit)
+    return passed("declared and real level", off, limit)
 
 
-def is_deterministic(case: Case, system: System) -> bool:
-    """Whether the loss is the same whatever the dice, in evaluation mode."""
+def is_deterministic(subject: Subject, system: System) -> bool:
+    """Whether the loss in evaluation mode is independent of the seed."""
+    batch = subject.perturbed_batch()
     with torch.no_grad():
-        return torch.equal(case.loss_of(system, case.shaken_batch(), 0), case.loss_of(system, case.shaken_batch(), 1))
+        return torch.equal(*(subject.loss_of(system, batch, seed) for seed in (0, 1)))
 
 
 def _twice(batch: Batch) -> Batch:

@@ -1,7 +1,8 @@
-"""O: every tensor is trained, once, by what its kind wants, at the rate that was declared."""
+"""Checks O: every parameter is trained once, by the right optimizer, at the declared lr."""
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -9,21 +10,24 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from seedbed.checks import practice
-from seedbed.checks.case import CPU, Case, Recorder, place, take_rows
-from seedbed.checks.jobs import new_job
-from seedbed.checks.registry import Result, check, failed, passed, skipped
-from seedbed.config import Schedule
+from seedbed.checks import short_runs
+from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.small_jobs import new_job
+from seedbed.checks.subject import CPU, Recorder, Subject, repeat_rows, source_line, take_rows
+from seedbed.config import Optim, Schedule
 from seedbed.nn.groups import declaration_of, settings_of
-from seedbed.train import loop
+from seedbed.report.findings import Finding
+from seedbed.train import capabilities, loop
 from seedbed.train.engine import Engine
-from seedbed.train.loop import Job
-from seedbed.train.optim import Optimizer, param_groups
+from seedbed.train.job import Job
+from seedbed.train.optim import AdamW, Muon, Optimizer, param_groups
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import Batch
 
 # Gradient norms of one batch, three times: sound 0, not zeroed 2.86, 5.72, 8.58.
 ZERO_LIMIT = 1e-3
+# Steps in which every tensor must get a gradient: a loss with a random number of steps may leave some out at first.
+MOST_STEPS = 16
 # Parts against the whole in float32: sound at most 4e-7, a mean of means .23.
 PARTS_LIMIT = 1e-4
 # Applied against declared rate: sound at most 2e-4 (float32 weights), eps 1e-3 or one shared floor 5 % and more.
@@ -35,32 +39,32 @@ STUCK_LIMIT = 0.2
 AVERAGE_LIMIT = 1e-5
 
 
-def _names(names: list[str], num: int = 3) -> str:
-    more = f" and {len(names) - num} more" if len(names) > num else ""
-    return ", ".join(names[:num]) + more
-
-
-@check("O1", "groups", "err", humbatova=(12,), quick=True)
-def groups(case: Case) -> Result:
-    engine = case.fresh_engine()
+@check("O1", "param groups", "err", humbatova=(12,), quick=True)
+def optimizer_groups(subject: Subject) -> Finding:
+    engine = subject.fresh_engine()
     counts = Counter(id(p) for o in engine.optimizers.values() for g in o.groups for p in g.params.values())
     stepped = Counter(id(p) for o in engine.optimizers.values() for p in o.params)
     wanted = {n: p for n, p in engine.system.named_parameters() if p.requires_grad}
     missing = [n for n, p in wanted.items() if not counts[id(p)] or not stepped[id(p)]]
     double = [n for n, p in wanted.items() if counts[id(p)] > 1]
-    where = place(param_groups)
+    where = source_line(param_groups)
     if missing:
         what = f"{len(missing)} of {len(wanted)} trainable tensors are in no group: {_names(missing)}"
-        return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one player's optimizer")
+        return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one optimizer")
     if double:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
-        return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one player")
+        return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")
     odd = _odd_kinds(engine)
     if odd:
-        why = "an optimizer for hidden matrices, or weight decay, spoils tables and gains"
+        why = "an optimizer for hidden matrices, or weight decay, harms embeddings and gains"
         fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
         return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, why=why, fix=fix, severity="warn")
     return passed(f"{len(wanted)} tensors, each in one of {sum(len(o.groups) for o in engine.optimizers.values())} groups")
+
+
+def _names(names: list[str], num: int = 3) -> str:
+    more = f" and {len(names) - num} more" if len(names) > num else ""
+    return ", ".join(names[:num]) + more
 
 
 def _odd_kinds(engine: Engine) -> list[str]:
@@ -71,7 +75,7 @@ def _odd_kinds(engine: Engine) -> list[str]:
         for group in optimizer.groups:
             for name, param in group.params.items():
                 declared = declaration_of(param)
-                # A matrix with one row per entry of a table is that table or the head that reads it back.
+                # A matrix with one row per entry of an embedding is that embedding or the head.
                 is_table = id(param) in tables or (param.ndim == 2 and bool(sizes & set(param.shape[:1])))
                 if group.kind == "muon" and (param.ndim != 2 or is_table):
                     odd.append(f"{name} (a {'table or head' if is_table else 'vector'} in Muon)")
@@ -80,19 +84,23 @@ def _odd_kinds(engine: Engine) -> list[str]:
     return odd
 
 
-@check("O2", "moves", "err", humbatova=(12, 6))
-def moves(case: Case) -> Result:
-    engine = practice.start(case)
+@check("O2", "weights move", "err", humbatova=(12, 6))
+def weights_move(subject: Subject) -> Finding:
+    engine = short_runs.start(subject)
     system = engine.system
     before = {n: p.detach().clone() for n, p in system.named_parameters()}
     reached: set[str] = set()
-    with practice.gradients(system) as seen:
-        for step in range(3):
-            practice.take_step(case, engine, case.batch(step, practice.rows_per_step(case)), step)
-            reached |= {n for n, g in seen.items() if g.abs().max() > 0}
-            seen.clear()
-    lawful = set(case.probe.dead) if case.probe else set()
-    named = {n: p for n, p in system.named_parameters() if n not in lawful}
+    declared_dead = set(subject.probe.dead) if subject.probe else set()
+    named = {n: p for n, p in system.named_parameters() if n not in declared_dead}
+    with short_runs.gradients(system) as seen:
+        for variant in capabilities.variants(system, subject.small.steps):
+            engine.variant = variant  # type: ignore[assignment]
+            for step in range(MOST_STEPS):
+                short_runs.take_step(subject, engine, subject.batch(step, short_runs.rows_per_step(subject)), step)
+                reached |= {n for n, g in seen.items() if g.abs().max() > 0}
+                seen.clear()
+                if step >= 2 and reached >= {n for n, p in named.items() if p.requires_grad}:
+                    break
     held = {id(p) for o in engine.optimizers.values() for p in o.params}
     frozen = [n for n, p in named.items() if not p.requires_grad]
     cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
@@ -100,32 +108,32 @@ def moves(case: Case) -> Result:
     for names, state, fix in (
         (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
         (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
-        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; lawful ones: Probe.dead"),
+        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; legitimate ones: Probe.dead"),
     ):
         if names:
-            what = f"{len(names)} of {len(before)} tensors {state} in 3 steps: {_names(names)}"
-            where = case.locate(practice.owner(system, names[0]))
+            what = f"{len(names)} of {len(before)} tensors {state} in {MOST_STEPS} steps: {_names(names)}"
+            where = subject.locate(short_runs.owner(system, names[0]))
             if names is frozen:
-                where = place(type(system).__init__)
+                where = source_line(type(system).__init__)
             elif names is still:
-                where = place(Optimizer.step if id(named[names[0]]) in held else param_groups)
+                where = source_line(Optimizer.step if id(named[names[0]]) in held else param_groups)
             why = "this part of the model never learns"
             return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0)
-    return passed(f"all {len(named)} tensors get a gradient and move in 3 steps")
+    return passed(f"all {len(named)} tensors get a gradient and move")
 
 
-@check("O3", "zeroed", "err", humbatova=(12,))
-def zeroed(case: Case) -> Result:
-    engine, batch = practice.start(case), case.batch(0)
+@check("O3", "zero_grad", "err", humbatova=(12,))
+def zero_grad(subject: Subject) -> Finding:
+    engine, batch = short_runs.start(subject), subject.batch(0)
     norms = []
     for _ in range(3):
-        measured = practice.take_step(case, engine, batch, 0, rate=0.0)
+        measured = short_runs.take_step(subject, engine, batch, 0, rate=0.0)
         norms.append(max(float(v) for n, v in measured.items() if n.startswith("grad_norm")))
     apart = (max(norms) - min(norms)) / max(min(norms), 1e-12)
     if not apart <= ZERO_LIMIT:
         return failed(
             f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}",
-            where=place(Engine._finish),
+            where=source_line(Engine.apply_gradients),
             why="gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set",
             fix="clear gradients after every step; change nothing in the system but through the optimizer",
             value=apart,
@@ -134,62 +142,66 @@ def zeroed(case: Case) -> Result:
     return passed("the same batch gives the same gradient three times", apart, ZERO_LIMIT)
 
 
-@check("O4", "accumulate", "err", humbatova=(12, 6))
-def accumulate(case: Case) -> Result:
+@check("O4", "accumulation", "err", humbatova=(12, 6))
+def accumulation(subject: Subject) -> Finding:
     num = 4
-    batch = case.batch(0, 20)
-    # Parts of unequal size: what weighs parts and not targets shows.
-    rows = [slice(0, 9), slice(9, 11), slice(11, 16), slice(16, 20)]
-    pieces = [take_rows(batch, r) for r in rows]
-    whole, parts = _gradient(case, [batch], clip=0.0), _gradient(case, pieces, clip=0.0)
-    summed = _weighted_sum(case, pieces)
-    mixes = case.probe is not None and bool(case.probe.mixes_rows)
-    if mixes or _apart(whole, _gradient(case, [batch], clip=0.0, dice=1)) > 1e-6:
-        # Parts draw other noise than the whole, or lawfully see other rows: compare with the parts' own weighted sum.
+    # Where a loss term uses every n-th row only, each row occurs n times, so that splitting does not change what it uses.
+    stride = capabilities.row_stride(subject.perturbed())
+    batch = repeat_rows(subject.batch(0, 20), stride)
+    # Parts of unequal size: weighting by parts instead of targets shows.
+    rows = [slice(stride * first, stride * last) for first, last in ((0, 9), (9, 11), (11, 16), (16, 20))]
+    split = [take_rows(batch, r) for r in rows]
+    whole, parts = _gradient(subject, [batch], clip=0.0), _gradient(subject, split, clip=0.0)
+    summed = _weighted_sum(subject, split)
+    mixes = subject.probe is not None and bool(subject.probe.mixes_rows)
+    # A batch that cannot be sharded, as the recipe declares, changes when it is split.
+    mixes = mixes or bool(capabilities.single_rank_reason(subject.perturbed()))
+    if mixes or _apart(whole, _gradient(subject, [batch], clip=0.0, step=1)) > 1e-6:
+        # Parts draw other noise than the batch, or legitimately use other rows: compare with the parts' weighted sum.
         whole = summed
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
         return failed(
             f"{num} unequal parts give another gradient than the whole batch: {apart:.1%} off",
-            where=place(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(case.shaken()).num_targets),
-            why="short parts count for more: training depends on how a batch is cut",
+            where=source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets),
+            why="short parts count for more: training depends on how a batch is split",
             fix="let num_targets count what the loss averages over; the engine weighs parts by it",
             value=apart,
             limit=PARTS_LIMIT,
         )
-    clipped = _clip_error(case, batch, float(_norm(whole)))
+    clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
         return failed(
             f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length",
-            where=place(Engine._finish),
-            why="clipping does not hold what it promises: one bad batch can throw the weights far",
-            fix="divide all gradients of a player by max(1, norm / clip) before its optimizer sees them",
+            where=source_line(Engine.apply_gradients),
+            why="clipping does not bound the step: one bad batch can move the weights far",
+            fix="divide all gradients of an optimizer by max(1, norm / clip) before its step",
             value=clipped,
             limit=1e-3,
         )
-    return passed("unequal parts give the gradient of the whole; clipping bites", apart, PARTS_LIMIT)
+    return passed("unequal parts give the gradient of the batch; clipping works", apart, PARTS_LIMIT)
 
 
-def _engine_for(case: Case, num_parts: int, clip: float) -> Engine:
-    engine = case.fresh_engine(f"batch={num_parts}", f"accum={num_parts}", f"optim.clip={clip!r}")
-    engine.variant = engine.system.variant(0, case.small.steps)
+def _engine_for(subject: Subject, num_parts: int, clip: float) -> Engine:
+    engine = subject.fresh_engine(f"batch={num_parts}", f"accum={num_parts}", f"optim.clip={clip!r}")
+    engine.variant = engine.system.variant(0, subject.small.steps)
     return engine
 
 
-def _gradient(case: Case, parts: list[Batch], clip: float, dice: int = 0) -> dict[str, Tensor]:
-    engine = _engine_for(case, len(parts), clip)
-    with practice.gradients(engine.system) as seen:
-        engine.begin(dice, 1.0 / case.small.steps, 0.0)
+def _gradient(subject: Subject, parts: list[Batch], clip: float, step: int = 0) -> dict[str, Tensor]:
+    engine = _engine_for(subject, len(parts), clip)
+    with short_runs.gradients(engine.system) as seen:
+        engine.begin(step, 1.0 / subject.small.steps, 0.0)
         engine.step(lambda k: parts[k])
     return dict(seen)
 
 
-def _weighted_sum(case: Case, parts: list[Batch]) -> dict[str, Tensor]:
-    """The parts' gradients weighted by their targets, with the dice that each meets in one step."""
-    system = case.fresh_system()
-    recorder = Recorder(system, case.small, CPU)
-    recorder.variant = system.variant(0, case.small.steps)
-    recorder.roll_dice(0)
+def _weighted_sum(subject: Subject, parts: list[Batch]) -> dict[str, Tensor]:
+    """The parts' gradients weighted by their targets, with the random numbers that each gets in one step."""
+    system = subject.fresh_system()
+    recorder = Recorder(system, subject.small, CPU)
+    recorder.variant = system.variant(0, subject.small.steps)
+    recorder.seed_step(0)
     counts = torch.tensor([float(system.num_targets(part)) for part in parts])
     for part, share in zip(parts, counts / counts.sum().clamp_min(1.0), strict=True):
         system.update(part, recorder)
@@ -207,29 +219,54 @@ def _apart(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     return float(_norm({n: a[n] - b[n] for n in a}) / _norm(a).clamp_min(1e-12))
 
 
-def _clip_error(case: Case, batch: Batch, norm: float) -> float:
-    """How far the length of what the optimizer took in is from the clip, by its first moments after one step."""
-    engine = _engine_for(case, 1, norm / 2)
-    engine.begin(0, 1.0 / case.small.steps, 0.0)
+def _clip_error(subject: Subject, batch: Batch, norm: float) -> float:
+    """Difference between clip and the norm that each optimizer received in one step."""
+    engine = _engine_for(subject, 1, norm / 2)
+    received = {name: _received(optimizer, subject.small.optim) for name, optimizer in engine.optimizers.items()}
+    engine.begin(0, 1.0 / subject.small.steps, 0.0)
     engine.step(lambda k: batch)
-    optim, worst = case.small.optim, 0.0
-    for optimizer in engine.optimizers.values():
-        tensors = optimizer.tensors()
-        means = [t.double().norm() / (1 - optim.beta1) for n, t in tensors.items() if n.startswith("mean.")]
-        momenta = [t.double().norm() / (1 - optim.momentum) for n, t in tensors.items() if n.startswith("momentum.")]
-        length = float(torch.stack(means + momenta).norm())
-        if len(engine.optimizers) == 1:
-            worst = max(worst, abs(length / (norm / 2) - 1.0))
-        else:
-            worst = max(worst, length / (norm / 2) - 1.0)
-    return worst
+    errors = [math.hypot(*(length() for length in lengths)) / (norm / 2) - 1.0 for lengths in received.values()]
+    return abs(errors[0]) if len(errors) == 1 else max(0.0, *errors)
+
+
+def _received(optimizer: Optimizer, optim: Optim) -> list[Callable[[], float]]:
+    """Functions that give the norm each part received: from its first moments where known, else what it was called with."""
+    decays = {AdamW: ("mean.", optim.beta1), Muon: ("momentum.", optim.momentum)}
+    return [
+        functools.partial(_norm_in_moments, part, *decays[type(part)]) if type(part) in decays else _norm_of_call(part)
+        for part in optimizer.parts
+    ]
+
+
+def _norm_in_moments(part: AdamW | Muon, prefix: str, decay: float) -> float:
+    return float(torch.stack([t.double().norm() for n, t in part.tensors() if n.startswith(prefix)]).norm()) / (1 - decay)
+
+
+def _norm_of_call(part: AdamW | Muon) -> Callable[[], float]:
+    step, found = part.step, [0.0]
+
+    def recorded(lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        grads = {name: p.grad for name, p in part.group.params.items() if p.grad is not None}
+        found[0] = float(_norm(grads) / divisor)
+        step(lr_factor, divisor, skip)
+
+    part.step = recorded
+    return lambda: found[0]
 
 
 # ---- schedule --------------------------------------------------------------------------------------------------------
 
 
-def declared_rate(schedule: Schedule, progress: float) -> float:
-    """The schedule's curve, written a second time on purpose: the check must not trust what it checks."""
+def declared_rate(schedule: Schedule, progress: float, total: float = math.inf) -> float:
+    """The schedule in a run of `total` steps, implemented a second time on purpose; a schedule of the user's own, as it is."""
+    if schedule.kind not in ("constant", "gpt3", "one_cycle", "wsd", "linear"):
+        return multiplier(schedule, progress, round(progress * total) if total < math.inf else 0)
+    if schedule.kind == "one_cycle":
+        step, peak = progress - 1.0 / total, schedule.warmup - 1.0 / total
+        rises = peak > 0.0 and step <= peak
+        share = step / peak if rises else (step - peak) / max(1.0 - schedule.warmup, 1e-12)
+        low, wave = 1.0 / schedule.div / (1.0 if rises else schedule.final_div), math.cos(math.pi * share)
+        return 0.5 * ((low + 1.0) + (low - 1.0) * wave) if rises else 0.5 * ((1.0 + low) + (1.0 - low) * wave)
     if progress < schedule.warmup:
         return progress / schedule.warmup
     after = (progress - schedule.warmup) / max(1.0 - schedule.warmup, 1e-12)
@@ -238,49 +275,48 @@ def declared_rate(schedule: Schedule, progress: float) -> float:
     height = {
         "constant": 1.0,
         "gpt3": (1.0 + math.cos(math.pi * after)) / 2.0,
-        "one_cycle": (1.0 + math.cos(math.pi * after)) / 2.0,
         "wsd": 1.0 - math.sqrt(cooled),
         "linear": 1.0 - cooled,
     }[schedule.kind]
     return schedule.floor + (1.0 - schedule.floor) * height
 
 
-@check("O5", "schedule", "err", humbatova=(2, 12))
-def schedule(case: Case) -> Result:
-    """Walk the real loop over the whole horizon with an objective that costs nothing, and measure how far weights move."""
-    walk = _Walk(case)
-    trouble = walk.standing_still() or walk.unlike_the_config(case) or walk.wrong_decay()
-    if trouble is not None:
-        return trouble
-    total = case.small.steps
+@check("O5", "lr schedule", "err", humbatova=(2, 12))
+def lr_schedule(subject: Subject) -> Finding:
+    """Steps the real loop over the whole horizon with a constant gradient, and measures how far weights move."""
+    job = _ConstantGradientJob(subject)
+    problem = job.standing_still() or job.unlike_the_config(subject) or job.wrong_decay()
+    if problem is not None:
+        return problem
+    total = subject.small.steps
     points = sorted({round(i * (total - 1) / 40) for i in range(41)} | {0, 1, 2} & set(range(total)))
     worst = 0.0
     for step in points:
-        wanted = declared_rate(case.small.schedule, (step + 1) / total)
-        applied = walk.rates(step)
+        wanted = declared_rate(subject.small.schedule, (step + 1) / total, total)
+        applied = job.rates(step)
         for group, rate in applied.items():
-            full = walk.full_rates[group]
+            full = job.full_rates[group]
             error = abs(rate / full - wanted) / max(wanted, 0.01)
             if error > RATE_LIMIT:
                 return failed(
                     f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}",
-                    where=walk.blame(step, wanted, group),
+                    where=job.blame(step, wanted, group),
                     why="the learning rate does not follow its schedule: warm-up, peak or floor is not what you set",
-                    fix="evaluate schedule.multiplier once per update with the share of the run done, for every group alike",
+                    fix="evaluate schedule.multiplier once per update with the progress of the run, for every group",
                     value=error,
                     limit=RATE_LIMIT,
                 )
             worst = max(worst, error)
-    return walk.wrong_size() or passed(
-        f"{len(points)} steps of {total:,}: every group follows {case.small.schedule.kind}", worst, RATE_LIMIT
+    return job.wrong_size() or passed(
+        f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}", worst, RATE_LIMIT
     )
 
 
-class _Walk:
-    """A job whose objective pulls every weight with the same force, so that how far it moves is the rate it really got."""
+class _ConstantGradientJob:
+    """A job whose objective has a constant gradient, so that the movement of a weight is its effective lr."""
 
-    def __init__(self, case: Case) -> None:
-        self.job = new_job(case, "batch=4", "accum=1", "ema=0.0", "optim.clip=0.0")
+    def __init__(self, subject: Subject) -> None:
+        self.job = new_job(subject, "batch=4", "accum=1", "ema=0.0", "optim.clip=0.0")
         self.engine, self.system = self.job.engine, self.job.engine.system
         self.system.update = self._pull  # type: ignore[method-assign]
         self.groups, self.parts = {}, {}
@@ -295,10 +331,10 @@ class _Walk:
     def _pull(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
         losses = {}
         for player, optimizer in engine.optimizers.items():
-            # Scaled to an everyday gradient: norm 1 over all tensors, as a clipped step has.
+            # Scaled to norm 1 over all tensors, as in a clipped step.
             size = math.sqrt(sum(p.numel() for p in optimizer.params))
             loss = self.force * torch.stack([p.sum() / size for p in optimizer.params]).sum()
-            engine.descend(loss, player)
+            engine.minimize(loss, player)
             losses["loss"] = loss.detach()
         return losses
 
@@ -306,38 +342,38 @@ class _Walk:
         return self._movement(lambda: self._step(0, 1.0))
 
     def rates(self, step: int) -> dict[str, float]:
-        """What moves each group at this step of the run, through the loop's own step."""
+        """Movement of each group at this step, through the loop's own step."""
         self.job.step, self.job.items = step, step * self.job.config.batch
 
         def go() -> None:
-            loop._take_step(self.job)
-            self.job.readback.drop()
+            loop.take_step(self.job)
+            self.job.stepper.readback.drop()
 
         return self._movement(go)
 
     def step_of(self, group: str) -> str:
-        return place(type(self.parts[group]).step)
+        return source_line(type(self.parts[group]).step)
 
     def blame(self, step: int, wanted: float, group: str) -> str:
-        """Who is wrong: the share of the run that is done, the curve, or what the optimizer makes of it."""
+        """The cause of a wrong lr: progress, schedule or optimizer."""
         self.job.step, self.job.items = step, step * self.job.config.batch
         done = (step + 1) / self.job.config.steps
         if abs(self.job.progress - done) > 0.01 * done:
-            return place(Job.progress.fget)
+            return source_line(Job.progress.fget)
         limit = RATE_LIMIT * max(wanted, 0.01)
-        if abs(float(self.engine.rate) - wanted) < limit:
+        if abs(float(self.engine.lr_factor) - wanted) < limit:
             return self.step_of(group)
-        curve = multiplier(self.job.config.schedule, done)
-        return place(Engine.begin if abs(curve - wanted) < limit else multiplier)
+        curve = multiplier(self.job.config.schedule, done, step + 1)
+        return source_line(Engine.begin if abs(curve - wanted) < limit else multiplier)
 
     def _step(self, step: int, rate: float) -> None:
         self.engine.begin(step, 0.5, rate)
-        self.job.feed.load(0)
-        self.engine.step(self.job.feed.part)
+        self.job.stepper.feed.load(0)
+        self.engine.step(self.job.stepper.feed.part)
 
     @torch.no_grad()
     def _movement(self, go: Callable[[], None], start: float = 0.0) -> dict[str, float]:
-        """How far each group moves, per element; from 0 there is no weight to decay."""
+        """Movement of each group, per element; from 0 there is nothing to decay."""
         for _, param in self.groups.values():
             param.fill_(start)
         with torch.enable_grad():
@@ -349,16 +385,16 @@ class _Walk:
             for _, moment in part.tensors():
                 moment.zero_()
 
-    def standing_still(self) -> Result | None:
+    def standing_still(self) -> Finding | None:
         still = [title for title, moved in self.full_rates.items() if not moved > 0]
         if not still:
             return None
         why, fix = "this group never learns", "give it a learning rate above 0, and step it"
         return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), why=why, fix=fix)
 
-    def unlike_the_config(self, case: Case) -> Result | None:
-        """Rates and decays that no setting names."""
-        optim = case.small.optim
+    def unlike_the_config(self, subject: Subject) -> Finding | None:
+        """Learning rates and weight decays that no setting names."""
+        optim = subject.small.optim
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
             lr, decay = (optim.muon_lr, optim.muon_weight_decay) if muon else (optim.lr, optim.weight_decay)
@@ -366,10 +402,10 @@ class _Walk:
             if not math.isclose(group.lr, lr, rel_tol=1e-6) or group.weight_decay not in (0.0, decay):
                 what = f"{title} has lr {group.lr:g} and decay {group.weight_decay:g}; the config says {lr:g} and {decay:g} or 0"
                 why, fix = "what you set is not what is used", "take lr and decay of every group from config.optim"
-                return failed(what, where=place(param_groups), why=why, fix=fix)
+                return failed(what, where=source_line(param_groups), why=why, fix=fix)
         return None
 
-    def wrong_decay(self) -> Result | None:
+    def wrong_decay(self) -> Finding | None:
         """Without a gradient, weights of 1 shrink by lr x decay and by nothing else."""
         self._forget()
         self.force = 0.0
@@ -386,8 +422,8 @@ class _Walk:
                 return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=RATE_LIMIT * wanted)
         return None
 
-    def wrong_size(self) -> Result | None:
-        """A steady pull moves AdamW by lr per element; Muon's step is an orthogonal matrix times its scale, within rounding."""
+    def wrong_size(self) -> Finding | None:
+        """A constant gradient moves AdamW by lr per element; Muon's step is an orthogonal matrix times its scale."""
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
             wanted = group.lr * (0.2 * math.sqrt(max(param.shape)) / math.sqrt(param.numel()) if muon else 1.0)
@@ -403,16 +439,16 @@ class _Walk:
 # ---- resolution, averages ------------------------------------------------------------------------------------------
 
 
-@check("O6", "resolution", "err", humbatova=(12, 13))
-def resolution(case: Case) -> Result:
-    engine = practice.start(case)
+@check("O6", "update rounding", "err", humbatova=(12, 13))
+def update_rounding(subject: Subject) -> Finding:
+    engine = short_runs.start(subject)
     system = engine.system
     for step in range(2):
-        practice.take_step(case, engine, case.batch(step, practice.rows_per_step(case)), step)
+        short_runs.take_step(subject, engine, subject.batch(step, short_runs.rows_per_step(subject)), step)
     before = {n: p.detach().clone() for n, p in system.named_parameters()}
-    with practice.gradients(system) as seen:
-        # At a tenth of the peak, where a schedule spends its end.
-        practice.take_step(case, engine, case.batch(2, practice.rows_per_step(case)), 2, rate=0.1)
+    with short_runs.gradients(system) as seen:
+        # At a tenth of the peak, as near the end of a schedule.
+        short_runs.take_step(subject, engine, subject.batch(2, short_runs.rows_per_step(subject)), 2, rate=0.1)
     worst, name = 0.0, ""
     for key, param in system.named_parameters():
         grad = seen.get(key)
@@ -427,7 +463,7 @@ def resolution(case: Case) -> Result:
         coarse = kind != "float32"
         return failed(
             f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient",
-            where=place(type(system).__init__) if coarse else case.locate(practice.owner(system, name)),
+            where=source_line(type(system).__init__) if coarse else subject.locate(short_runs.owner(system, name)),
             why="updates are smaller than the weights' last digit and round away: training stalls silently",
             fix="keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate",
             value=worst,
@@ -436,17 +472,17 @@ def resolution(case: Case) -> Result:
     return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
 
 
-@check("O7", "average", "err", humbatova=(12,))
-def average(case: Case) -> Result:
-    decay = case.small.ema
+@check("O7", "EMA", "err", humbatova=(12,))
+def ema(subject: Subject) -> Finding:
+    decay = subject.small.ema
     if not decay:
         return skipped("the preset keeps no average (ema=0)")
-    engine = practice.start(case)
+    engine = short_runs.start(subject)
     assert engine.ema is not None
     expected = {n: p.detach().clone() for n, p in engine.system.named_parameters() if p.requires_grad}
     worst, name = 0.0, ""
     for step in range(3):
-        practice.take_step(case, engine, case.batch(step), step)
+        short_runs.take_step(subject, engine, subject.batch(step), step)
         weight = 1.0 - min(decay, (1.0 + step) / (10.0 + step))
         for key, param in engine.system.named_parameters():
             if key in expected:
@@ -459,19 +495,20 @@ def average(case: Case) -> Result:
     if not worst <= AVERAGE_LIMIT:
         return failed(
             f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula",
-            where=place(type(engine.ema).update),
-            why="evaluations and samples show weights that nobody trained",
+            where=source_line(type(engine.ema).update),
+            why="evaluations and samples use weights that were never trained",
             fix="average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation",
             value=worst,
             limit=AVERAGE_LIMIT,
         )
-    half_life, third = math.log(2) / (1.0 - decay), case.config.steps / 3
-    if half_life > third:
+    half_life, third = math.log(2) / (1.0 - decay), subject.config.steps / 3
+    # Runs on random data only measure speed.
+    if half_life > third and not short_runs.nothing_to_learn(subject):
         return failed(
-            f"the average's half-life is {half_life:.0f} steps, the run has {case.config.steps}",
-            where=place(case.recipe.presets[case.preset or ""]),
-            why="what is evaluated and sampled is mostly the model's youth: grey pictures, dull text",
-            fix=f"ema={max(0.0, 1 - 10 / case.config.steps):.4g} fits this length, or train longer",
+            f"the average's half-life is {half_life:.0f} steps, the run has {subject.config.steps}",
+            where=source_line(subject.recipe.presets[subject.preset or ""]),
+            why="the average never reaches its length, and weighs early and late weights alike",
+            fix=f"ema={max(0.0, 1 - 10 / subject.config.steps):.4g} fits this length, or train longer",
             value=half_life,
             limit=third,
             severity="warn",

@@ -1,4 +1,4 @@
-"""overfit: a few fixed batches, noise included, learned by heart. A model that cannot do this will not learn anything else."""
+"""overfit: memorises a few fixed batches, noise included. A model that cannot do this will not learn anything else."""
 
 from __future__ import annotations
 
@@ -7,58 +7,28 @@ import math
 from dataclasses import dataclass, replace
 
 from seedbed import config as configs
-from seedbed.checks.scene import build
 from seedbed.data.feed import Feed
-from seedbed.errors import UserError
+from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
 from seedbed.recipes import find
 from seedbed.track.text import number
+from seedbed.train import capabilities
 from seedbed.train.engine import Engine
+from seedbed.train.stepper import build
 
-EXIT_OK, EXIT_FAILED = 0, 1
-# Shares of the first loss, above what is possible: learned by heart, and learning at all.
-BY_HEART, LEARNING = 0.05, 0.5
+# Shares of the first loss above the bound: memorised, and learning.
+MEMORISED, LEARNING = 0.05, 0.5
 WARM_UP = 10
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-@dataclass(frozen=True)
-class Curve:
-    """Mean loss over the batches, round by round."""
-
-    losses: list[float]
-    bound: float
-    num_batches: int
-
-    @property
-    def left(self) -> float:
-        """What is left of the first loss, above the bound."""
-        first, last = self.losses[0] - self.bound, self.losses[-1] - self.bound
-        return max(last, 0.0) / first if first > 0 else 0.0
-
-    @property
-    def ok(self) -> bool:
-        return math.isfinite(self.losses[-1]) and self.left <= LEARNING
-
-    def verdict(self) -> str:
-        what = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
-        course = f"{number(self.losses[0])} -> {number(self.losses[-1])} in {len(self.losses)} rounds"
-        if not math.isfinite(self.losses[-1]):
-            return f"{what}: the loss is not finite after {len(self.losses)} rounds; lower optim.lr, then: seedbed check"
-        if self.left <= BY_HEART:
-            return f"{what}: {course}: learned by heart, as it should be"
-        if self.ok:
-            return f"{what}: {course}: learning, {self.left:.0%} is left; give it more with --steps"
-        return f"{what}: {course}: it cannot even memorise; look at frozen or unused parameters, lr and targets: seedbed check"
-
-
 def overfit(name: str, assignments: list[str], *, num_batches: int = 1, steps: int = 200, as_json: bool = False) -> int:
-    """Learn `num_batches` batches by heart within `steps` steps, print the curve and a verdict; 1 when it cannot."""
+    """Memorises `num_batches` batches within `steps` steps, prints the curve and a verdict; 1 on failure."""
     if steps < num_batches:
         raise UserError(f"--steps {steps} does not reach each of {num_batches} batches once; use at least {num_batches}")
     recipe, preset = find(name)
     config = configs.override(recipe.preset(preset), [*assignments, *configs.PLAIN])
     data = recipe.open_data(config)
-    engine, _ = build(recipe, replace(config, ema=0.0), data)
+    engine = build(recipe, replace(config, ema=0.0), data)
     feed = Feed(data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=engine.device)
     try:
         curve = learn(engine, feed, num_batches, steps)
@@ -72,23 +42,53 @@ def overfit(name: str, assignments: list[str], *, num_batches: int = 1, steps: i
     return EXIT_OK if curve.ok else EXIT_FAILED
 
 
+@dataclass(frozen=True)
+class Curve:
+    """Mean loss over the batches per epoch."""
+
+    losses: list[float]
+    bound: float
+    num_batches: int
+
+    @property
+    def left(self) -> float:
+        """The remaining share of the first loss, above the lower bound."""
+        first, last = self.losses[0] - self.bound, self.losses[-1] - self.bound
+        return max(last, 0.0) / first if first > 0 else 0.0
+
+    @property
+    def ok(self) -> bool:
+        return math.isfinite(self.losses[-1]) and self.left <= LEARNING
+
+    def verdict(self) -> str:
+        what = f"{self.num_batches} batch{'es' if self.num_batches > 1 else ''}"
+        course = f"{number(self.losses[0])} -> {number(self.losses[-1])} in {len(self.losses)} rounds"
+        if not math.isfinite(self.losses[-1]):
+            return f"{what}: the loss is not finite after {len(self.losses)} rounds; lower optim.lr, then: seedbed check"
+        if self.left <= MEMORISED:
+            return f"{what}: {course}: memorised, as it should be"
+        if self.ok:
+            return f"{what}: {course}: learning, {self.left:.0%} is left; give it more with --steps"
+        return f"{what}: {course}: it cannot even memorise; look at frozen or unused parameters, lr and targets: seedbed check"
+
+
 def learn(engine: Engine, feed: Feed, num_batches: int, steps: int) -> Curve:
-    """Round after round over the same batches with the same noise, at the full rate after a short warm-up."""
+    """Trains on the same batches with the same noise, at the full lr after a short warm-up."""
     config, losses, bound = engine.config, [], 0.0
     for step in range(steps // num_batches * num_batches):
         k = step % num_batches
         engine.variant = engine.system.variant(step, config.steps)
         feed.load(k * config.batch)
-        engine.begin(step, (step + 1) / steps, rate=min(1.0, (step + 1) / WARM_UP))
-        engine.roll_dice(k)
+        engine.begin(step, (step + 1) / steps, lr_factor=min(1.0, (step + 1) / WARM_UP))
+        engine.seed_step(k)
         if step == 0:
             bound = _bound(engine, feed)
-            engine.roll_dice(k)
+            engine.seed_step(k)
         loss = float(engine.step(feed.part)["loss"])
         losses.append(loss)
         if not math.isfinite(loss):
             return Curve([*_rounds(losses[:-1] or [loss], num_batches), loss], bound, num_batches)
-        if k == num_batches - 1 and Curve(_rounds(losses, num_batches), bound, num_batches).left < BY_HEART / 5:
+        if k == num_batches - 1 and Curve(_rounds(losses, num_batches), bound, num_batches).left < MEMORISED / 5:
             break
     return Curve(_rounds(losses, num_batches), bound, num_batches)
 
@@ -99,14 +99,14 @@ def _rounds(losses: list[float], size: int) -> list[float]:
 
 
 def _bound(engine: Engine, feed: Feed) -> float:
-    """The smallest loss that the recipe declares possible."""
+    """The lowest loss that the recipe declares possible."""
     with engine.evaluating():
-        probe = engine.system.probe(feed.part(0))
+        probe = capabilities.probe(engine.system, feed.part(0))
     return probe.lower_bound or 0.0 if probe else 0.0
 
 
 def picture(curve: Curve, width: int = 60) -> list[str]:
-    """The curve in one line of bars on a logarithmic scale, and its numbers at rounds 1, 2, 5, 10 ..."""
+    """The curve as one line of bars on a logarithmic scale, and its values at epochs 1, 2, 5, 10 ..."""
     sizes = [math.log(max(loss - curve.bound, 1e-6)) for loss in curve.losses if math.isfinite(loss)]
     picked = [sizes[i * len(sizes) // min(width, len(sizes))] for i in range(min(width, len(sizes)))]
     low, high = min(picked), max(picked)

@@ -1,20 +1,24 @@
-"""The preflight as a command and as the first act of training: run, show, keep the verdict."""
+"""The preflight as a command and before training: runs checks, prints findings, stores the verdict."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from seedbed import config as configs
+from seedbed.cache import cache_folder
 from seedbed.checks import runner
-from seedbed.checks.case import Case
-from seedbed.checks.findings import EXIT_ERR, Finding, Report
+from seedbed.checks.progress import Progress
+from seedbed.checks.subject import Subject
 from seedbed.config import Config
-from seedbed.errors import UserError
+from seedbed.data.feed import Data
+from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.recipes import Recipe, find
-from seedbed.track import files, listing
+from seedbed.report.findings import Finding, Report
+from seedbed.track import files, jsonl
 
 
 def check(
@@ -27,34 +31,45 @@ def check(
     full: bool = False,
     as_json: bool = False,
 ) -> int:
-    """Run the checks on a recipe as it would be trained, and print what they found."""
+    """Runs the checks on a recipe as it would be trained, and prints the findings."""
     recipe, preset = find(name)
     base = recipe.preset(preset)
-    checks = runner.choose(only, skip)
+    checks = runner.select(only, skip)
     try:
         config = configs.override(base, assignments)
     except UserError as problem:
         return _wrong_key(name, problem, as_json)
-    case = Case(recipe, preset, config, root, full=full)
+    subject = Subject(recipe, preset, config, root, full=full)
     if not as_json:
-        print(Report(case.name, case.shrunk).head(), flush=True)
-    report = runner.run(case, checks, (lambda finding: None) if as_json else _row)
+        print(Report(subject.name, subject.shrunk).head(), flush=True)
+    with Progress(silent=as_json) as progress:
+
+        def show(finding: Finding) -> None:
+            if not as_json:
+                progress.clear()
+                print(finding.row(), flush=True)
+
+        progress.say("opening the data", ticking=False)  # preparing it prints its own progress
+        _open(subject)
+        report = runner.run(subject, checks, show, progress.say)
     if not only and not skip:
-        report.key = runner.key_of(recipe, config, str(case.real_data.facts.get("fingerprint", "")))
-        runner.store(verdicts(), report)
+        report.key = runner.key_of(recipe, config, str(subject.real_data.facts.get("fingerprint", "")))
+        runner.save_verdict(verdict_folder(), report)
     if as_json:
-        listing.print_json(report.json())
+        jsonl.print_json(report.json())
     else:
-        _tell(report, print)
+        _print_findings(report, print)
     return report.exit_code
 
 
-def _row(finding: Finding) -> None:
-    print(finding.row(), flush=True)
+def _open(subject: Subject) -> None:
+    """Opens the data before the first check is timed. Errors are left to the checks."""
+    with contextlib.suppress(Exception):
+        _ = subject.real_data
 
 
-def _tell(report: Report, say: Callable[[str], None]) -> None:
-    """The findings in full, worst first, and the sum of it."""
+def _print_findings(report: Report, say: Callable[[str], None]) -> None:
+    """Prints the findings in full, most severe first, and a summary."""
     for severity in ("err", "warn", "note"):
         for finding in report.of(severity):
             say("\n" + "\n".join(finding.lines(report.name)))
@@ -62,40 +77,58 @@ def _tell(report: Report, say: Callable[[str], None]) -> None:
 
 
 def _wrong_key(name: str, problem: UserError, as_json: bool) -> int:
-    """An override that does not fit is the first finding, and the last."""
+    """Reports an invalid override as the only finding."""
     why = "it would be ignored, or stop the run at its start"
     fix = "write the key as the config knows it"
-    finding = Finding("A1", "keys", "fail", "err", 0.0, str(problem), "command line", why, fix)
+    finding = Finding("A1", "config keys", "fail", "err", what=str(problem), where="command line", why=why, fix=fix)
     report = Report(name, findings=[finding])
     if as_json:
-        listing.print_json(report.json())
+        jsonl.print_json(report.json())
     else:
-        _tell(report, print)
-    return EXIT_ERR
+        _print_findings(report, print)
+    return EXIT_FAILED
 
 
-def verdicts() -> Path:
-    """Where full verdicts are kept: $SEEDBED_CACHE, or the user's cache folder."""
-    named = os.environ.get("SEEDBED_CACHE")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "seedbed"
-    return (Path(named).expanduser() if named else home) / "preflight"
+def verdict_folder() -> Path:
+    """Folder of stored verdicts."""
+    return cache_folder() / "preflight"
 
 
 def before_training(
-    recipe: Recipe, preset: str | None, config: Config, *, root: Path, folder: Path, say: Callable[[str], None]
+    recipe: Recipe,
+    preset: str | None,
+    config: Config,
+    *,
+    root: Path,
+    folder: Path,
+    say: Callable[[str], None],
+    data: Data | None = None,
 ) -> Report:
-    """The verdict that training starts on, kept in the run's folder: a full one that still holds, or that of the quick checks."""
-    case = Case(recipe, preset, config, root)
-    key = runner.key_of(recipe, config, str(case.real_data.facts.get("fingerprint", "")))
-    report = runner.recall(verdicts(), key)
-    if report is not None:
-        say(f"preflight: {report.summary()} (seedbed check, on the same config, code and data)")
-    else:
-        report = runner.run(case, runner.choose(quick=True))
-        report.key = key
-        say(f"preflight: {report.summary()}")
+    """The verdict that training starts on, stored in the run's folder: a full one that is still valid, or the quick checks'.
+
+    `data` is what the run has opened. Errors of a stored verdict are tried again before they stop a run.
+    """
+    subject = Subject(recipe, preset, config, root, quick=True, data=data)
+    key = runner.key_of(recipe, config, str(subject.real_data.facts.get("fingerprint", "")))
+    report = runner.load_verdict(verdict_folder(), key)
+    with Progress() as progress:
+        if report is None:
+            report = runner.run(subject, runner.select(quick=True), progress=progress.say)
+            report.key, origin = key, ""
+        elif report.of("err"):
+            failed = " ".join(finding.id for finding in report.of("err"))
+            origin = f"seedbed check of {_when(report.made)} found errors ({failed}), which were tried again"
+            report = runner.rerun_errors(subject, report, progress.say)
+            runner.save_verdict(verdict_folder(), report)
+        else:
+            origin = f"seedbed check of {_when(report.made)}, on the same config, code, data and torch"
+    say(f"preflight: {report.summary()}" + (f" ({origin})" if origin else ""))
     files.write_atomic(folder / "preflight.json", json.dumps(report.json(), indent=1))
     for finding in report.findings:
         if finding.alarm:
             say("\n".join(finding.lines(report.name)))
     return report
+
+
+def _when(made: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(made))

@@ -1,4 +1,4 @@
-"""Every check by its id: what it tests, how grave a failure is, and what a recipe must declare for it."""
+"""Registry of checks by id: title, severity, and what a recipe must declare."""
 
 from __future__ import annotations
 
@@ -9,37 +9,31 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from seedbed import checks as package
+from seedbed.report.findings import Finding, Severity
 
 if TYPE_CHECKING:
-    from seedbed.checks.case import Case
+    from seedbed.checks.subject import Subject
 
-Severity = Literal["err", "warn", "note"]
 # The order in which groups run and are shown: cheap ones first, and causes before their consequences.
 GROUPS = "ADMLCOHETVGI"
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a check found. `severity` overrides the check's own where one id covers grave and lesser failures."""
-
-    status: Literal["pass", "fail", "skip"]
-    what: str = ""
-    where: str = ""
-    why: str = ""
-    fix: str = ""
-    value: float | None = None
-    limit: float | None = None
-    severity: Severity | None = None
+# Titles of earlier versions by id, for those who type one.
+FORMER_TITLES = (
+    "A1:keys A2:reads A4:echo D2:split D3:coverage D4:decode D5:range D7:purity D8:epoch G1:parity G3:layout G4:traffic "
+    "V1:repeat V2:same V3:parts V4:chance I1:cache I2:harness I6:mode H1:rate H2:ratio H3:sums E2:input E3:falls T3:dice "
+    "T4:neutral T6:crash M1:chance M2:birth M4:rows M5:units M6:bend M7:matters M9:state L0:probe L1:split L2:oracle "
+    "L3:mask L5:floors L6:label O1:groups O2:moves O3:zeroed O4:accumulate O5:schedule O6:resolution O7:average C1:order "
+    "C2:target C3:response C4:sweep C6:gradient "
+)
 
 
 @dataclass(frozen=True)
 class Check:
-    """One property of a healthy run; `needs` names the probe's fields without which it cannot be tested."""
+    """One property of a healthy run; `needs` names the fields of the probe that it requires."""
 
     id: str
     title: str
     severity: Severity
-    run: Callable[[Case], Result]
+    run: Callable[[Subject], Finding]
     humbatova: tuple[int, ...]
     quick: bool
     needs: tuple[str, ...]
@@ -54,10 +48,10 @@ CHECKS: dict[str, Check] = {}
 
 def check(
     id: str, title: str, severity: Severity, *, humbatova: tuple[int, ...], quick: bool = False, needs: tuple[str, ...] = ()
-) -> Callable[[Callable[[Case], Result]], Callable[[Case], Result]]:
-    """Register a function as the check `id`; `humbatova` are the categories of that taxonomy of faults which it answers."""
+) -> Callable[[Callable[[Subject], Finding]], Callable[[Subject], Finding]]:
+    """Registers a function as check `id`; `humbatova` are the categories of that fault taxonomy which it covers."""
 
-    def register(run: Callable[[Case], Result]) -> Callable[[Case], Result]:
+    def register(run: Callable[[Subject], Finding]) -> Callable[[Subject], Finding]:
         assert id not in CHECKS, f"{id} is registered twice"
         assert all(1 <= category <= 15 for category in humbatova), f"{id}: there are 15 categories"
         CHECKS[id] = Check(id, title, severity, run, humbatova, quick, needs)
@@ -67,19 +61,19 @@ def check(
 
 
 def all_checks() -> list[Check]:
-    """Every check of every group, in the order in which they run."""
+    """All checks in the order in which they run."""
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.endswith("_checks"):
             importlib.import_module(f"{package.__name__}.{module.name}")
     return sorted(CHECKS.values(), key=lambda found: found.rank)
 
 
-def passed(what: str = "", value: float | None = None, limit: float | None = None) -> Result:
-    return Result("pass", what, value=value, limit=limit)
+def passed(what: str = "", value: float | None = None, limit: float | None = None) -> Finding:
+    return Finding(what=what, value=value, limit=limit)
 
 
-def skipped(reason: str) -> Result:
-    return Result("skip", reason)
+def skipped(reason: str) -> Finding:
+    return Finding(status="skip", what=reason)
 
 
 def failed(
@@ -90,7 +84,7 @@ def failed(
     fix: str,
     value: float | None = None,
     limit: float | None = None,
-    severity: Severity | None = None,
-) -> Result:
-    """A finding: what was seen, the place in the code, why it matters, and what to do."""
-    return Result("fail", what, where, why, fix, value, limit, severity)
+    severity: Severity | Literal[""] = "",
+) -> Finding:
+    """A failure; `severity` overrides that of the check."""
+    return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)

@@ -1,4 +1,4 @@
-"""replay as a person reads it: verdict first, then the way through the model, the rows and the ladder of precisions."""
+"""Prints a replay: verdict, calls around the origin, rows and precisions."""
 
 from __future__ import annotations
 
@@ -10,49 +10,50 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from seedbed.checks.replay import EXIT_NOT_REPRODUCED, EXIT_OK, Finding, investigate
-from seedbed.track import lines
+from seedbed.checks.replay import ReplayReport, investigate
+from seedbed.errors import EXIT_FAILED, EXIT_OK
+from seedbed.track import jsonl
 
 NUM_CALLS = 14
 
 
 def replay(root: Path, run_name: str, step: int | None, as_json: bool = False) -> int:
-    """Print what happened at a step; 0 when it was reproduced, 1 when not."""
+    """Prints what happened at a step; 0 when it was reproduced, 1 when not."""
     out = Console(highlight=False, emoji=False)
     if as_json:
-        finding = investigate(root, run_name, step)
-        print(json.dumps(lines.finite(finding.to_json())))
+        report = investigate(root, run_name, step)
+        print(json.dumps(jsonl.finite(report.to_json())))
     else:
-        with out.status("setting the scene", spinner="line") as status:
-            finding = investigate(root, run_name, step, status.update)
-        show(out, finding)
-    return EXIT_OK if finding.reproduced else EXIT_NOT_REPRODUCED
+        with out.status("restoring the step", spinner="line") as status:
+            report = investigate(root, run_name, step, status.update)
+        show(out, report)
+    return EXIT_OK if report.reproduced else EXIT_FAILED
 
 
-def show(out: Console, finding: Finding) -> None:
-    word = "reproduced, the loss is the recorded one" if finding.reproduced else "NOT reproduced"
-    out.print(f"[bold]step {finding.step} of {escape(finding.run)}[/], from {escape(finding.start)}: {word}", soft_wrap=True)
-    for note in finding.notes:
+def show(out: Console, report: ReplayReport) -> None:
+    word = "reproduced, the loss is the recorded one" if report.reproduced else "NOT reproduced"
+    out.print(f"[bold]step {report.step} of {escape(report.run)}[/], from {escape(report.start)}: {word}", soft_wrap=True)
+    for note in report.notes:
         out.print(f"  [yellow]{escape(note)}[/]", soft_wrap=True)
-    if finding.examination.calls:
-        out.print(_way(finding))
-    if finding.rows:
-        out.print(_rows(finding))
-    if finding.blocks:
-        out.print(_blocks(finding))
-    if len(finding.rungs) > 1:
-        out.print(_ladder(finding))
-    colour = "green" if finding.kind == "clean" and finding.reproduced else "red"
-    out.print(f"[bold {colour}]{finding.kind}[/]")
+    if report.examination.calls:
+        out.print(_calls(report))
+    if report.rows:
+        out.print(_rows(report))
+    if report.blocks:
+        out.print(_blocks(report))
+    if len(report.precisions) > 1:
+        out.print(_precision_table(report))
+    colour = "green" if report.kind == "clean" and report.reproduced else "red"
+    out.print(f"[bold {colour}]{report.kind}[/]")
     for part in ("what", "where", "why", "fix"):
-        out.print(f" {part:<6} {escape(getattr(finding, part))}", soft_wrap=True)
-    out.print(f"[bold]{escape(finding.sentence())}[/]", soft_wrap=True)
+        out.print(f" {part:<6} {escape(getattr(report.finding, part))}", soft_wrap=True)
+    out.print(f"[bold]{escape(report.sentence())}[/]", soft_wrap=True)
 
 
-def _way(finding: Finding) -> Table:
-    """The calls around the place, in the order in which they finished."""
-    calls = finding.examination.calls
-    guilty = finding.place.module if finding.place else None
+def _calls(report: ReplayReport) -> Table:
+    """The calls around the origin, in order of completion."""
+    calls = report.examination.calls
+    guilty = report.origin.module if report.origin else None
     at = next((i for i, c in enumerate(calls) if not c.finite or (guilty and c.name == guilty)), 0)
     first = max(0, min(at - NUM_CALLS // 2, len(calls) - NUM_CALLS))
     shown = calls[first : first + NUM_CALLS]
@@ -71,29 +72,29 @@ def _way(finding: Finding) -> Table:
     return table
 
 
-def _rows(finding: Finding) -> Table:
-    spike = finding.kind in ("spike", "clean")
-    title = "rows with the largest loss" if spike else "every row fails, for example" if finding.all_rows else "rows that fail"
+def _rows(report: ReplayReport) -> Table:
+    spike = report.kind in ("spike", "clean")
+    title = "rows with the largest loss" if spike else "every row fails, for example" if report.all_rows else "rows that fail"
     table = Table("part", "row", "sample", "item", "loss", "what it is", title=title, box=None)
-    for row in finding.rows:
+    for row in report.rows:
         item = "" if row.item is None else str(row.item)
         table.add_row(str(row.part), str(row.row), str(row.sample), item, _size(row.loss), escape(row.shown))
     return table
 
 
-def _blocks(finding: Finding) -> Table:
+def _blocks(report: ReplayReport) -> Table:
     table = Table("block", "gradient norm", "largest update / weight", title="blocks", box=None)
-    for entry in finding.blocks[:24]:
+    for entry in report.blocks[:24]:
         table.add_row(entry["block"], _size(entry["grad_norm"]), _size(entry["update"]))
     return table
 
 
-def _ladder(finding: Finding) -> Table:
+def _precision_table(report: ReplayReport) -> Table:
     table = Table("arithmetic", "loss", "gradient norm", "", title="the same step, the same noise", box=None)
-    for rung in finding.rungs:
-        word = rung.problem or ("finite" if rung.finite else "not finite")
-        numbers = ("", "") if rung.problem else (_size(rung.loss, "not finite"), _size(rung.norm, "not finite"))
-        table.add_row(rung.name, *numbers, escape(word), style="" if rung.finite else "red")
+    for result in report.precisions:
+        word = result.problem or ("finite" if result.finite else "not finite")
+        numbers = ("", "") if result.problem else (_size(result.loss, "not finite"), _size(result.norm, "not finite"))
+        table.add_row(result.name, *numbers, escape(word), style="" if result.finite else "red")
     return table
 
 

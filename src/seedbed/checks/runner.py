@@ -1,4 +1,4 @@
-"""Runs checks on a case: one after the other, undisturbed by each other, each with its time; a broken check is a finding."""
+"""Runs checks on a subject, each isolated and timed; a check that raises becomes a finding. Stores verdicts."""
 
 from __future__ import annotations
 
@@ -8,79 +8,96 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from seedbed import config as configs
 from seedbed import errors
-from seedbed.checks.case import Case, place, short, undisturbed
-from seedbed.checks.findings import Finding, Report
-from seedbed.checks.registry import Check, Result, all_checks, skipped
+from seedbed.checks.registry import FORMER_TITLES, Check, all_checks, failed, skipped
+from seedbed.checks.subject import Subject, preserve_global_state, short, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
+from seedbed.report.findings import Finding, Report
 from seedbed.track import files
+from seedbed.train.engine import pick_device
 
 
-def choose(only: Sequence[str] = (), skip: Sequence[str] = (), *, quick: bool = False) -> list[Check]:
-    """The checks to run; an id that does not exist is an error that names those that do. `C` means all of C."""
-    checks = all_checks()
-    known = {c.id for c in checks} | {c.id[0] for c in checks}
-    for name in (*only, *skip):
-        if name not in known:
-            raise UserError(f"there is no check {name!r}; there are: {' '.join(c.id for c in checks)}")
-    chosen = [c for c in checks if not only or c.id in only or c.id[0] in only]
-    return [c for c in chosen if c.id not in skip and c.id[0] not in skip and (c.quick or not quick)]
-
-
-def run(case: Case, checks: Sequence[Check], show: Callable[[Finding], None] = lambda finding: None) -> Report:
-    """Every check's finding, in order; `show` is called with each as it comes."""
-    report = Report(case.name, case.shrunk)
+def run(
+    subject: Subject,
+    checks: Sequence[Check],
+    show: Callable[[Finding], None] = lambda finding: None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Every check's finding, in order; `show` is called with each result, `progress` before each check."""
+    report = Report(subject.name, subject.shrunk, made=time.time())
     start = time.perf_counter()
-    met: dict[str, str] = {}
-    for check in checks:
+    reported: dict[str, str] = {}
+    for number, check in enumerate(checks, 1):
         began = time.perf_counter()
-        result = _run_one(case, check, met)
-        severity = result.severity or check.severity
-        told = {part: getattr(result, part) for part in ("what", "where", "why", "fix", "value", "limit")}
-        if result.status == "fail":
-            told["fix"] = f"{result.fix}; then: seedbed check {case.name} --only {check.id}"
-        finding = Finding(check.id, check.title, result.status, severity, time.perf_counter() - began, **told)
+        progress(f"check {number} of {len(checks)}: {check.id} {check.title}")
+        result = _run_one(subject, check, reported)
+        fix = f"{result.fix}; then: seedbed check {subject.name} --only {check.id}" if result.status == "fail" else result.fix
+        facts = {"id": check.id, "title": check.title, "severity": result.severity or check.severity, "fix": fix}
+        finding = replace(result, **facts, seconds=time.perf_counter() - began)
         report.findings.append(finding)
         show(finding)
     report.seconds = time.perf_counter() - start
     return report
 
 
-def _run_one(case: Case, check: Check, met: dict[str, str]) -> Result:
-    with undisturbed(), warnings.catch_warnings():
+def select(only: Sequence[str] = (), skip: Sequence[str] = (), *, quick: bool = False) -> list[Check]:
+    """The checks to run; an id that does not exist is an error that names those that do. `C` means all of C."""
+    checks = all_checks()
+    known = {c.id for c in checks} | {c.id[0] for c in checks}
+    for name in (*only, *skip):
+        if name not in known:
+            raise UserError(_unknown(name, checks))
+    chosen = [c for c in checks if not only or c.id in only or c.id[0] in only]
+    return [c for c in chosen if c.id not in skip and c.id[0] not in skip and (c.quick or not quick)]
+
+
+def _unknown(name: str, checks: Sequence[Check]) -> str:
+    """The line for what is no id: checks whose present or former title it is, or all ids."""
+    former = [entry.partition(":") for entry in FORMER_TITLES.split()]
+    ids = {c.id for c in checks if c.title == name} | {id for id, _, title in former if title == name}
+    if ids:
+        return f"checks are named by id; {name!r} is {' or '.join(f'{c.id} ({c.title})' for c in checks if c.id in ids)}"
+    return f"there is no check {name!r}; there are: {' '.join(c.id for c in checks)}"
+
+
+def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Finding:
+    with preserve_global_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            missing = _missing(case, check)
-            return missing or check.run(case)
+            missing = _missing_probe_fields(subject, check)
+            return missing or check.run(subject)
         except Exception as error:
-            return _broken(case, check, error, met)
+            return _error_result(subject, check, error, reported)
 
 
-def _missing(case: Case, check: Check) -> Result | None:
+def _missing_probe_fields(subject: Subject, check: Check) -> Finding | None:
     if not check.needs:
         return None
-    if case.probe is None:
+    if subject.probe is None:
         return skipped("the recipe has no probe()")
-    absent = [name for name in check.needs if not case.probe.declares(name)]
+    absent = [name for name in check.needs if not subject.probe.declares(name)]
     return skipped(f"the recipe's probe does not declare {', '.join(absent)}") if absent else None
 
 
-def _broken(case: Case, check: Check, error: Exception, met: dict[str, str]) -> Result:
-    """An error is a finding, once: the same error met by later checks makes them skip."""
+def _error_result(subject: Subject, check: Check, error: Exception, reported: dict[str, str]) -> Finding:
+    """An error is reported once: later checks with the same error are skipped."""
     reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:300]
-    where = place_of(error) or place(case.recipe._function("system", "build"))
-    if (seen := met.setdefault(f"{reason} {where}", check.id)) != check.id:
-        return skipped(f"the error that {seen} met came again")
-    why = "what cannot run here cannot train either, or trains on a path that was never tried"
-    return Result("fail", f"could not run: {reason}", where, why, "mend the line named above", severity="err")
+    where = source_line_of_error(error) or source_line(subject.recipe.function("system", "build"))
+    if (seen := reported.setdefault(f"{reason} {where}", check.id)) != check.id:
+        return skipped(f"same error as in {seen}")
+    why = "what cannot run here cannot train either, or trains untested code"
+    return failed(f"could not run: {reason}", where=where, why=why, fix="fix the line named above", severity="err")
 
 
-def place_of(error: BaseException) -> str:
-    """The innermost line of recipe or package code outside the checks that raised; empty when there is none."""
+def source_line_of_error(error: BaseException) -> str:
+    """The innermost source line outside the checks that raised; empty when there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
     skip = ("torch", "numpy", "importlib", "<frozen")
@@ -92,21 +109,38 @@ def place_of(error: BaseException) -> str:
 
 
 def key_of(recipe: Recipe, config: configs.Config, fingerprint: str) -> str:
-    """A hash of all that a verdict depends on: config, code of the recipe and of this package, and data."""
-    digest = hashlib.sha256(f"{configs.digest(config)} {fingerprint}".encode())
+    """A hash of all that a verdict depends on: config, data, torch, device type, code of the recipe and of this package."""
+    where = f"{torch.__version__} {_kind_of_device(config)}"
+    digest = hashlib.sha256(f"{configs.digest(config)} {fingerprint} {where}".encode())
     for path in sorted({*recipe.files(), *Path(errors.__file__).parent.rglob("*.py")}):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def store(folder: Path, report: Report) -> None:
-    """Keep a verdict under its key."""
+def _kind_of_device(config: configs.Config) -> str:
+    try:
+        return pick_device(config.device).type
+    except UserError:  # a check may run on another machine than training
+        return config.device
+
+
+def rerun_errors(subject: Subject, report: Report, progress: Callable[[str], None] = lambda text: None) -> Report:
+    """A stored verdict with its errors tried again: they may have been caused by the machine."""
+    failed = [finding.id for finding in report.of("err")]
+    fresh = run(subject, [check for check in all_checks() if check.id in failed], progress=progress)
+    found = {finding.id: finding for finding in fresh.findings}
+    findings = [found.get(finding.id, finding) for finding in report.findings]
+    return replace(report, findings=findings, made=fresh.made, seconds=fresh.seconds)
+
+
+def save_verdict(folder: Path, report: Report) -> None:
+    """Stores a verdict under its key."""
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomic(folder / f"{report.key}.json", json.dumps(report.json(), indent=1))
 
 
-def recall(folder: Path, key: str) -> Report | None:
-    """The verdict kept under this key; None when there is none that can be read."""
+def load_verdict(folder: Path, key: str) -> Report | None:
+    """The verdict stored under this key; None when there is none that can be read."""
     try:
         return Report.from_json(json.loads((folder / f"{key}.json").read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError):

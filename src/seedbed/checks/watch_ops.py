@@ -1,4 +1,4 @@
-"""Listeners between Python and torch: which operations broadcast rows against rows, and what activations give."""
+"""Torch function modes that observe operations: broadcasting over rows, reductions, attention, activations."""
 
 from __future__ import annotations
 
@@ -12,25 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from seedbed.checks.case import short
+from seedbed.checks.subject import short
 
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "truediv", "true_divide", "pow", "where", "maximum", "minimum", "eq"}
 _LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
 _BOUNDED = {torch.tanh: "tanh", torch.sigmoid: "sigmoid", Tensor.tanh: "tanh", Tensor.sigmoid: "sigmoid"}
 _HALF = {F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.gelu: "gelu", F.silu: "silu", F.elu: "elu"}
 _SATURATED = 0.999
-
-
-def caller() -> str:
-    """The innermost line outside torch and outside this folder."""
-    frame = sys._getframe(1)
-    own = str(Path(__file__).parent)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if "torch" not in Path(name).parts and not name.startswith((own, "<")) and "/torch/" not in name:
-            return f"{short(name)}:{frame.f_lineno} {frame.f_code.co_qualname}"
-        frame = frame.f_back
-    return "?"
 
 
 class Broadcasts(TorchFunctionMode):
@@ -52,37 +40,49 @@ class Broadcasts(TorchFunctionMode):
 
 
 class Reductions(TorchFunctionMode):
-    """The line of the recipe's first floating-point operation in a pass that turns many numbers into one."""
+    """The line of the first floating-point operation of the recipe that reduces a tensor to a scalar."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = ""
+        self.line = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         many = args and isinstance(args[0], Tensor) and args[0].numel() > 1 and args[0].is_floating_point()
-        if many and isinstance(out, Tensor) and out.ndim == 0 and out.is_floating_point() and not self.place:
+        if many and isinstance(out, Tensor) and out.ndim == 0 and out.is_floating_point() and not self.line:
             found = caller()
-            self.place = "" if found.startswith("seedbed/train/") else found
+            self.line = "" if found.startswith("seedbed/train/") else found
         return out
 
 
-class Attentions(TorchFunctionMode):
-    """The first line on which attention is called."""
+class Operations(TorchFunctionMode):
+    """Counts calls of torch functions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.place = ""
+        self.num = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is F.scaled_dot_product_attention and not self.place:
-            self.place = caller()
+        self.num += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Attentions(TorchFunctionMode):
+    """The first line that calls attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.scaled_dot_product_attention and not self.line:
+            self.line = caller()
         return func(*args, **(kwargs or {}))
 
 
 @dataclass(frozen=True)
 class Activation:
-    """One call: the share of units that give nothing, or always the bound."""
+    """One call: the share of dead or saturated units."""
 
     name: str
     where: str
@@ -108,3 +108,15 @@ class Activations(TorchFunctionMode):
                 bad, name, state = flat.abs() < 1e-6, _HALF[func], "dead"
             self.calls.append(Activation(name, caller(), bad.all(0).double().mean().item(), state))
         return out
+
+
+def caller() -> str:
+    """The innermost source line outside torch and this package."""
+    frame = sys._getframe(1)
+    own = str(Path(__file__).parent)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if "torch" not in Path(name).parts and not name.startswith((own, "<")) and "/torch/" not in name:
+            return f"{short(name)}:{frame.f_lineno} {frame.f_code.co_qualname}"
+        frame = frame.f_back
+    return "?"

@@ -1,50 +1,109 @@
-"""The command line: verbs, their arguments, exit codes. What a verb needs is imported inside it, so listings answer at once."""
+"""The command line: verbs, arguments, exit codes. Each verb imports what it needs, so that listings are fast."""
 
+import atexit
+import contextlib
 import errno
+import gc
+import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-from seedbed.cli import completing, drilling, looking, measuring, serving, sharing, training
-from seedbed.cli.words import Parser
-from seedbed.errors import UserError
+from seedbed.cli.parser import Parser, Verb
+from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, UserError
+from seedbed.track import clocks
 
-EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED, EXIT_PIPE = 1, 2, 130, 141
-
-# Troubles of the disk that a person can mend; any other OSError is ours to explain.
+# Disk errors that the user can fix; any other OSError is a bug.
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
-_PARTS = (training, measuring, drilling, looking, sharing, serving, completing)
-VERBS = {name: found for part in _PARTS for name, found in part.VERBS.items()}
+# The verbs of each module, in the order of `seedbed --help`.
+_MODULES = {
+    "training": ("demo", "train", "resume", "cancel"),
+    "using": ("sample", "inference-curve", "play", "export"),
+    "measuring": ("find-lr", "find-batch", "profile", "plan", "sweep", "ablate", "doctor", "check", "replay", "overfit"),
+    "drilling": ("drill",),
+    "data_and_runs": (
+        *("data prepare", "data record", "data inspect", "data verify", "data bench", "data show", "runs list", "runs show"),
+        *("runs checkpoints", "runs diff", "runs rm", "note", "journal"),
+    ),
+    "reporting": ("top", "watch", "report", "runs export", "runs mirror"),
+    "serving": ("serve",),
+    "completion": ("completion",),
+}
+
+
+class _Verbs(Mapping[str, Verb]):
+    """All verbs by name. The module of a verb is imported on first access, so that a command loads only its own."""
+
+    def __init__(self) -> None:
+        self._modules = {name: module for module, names in _MODULES.items() for name in names}
+
+    def __getitem__(self, name: str) -> Verb:
+        return importlib.import_module(f"seedbed.cli.{self._modules[name]}").VERBS[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+VERBS = _Verbs()
 GROUPS = {"runs": "list", "data": None}
+RENAMED = {"think": "inference-curve"}
 SECTIONS = {
     "demo": "train",
     "sample": "use",
     "find-lr": "measure",
     "doctor": "examine",
     "data prepare": "data",
-    "runs list": "look back",
+    "runs list": "inspect runs",
     "top": "watch and share",
 }
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run one command; 0 when it went well, 2 when the user can mend it, 130 and 143 after a signal, 1 for our bugs."""
-    # Threads that spin while they wait make a shared machine many times slower; must be set before torch is loaded.
+    """Run one command and return its exit code (see seedbed.errors)."""
+    # Spinning OpenMP threads slow down shared machines; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    if words is not None:
+        return _run(list(words))
+    clocks.mark_command()
+    status = _run(sys.argv[1:])
+    gc.freeze()  # skips the last garbage collection, which takes half a second with torch loaded
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "torch" in sys.modules:
+        _exit_rank(status)
+    return status
+
+
+def _exit_rank(status: int) -> NoReturn:
+    """End one of several ranks without finalising the interpreter.
+
+    Gloo's threads release the tensors of the last collective after it has returned, for which they need the interpreter's
+    lock; when the interpreter has begun to end by then, the process aborts and a run that has finished counts as failed.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(status)
+
+
+def _run(words: list[str]) -> int:
     try:
-        status = dispatch(list(sys.argv[1:] if words is None else words))
-        sys.stdout.flush()
+        status = dispatch(words)
+        _flush()
         return status
     except UserError as problem:
-        return _complain(str(problem))
+        return _print_error(str(problem))
     except BrokenPipeError:
-        # Whoever read our output has enough; a second complaint at exit would be noise.
+        # The reader has closed the pipe; avoid a second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except KeyboardInterrupt:
@@ -54,17 +113,27 @@ def main(words: Sequence[str] | None = None) -> int:
         return leaving.code if isinstance(leaving.code, int) else 0
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _DISK:
-            return _complain(f"{error.strerror}: {error.filename or 'while writing'}")
+            return _print_error(f"{error.strerror}: {error.filename or 'while writing'}")
         return _explain_bug(error)
 
 
-def _complain(text: str) -> int:
+def _flush() -> None:
+    """Flush standard output; a closed terminal is no error of the command."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_error(text: str) -> int:
     print(f"seedbed: {_rank()}" + text.replace("\n", "\n  "), file=sys.stderr)
     return EXIT_USER
 
 
 def _rank() -> str:
-    """Which of several processes speaks. What all find wrong, the first one tells: the others are ended before they do."""
+    """Prefix with the rank; other ranks wait, since the primary one reports common errors first and ends them."""
     rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
     if rank == "0":
         return ""
@@ -75,14 +144,14 @@ def _rank() -> str:
 
 
 def _has_lost_a_rank(error: Exception) -> bool:
-    """Whether another process is gone in the middle of talking to it."""
+    """Whether the connection to another rank was lost."""
     words = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Connection refused")
     return "WORLD_SIZE" in os.environ and any(word in f"{type(error).__name__} {error}" for word in words)
 
 
 def _explain_bug(error: Exception) -> int:
     if _has_lost_a_rank(error):
-        return _complain("another rank has stopped, and this one cannot go on alone; its own line tells why")
+        return _print_error("another rank has stopped, so this one stops too; see the error of that rank")
     import traceback
 
     from seedbed import recipes
@@ -95,11 +164,11 @@ def _explain_bug(error: Exception) -> int:
     else:
         text = f"seedbed: this is a bug in seedbed {version()}; please report it with the command and the lines above"
         print(text, file=sys.stderr)
-    return EXIT_BUG
+    return EXIT_FAILED
 
 
 def dispatch(words: list[str]) -> int:
-    """Find the verb behind the leading options, read its arguments, act."""
+    """Find the verb after the leading options, parse its arguments and run it."""
     lead = Parser(prog="seedbed", add_help=False, allow_abbrev=False)
     lead.add_argument("-h", "--help", action="store_true")
     lead.add_argument("--version", action="store_true")
@@ -143,6 +212,8 @@ def _verb_name(words: list[str]) -> tuple[str, list[str]]:
 def _known(name: str) -> str:
     if name in VERBS:
         return name
+    if name in RENAMED:
+        raise UserError(f"`{name}` is now: seedbed {RENAMED[name]}")
     if "/" in name or name.endswith(".py"):
         raise UserError(f"there is no verb `{name}`; to train that recipe: seedbed train {name}")
     import difflib
@@ -162,11 +233,13 @@ def parser_of(name: str) -> Parser:
 
 
 def _common(parser: Parser) -> None:
-    """What every verb takes; the values come from the words before the verb unless they are given again."""
+    """Options of every verb; given before the verb they are its defaults."""
     here = Path(os.environ.get("SEEDBED_RUNS") or "runs").expanduser()
-    parser.add_argument("--runs", type=Path, default=here, metavar="DIR", help="where the runs are: ./runs or $SEEDBED_RUNS")
-    parser.add_argument("--json", action="store_true", help="print JSON, where there is something to list")
-    parser.add_argument("--dirty", action="store_true", help="start although the git work tree has uncommitted changes")
+    parser.add_argument(
+        "--runs", type=Path, default=here, metavar="DIR", help="the runs folder; default: $SEEDBED_RUNS or ./runs"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for verbs that list something")
+    parser.add_argument("--dirty", action="store_true", help="start with uncommitted changes in the git work tree")
 
 
 def _help() -> str:
@@ -175,8 +248,11 @@ def _help() -> str:
         if name in SECTIONS:
             parts += ["", SECTIONS[name]]
         parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
-    parts += ["", "every verb takes --help, --runs DIR and --dirty; what lists something takes --json; seedbed --version"]
-    codes = "0 done, 2 something you can mend; ready to resume: 130, 138 and 143 after a signal, 75 after a standstill"
+    parts += [
+        "",
+        "every verb takes --help, --runs DIR and --dirty; verbs that list something take --json; see also seedbed --version",
+    ]
+    codes = "0 done, 1 failed, 2 wrong input; resumable: 129, 130, 138, 143 after a signal, 75 when stalled"
     return "\n".join([*parts, f"exit codes: {codes}"])
 
 
@@ -188,21 +264,22 @@ def _group_help(group: str) -> int:
 
 
 def _overview(root: Path, as_json: bool) -> int:
-    """What there is to train, and what was trained last."""
+    """List recipes, presets and the last runs."""
     from seedbed import recipes
-    from seedbed.track import listing
+    from seedbed.report import listing
+    from seedbed.track import jsonl
     from seedbed.track.text import clip, width
 
     known = {name: recipes.describe(name) for name in recipes.names()}
-    found = listing.look(root)
+    found = listing.summaries(root)
     if as_json:
-        return listing.print_json({"recipes": known, "runs": found})
-    print("seedbed: raise generative models from scratch\n\nrecipes")
+        return jsonl.print_json({"recipes": known, "runs": found})
+    print("seedbed: train generative models from scratch\n\nrecipes")
     longest = max((len(f"{n}/{p}") for n, presets in known.items() for p in presets), default=0)
     for name, presets in known.items():
         for preset, text in presets.items():
             print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
-    print("  or a file of your own: seedbed train path/to/recipe.py")
+    print("  or your own file: seedbed train path/to/recipe.py")
     if found:
         print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(listing.folded(found)[:5]))
     print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")

@@ -1,11 +1,22 @@
-"""Verbs that measure a recipe or examine it: rates, batches, speed, plans; doctor, check, replay, overfit."""
+"""Commands that measure or examine a recipe: find-lr, find-batch, profile, plan, sweep, ablate, doctor, check, replay."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from seedbed.cli import queueing
-from seedbed.cli.words import Parser, Verb, number, registrar, settings
+from seedbed.cli.parser import (
+    Parser,
+    Verb,
+    confirm,
+    dry_argument,
+    number,
+    on_argument,
+    refuse_dry,
+    registrar,
+    runs_here,
+    settings,
+    trust_argument,
+)
 from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
@@ -16,17 +27,22 @@ verb = registrar(VERBS)
 
 def _find_lr_arguments(parser: Parser) -> None:
     settings(parser)
-    parser.add_argument("--steps", type=number(int, 10), metavar="N", help="steps of each ramp")
-    parser.add_argument("--repeats", type=number(int, 1), default=3, metavar="N", help="ramps on different data")
-    parser.add_argument("--low", type=number(float, 0), metavar="LR", help="where the ramps begin")
-    parser.add_argument("--high", type=number(float, 0), metavar="LR", help="where they end at the latest")
+    parser.add_argument(
+        "--seconds", type=number(float, 1), metavar="S", help="approximate time to spend; longer trials are more accurate"
+    )
+    parser.add_argument("--steps", type=number(int, 20), metavar="N", help="steps of each trial, regardless of time")
+    parser.add_argument(
+        "--repeats", type=number(int, 1), default=2, metavar="N", help="trials of the best rates, on different data"
+    )
+    parser.add_argument("--low", type=number(float, 0), metavar="LR", help="the lowest rate to try")
+    parser.add_argument("--high", type=number(float, 0), metavar="LR", help="the highest rate to try")
 
 
 @verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate", _find_lr_arguments)
 def _find_lr(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
-    options = {"steps": given.steps, "repeats": given.repeats, "low": given.low, "high": given.high}
+    options = {"steps": given.steps, "repeats": given.repeats, "seconds": given.seconds, "low": given.low, "high": given.high}
     return verbs.find_lr(given.name, given.settings, root=given.runs, json=given.json, **options)
 
 
@@ -34,21 +50,23 @@ def _find_batch_arguments(parser: Parser) -> None:
     settings(parser)
     parser.add_argument("--limit", type=number(float, 0), metavar="GIB", help="memory to stay below")
     parser.add_argument("--max", type=number(int, 1), dest="most", metavar="N", help="the largest batch to try")
+    parser.add_argument("--compiled", action="store_true", help="compile every size, not only the advised one: takes minutes")
 
 
 @verb("find-batch", "RECIPE/PRESET [key=value ...]", "find the largest batch that fits", _find_batch_arguments)
 def _find_batch(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
-    return verbs.find_batch(given.name, given.settings, root=given.runs, json=given.json, limit=given.limit, most=given.most)
+    options = {"limit": given.limit, "most": given.most, "compiled": given.compiled}
+    return verbs.find_batch(given.name, given.settings, root=given.runs, json=given.json, **options)
 
 
 def _profile_arguments(parser: Parser) -> None:
     settings(parser)
-    parser.add_argument("--steps", type=number(int, 1), default=20, metavar="N", help="steps to look at")
+    parser.add_argument("--steps", type=number(int, 1), default=20, metavar="N", help="steps to profile")
 
 
-@verb("profile", "RECIPE/PRESET [key=value ...]", "where the time of a step goes", _profile_arguments)
+@verb("profile", "RECIPE/PRESET [key=value ...]", "time of a step by phase and operation", _profile_arguments)
 def _profile(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
@@ -57,12 +75,14 @@ def _profile(given: argparse.Namespace) -> int:
 
 def _plan_arguments(parser: Parser) -> None:
     settings(parser)
-    parser.add_argument("--run", metavar="RUN", help="take the speed that this run measured")
+    parser.add_argument("--run", metavar="RUN", help="use the MFU that this run measured")
     parser.add_argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
-    parser.add_argument("--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 cuts each copy in 8")
+    parser.add_argument(
+        "--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 shards each replica over 8"
+    )
 
 
-@verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and money", _plan_arguments)
+@verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and cost of a run", _plan_arguments)
 def _plan(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
@@ -73,23 +93,26 @@ def _plan(given: argparse.Namespace) -> int:
 def _sweep_arguments(parser: Parser) -> None:
     settings(parser, needed=False)
     parser.add_argument(
-        "--seeds", type=number(int, 0), metavar="N", help="train every setting with N seeds, from the config's on"
+        "--seeds", type=number(int, 0), metavar="N", help="train every setting with N seeds, starting at the config's"
     )
+    parser.add_argument("--name", dest="sweep", metavar="NAME", help="the sweep's name; default: derived from the settings")
+    parser.add_argument("-m", "--why", default="", metavar="WHY", help="the reason for this sweep; shown in its report")
     parser.add_argument(
-        "--name", dest="sweep", metavar="NAME", help="the sweep's name; otherwise one that follows from the settings"
+        "--patience", type=number(int, 0), default=0, metavar="N", help="end a trial after N evaluations without improvement"
     )
-    parser.add_argument("-m", "--why", default="", metavar="WHY", help="why this sweep: its report will tell")
-    parser.add_argument("--patience", type=number(int, 0), default=0, metavar="N", help="end a trial after N evaluations in vain")
-    parser.add_argument("--pack", type=number(int, 1), metavar="N", help="train at most N trials as one; otherwise what fits")
+    parser.add_argument("--pack", type=number(int, 1), metavar="N", help="train at most N trials as one pack; default: what fits")
     parser.add_argument("--no-pack", action="store_true", help="train the trials one by one")
-    parser.add_argument("--suggest", type=number(int, 1), metavar="N", help="N settings chosen one after the other, not a grid")
-    parser.add_argument("--sampler", choices=("optuna", "random"), default="optuna", help="who chooses them")
+    parser.add_argument(
+        "--suggest", type=number(int, 1), metavar="N", help="choose N settings one after the other instead of a grid"
+    )
+    parser.add_argument("--sampler", choices=("optuna", "random"), default="optuna", help="the sampler of --suggest")
     parser.add_argument("--no-check", action="store_true", help="start without the quick checks")
     parser.add_argument("--retry", action="store_true", help="try failed trials again")
-    parser.add_argument("--join", metavar="NAME", help="work on a sweep that was started elsewhere")
-    parser.add_argument("--show", metavar="NAME", help="print where a sweep stands")
-    queueing.place_argument(parser)
-    queueing.dry_argument(parser)
+    parser.add_argument("--join", metavar="NAME", help="work on an existing sweep")
+    parser.add_argument("--show", metavar="NAME", help="print the state of a sweep")
+    trust_argument(parser)
+    on_argument(parser)
+    dry_argument(parser)
 
 
 @verb(
@@ -109,13 +132,18 @@ def _sweep(given: argparse.Namespace) -> int:
         suggest=given.suggest,
         retry=given.retry,
     )
+    if given.trust and not given.join:
+        raise UserError("--trust needs --join: it confirms the recipe file that a sweep folder names")
     if not given.name and not given.join:
         raise UserError("name a RECIPE/PRESET and what to vary, or a sweep with --show or --join; see: seedbed sweep --help")
-    how = {"num_seeds": given.seeds, "patience": given.patience, "sampler": given.sampler}
-    facts = {"name": given.sweep, "why": given.why, **how}
-    if not queueing.stays_here(given):
-        return queueing.sweep(given, options, facts)
-    queueing.refuse_dry(given)
+    confirm(given)
+    options_of_sweep = {"num_seeds": given.seeds, "patience": given.patience, "sampler": given.sampler}
+    facts = {"name": given.sweep, "why": given.why, **options_of_sweep}
+    if not runs_here(given):
+        from seedbed.cli import slurm
+
+        return slurm.sweep(given, options, facts)
+    refuse_dry(given)
     if given.join:
         return verbs.join(given.join, options, _trials)
     return verbs.start(verbs.draft(given.name, given.settings, options, **facts), options, _trials)
@@ -130,17 +158,17 @@ def _trials() -> Any:
 def _ablate_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="RECIPE/PRESET")
     parser.add_argument(
-        "axes", nargs="*", default=[], metavar="axis=a,b", help="what to vary; otherwise all that makes sense here"
+        "axes", nargs="*", default=[], metavar="axis=a,b", help="what to vary; default: every axis that applies here"
     )
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change the baseline itself; repeatable")
-    parser.add_argument("--steps", type=number(int, 1), metavar="N", help="timed steps per visit; otherwise some seconds of them")
-    parser.add_argument("--repeats", type=number(int, 1), default=3, metavar="N", help="visits per row, interleaved")
+    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change the baseline; repeatable")
     parser.add_argument(
-        "--name", dest="report", metavar="NAME", help="the report's name; otherwise one that follows from the rest"
+        "--steps", type=number(int, 1), metavar="N", help="timed steps per repeat; default: some seconds of steps"
     )
+    parser.add_argument("--repeats", type=number(int, 1), default=3, metavar="N", help="repeats per row, interleaved")
+    parser.add_argument("--name", dest="report", metavar="NAME", help="the report's name; default: derived from the arguments")
 
 
-@verb("ablate", "RECIPE/PRESET [axis=a,b ...]", "what each switch buys, predicted and then measured", _ablate_arguments)
+@verb("ablate", "RECIPE/PRESET [axis=a,b ...]", "the effect of each setting, predicted and then measured", _ablate_arguments)
 def _ablate(given: argparse.Namespace) -> int:
     from seedbed.tune.ablate import verbs
 
@@ -151,7 +179,7 @@ def _ablate(given: argparse.Namespace) -> int:
 @verb(
     "doctor",
     "[RECIPE/PRESET [key=value ...]]",
-    "examine this machine: what would spoil a run",
+    "test whether this machine can train",
     lambda p: settings(p, needed=False),
 )
 def _doctor(given: argparse.Namespace) -> int:
@@ -165,12 +193,12 @@ def _doctor(given: argparse.Namespace) -> int:
 
 def _check_arguments(parser: Parser) -> None:
     settings(parser, "RECIPE/PRESET")
-    parser.add_argument("--only", action="append", default=[], metavar="ID", help="this check, or a letter for its group")
-    parser.add_argument("--skip", action="append", default=[], metavar="ID", help="not this check, or group")
-    parser.add_argument("--full", action="store_true", help="at full depth, width and length")
+    parser.add_argument("--only", action="append", default=[], metavar="ID", help="run this check, or a group by its letter")
+    parser.add_argument("--skip", action="append", default=[], metavar="ID", help="skip this check or group")
+    parser.add_argument("--full", action="store_true", help="check the config at full depth, width and length")
 
 
-@verb("check", "RECIPE/PRESET [key=value ...]", "test data, model, loss and loop of a run before it is started", _check_arguments)
+@verb("check", "RECIPE/PRESET [key=value ...]", "test data, model, loss and loop of a run before training", _check_arguments)
 def _check(given: argparse.Namespace) -> int:
     from seedbed.checks import preflight
 
@@ -180,11 +208,13 @@ def _check(given: argparse.Namespace) -> int:
 
 def _replay_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="RUN")
-    parser.add_argument("step", nargs="?", type=number(int, 1), metavar="STEP", help="otherwise the last one that went wrong")
+    parser.add_argument("step", nargs="?", type=number(int, 1), metavar="STEP", help="default: the last step that failed")
+    trust_argument(parser)
 
 
-@verb("replay", "RUN [STEP]", "take a bad step again, bit for bit, and name its fault", _replay_arguments)
+@verb("replay", "RUN [STEP]", "repeat a failed step bit for bit and name the cause", _replay_arguments)
 def _replay(given: argparse.Namespace) -> int:
+    confirm(given)
     from seedbed.checks import replay_show
 
     return replay_show.replay(given.runs, given.name, given.step, given.json)
@@ -192,11 +222,11 @@ def _replay(given: argparse.Namespace) -> int:
 
 def _overfit_arguments(parser: Parser) -> None:
     settings(parser, "RECIPE/PRESET")
-    parser.add_argument("--batches", type=number(int, 1), default=1, metavar="N", help="how many batches to learn by heart")
-    parser.add_argument("--steps", type=number(int, 1), default=200, metavar="N", help="how many steps it may take")
+    parser.add_argument("--batches", type=number(int, 1), default=1, metavar="N", help="number of batches to memorise")
+    parser.add_argument("--steps", type=number(int, 1), default=200, metavar="N", help="number of steps")
 
 
-@verb("overfit", "RECIPE/PRESET [key=value ...]", "learn a few fixed batches by heart, or say that it cannot", _overfit_arguments)
+@verb("overfit", "RECIPE/PRESET [key=value ...]", "test whether the model can memorise a few batches", _overfit_arguments)
 def _overfit(given: argparse.Namespace) -> int:
     from seedbed.checks import overfit
 

@@ -60,12 +60,12 @@ class HostRows:
     """An array on the host, perhaps memory-mapped; `fill` copies windows into memory prepared by `target`."""
 
     def __init__(self, array: np.ndarray, span: int, shared: bool):
-        assert array.flags.c_contiguous, "rows must lie one after another"
+        assert array.flags.c_contiguous, "rows must be contiguous"
         self.row, self.span = row_bytes(array), max(1, span)
         self.dtype, self.shape = array.dtype, ((span,) if span else ()) + array.shape[1:]
         self.long = self.row >= LONG_ROW or self.span == 1
         self.steps = np.arange(self.span)
-        # torch gathers long rows with all its threads; beside a working main thread that would starve it, numpy's one will do.
+        # torch gathers long rows with all its threads, which would starve the main thread; numpy uses one.
         self.threaded = self.long and not shared
         if self.threaded:
             self.rows = words(array)
@@ -90,23 +90,23 @@ class HostRows:
         if self.threaded:
             torch.index_select(self.rows, 0, torch.from_numpy(np.array(index)), out=target)
         else:
-            # The default mode would go through a second buffer; bounds were checked before.
+            # The default mode uses a second buffer; bounds were checked before.
             np.take(self.items, index, out=target, mode="clip")
 
     def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
-        """Windows of short rows in memory of their own, widened on the way: for a few of them quicker than filling a target."""
+        """Windows of short rows in new memory, converted to `wide`: for a few of them faster than filling a target."""
         assert not self.long
         windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
         return torch.from_numpy(windows if wide is None else windows.astype(wide))
 
     def expect_random(self) -> bool:
-        """Tell the system not to read on after a page, since `advise` says what follows; False without a memory map."""
+        """Turn off read-ahead, since `advise` announces pages; False without a memory map."""
         if self.advice:
             self.advice.random()
         return self.advice is not None
 
     def advise(self, start_B: np.ndarray) -> None:
-        """Tell the system which pages will be read soon, so that it fetches them side by side."""
+        """Announce the pages that will be read soon, so that the operating system fetches them in parallel."""
         assert self.advice is not None
         for start in start_B.tolist():
             self.advice.will_need(start * self.row, self.span * self.row)
@@ -137,7 +137,7 @@ class _Advice:
 
 
 class Slot:
-    """Memory for one batch, all arrays and the sample counters in one block, so that it travels by one copy."""
+    """Memory for one batch: all arrays and the sample counters in one block, so that one copy transfers it."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], spans: Mapping[str, int], batch: int, device: torch.device, pin: bool):
         shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {"index": ((batch,), np.dtype(np.int64))}
@@ -164,6 +164,6 @@ class Slot:
 
 def _memory(num_bytes: int, device: torch.device, pin: bool) -> Tensor:
     if device.type == "cpu" and not pin:
-        # numpy asks for huge pages; writing now takes the page faults now.
+        # numpy asks for huge pages; writing now moves the page faults out of the first step.
         return torch.from_numpy(np.full(num_bytes, 0, np.uint8))
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin)

@@ -1,4 +1,4 @@
-"""Pictures of many pictures, as PNG: a plain grid, and real images beside generated ones by class. N images, H W pixels."""
+"""Grids of images as PNG, and several grids side by side with titles. N images, H W pixels."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Images into a store of bytes: decoded once at one size, cached by content, and continued where it was interrupted."""
+"""Preparation of image stores: decoded once at one size, cached by content, resumed after an interruption."""
 
 import contextlib
 import hashlib
@@ -17,18 +17,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
-from seedbed.data.image_gallery import Gallery, open_gallery
+from seedbed.data.image_dataset import ImageDataset, open_image_dataset
 from seedbed.data.images import ImageConfig
-from seedbed.data.meter import Meter
 from seedbed.data.order import draw
-from seedbed.data.prepare import Say, cache_folder, prepared
-from seedbed.data.store import Store, Writer, digest, is_store
+from seedbed.data.prepare import Say, cache_folder, find_or_build
+from seedbed.data.progress import Progress
+from seedbed.data.store import Store, digest, is_store
+from seedbed.data.store_writer import Writer
 from seedbed.errors import UserError
 
 # Bump when the same image gives other bytes than before.
 FORMAT = 1
-# Images decoded side by side, and how many of them by one thread in a row.
-TOGETHER, SHARE = 512, 16
+# Images decoded in parallel, and how many of them by one thread.
+DECODE_BATCH, PER_THREAD = 512, 16
 # A killed preparation loses at most this time of work.
 SAVE_SECONDS = 5.0
 # Bad images that the manifest names; the others are counted.
@@ -39,17 +40,17 @@ WHITE = (255, 255, 255)
 def prepare_images(config: ImageConfig, *, out: Path | None = None, rebuild: bool = False, say: Say = lambda line: None) -> Store:
     """The store of these images at this size: the one that exists, or a new one. `rebuild` replaces a damaged one.
 
-    An interrupted preparation goes on where it stopped, and gives the same store as one that ran through.
+    An interrupted preparation continues where it stopped, and gives the same store as an uninterrupted one.
     """
     if is_store(Path(config.images).expanduser()):
         return _open_named(config)
     job = _Job(config, say)
     path = out.absolute() if out else cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
-    return prepared(path, job.key, job.build, rebuild=rebuild, say=say)
+    return find_or_build(path, job.key, job.build, rebuild=rebuild, say=say)
 
 
 def image_facts(store: Store) -> dict[str, Any]:
-    """What a store of images holds, for a person to read."""
+    """The contents of an image store."""
     manifest = store.manifest
     classes_N = store.arrays["class"]
     counts = np.bincount(classes_N, minlength=len(manifest["class_names"])).tolist()
@@ -78,7 +79,7 @@ def _open_named(config: ImageConfig) -> Store:
 
 
 def _settings(config: ImageConfig) -> dict[str, Any]:
-    """What a store depends on beside the images."""
+    """The settings that a store depends on."""
     return {"stored_size": config.stored_size, "valid": config.valid, "encode": config.encode}
 
 
@@ -95,22 +96,22 @@ def partition(classes_N: np.ndarray, share: float) -> np.ndarray:
     return held_N
 
 
-def in_order(held_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and for validation, each stirred once and for all: the first of them show every class."""
-    stirred_N = np.argsort(draw(1, np.arange(len(held_N))), kind="stable")
-    return stirred_N[~held_N[stirred_N]], stirred_N[held_N[stirred_N]]
+def shuffled_split(held_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and for validation, each in a fixed random order: the first of them hold every class."""
+    shuffled_N = np.argsort(draw(1, np.arange(len(held_N))), kind="stable")
+    return shuffled_N[~held_N[shuffled_N]], shuffled_N[held_N[shuffled_N]]
 
 
-class Picture(NamedTuple):
-    """One image at the size of the store, and what had to be done to it; or None and why it cannot be used."""
+class DecodedImage(NamedTuple):
+    """One image at the size of the store, and the changes that were made; or None and why it cannot be used."""
 
     pixels: np.ndarray | None
     done: tuple[str, ...]
     problem: str = ""
 
 
-def decode(image: Image.Image, size: int) -> Picture:
-    """The middle square in RGB at `size` pixels: first frame, upright, transparent parts on white."""
+def decode(image: Image.Image, size: int) -> DecodedImage:
+    """The centre square in RGB at `size` pixels: first frame, EXIF orientation applied, transparent parts on white."""
     done = ["with several frames: the first used"] if getattr(image, "n_frames", 1) > 1 else []
     if image.format == "JPEG":
         # libjpeg decodes a large photograph at a fraction of its size for a fraction of the time.
@@ -123,7 +124,7 @@ def decode(image: Image.Image, size: int) -> Picture:
         done.append("smaller than asked for: enlarged")
     if image.size != (size, size):
         image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
-    return Picture(np.asarray(image, np.uint8), tuple(done))
+    return DecodedImage(np.asarray(image, np.uint8), tuple(done))
 
 
 def _to_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
@@ -142,28 +143,28 @@ def _to_rgb(image: Image.Image) -> tuple[Image.Image, list[str]]:
 
 
 class _Job:
-    """A gallery on its way to a store: training images first, then those held out."""
+    """Writes a dataset to a store: training images first, then those held out."""
 
     def __init__(self, config: ImageConfig, say: Say):
         self.config, self.say = config, say
-        self.gallery = open_gallery(config.images)
-        for note in self.gallery.notes:
+        self.dataset = open_image_dataset(config.images)
+        for note in self.dataset.notes:
             say(note)
-        self.rows, self.num_train = _rows(self.gallery, config.valid, say)
-        self.identity = self.gallery.identity()
+        self.rows, self.num_train = _rows(self.dataset, config.valid, say)
+        self.identity = self.dataset.identity()
         self.encoder = load_encoder(config.encode) if config.encode else None
         made_by = self.encoder.identity if self.encoder else ""
-        self.key = digest([FORMAT, self.identity, self.gallery.class_names, _settings(config), made_by])
-        self.label = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.gallery.name)[:40]}-{config.stored_size}px"
+        self.key = digest([FORMAT, self.identity, self.dataset.class_names, _settings(config), made_by])
+        self.label = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.dataset.name)[:40]}-{config.stored_size}px"
 
     def build(self, writer: Writer) -> Store:
         state = dict(writer.state) or {"next": 0, "train": 0, "num_bad": 0, "bad": [], "changed": {}}
-        dtype = np.dtype(np.uint8 if len(self.gallery.class_names) <= 256 else "<u2")
+        dtype = np.dtype(np.uint8 if len(self.dataset.class_names) <= 256 else "<u2")
         writer.array("class", dtype)
         shape, kind = self._row()
         writer.array("image", kind, shape)
         self._write(writer, state, dtype)
-        if self.gallery.identity() != self.identity:
+        if self.dataset.identity() != self.identity:
             writer.discard()
             raise UserError(f"{self.config.images} changed while it was read; run again when nothing writes to it")
         return self._commit(writer, state)
@@ -175,54 +176,51 @@ class _Job:
         return self.encoder(np.zeros((1, size, size, 3), np.uint8)).shape[1:], np.dtype("<f2")
 
     def _write(self, writer: Writer, state: dict[str, Any], dtype: np.dtype) -> None:
-        meter, saved_at = Meter("decoding", "images"), time.monotonic()
+        progress, saved_at = Progress("decoding", "images"), time.monotonic()
         for rows, pictures in self._decoded(state["next"]):
             good = [(n, p.pixels) for n, p in zip(rows, pictures, strict=True) if p.pixels is not None]
             if good:
                 pixels = np.stack([pixels for _, pixels in good])
                 writer.append("image", self.encoder(pixels) if self.encoder else pixels)
-                writer.append("class", self.gallery.classes_N[[n for n, _ in good]].astype(dtype))
+                writer.append("class", self.dataset.classes_N[[n for n, _ in good]].astype(dtype))
             self._account(state, rows, pictures)
             state["next"] += len(rows)
             state["train"] += len(good) if state["next"] <= self.num_train else 0
             if time.monotonic() - saved_at > SAVE_SECONDS:
                 writer.save(**state)
                 saved_at = time.monotonic()
-            meter(state["next"], len(self.rows))
-        meter.close()
+            progress(state["next"], len(self.rows))
+        progress.close()
         writer.save(**state)
 
-    def _decoded(self, start: int) -> Iterator[tuple[list[int], list[Picture]]]:
-        """The images from a place on, in groups that do not cross the border between the parts."""
+    def _decoded(self, start: int) -> Iterator[tuple[list[int], list[DecodedImage]]]:
+        """The images from an index on, in groups that do not cross the border between the splits."""
         borders = [(start, self.num_train), (max(start, self.num_train), len(self.rows))]
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             for first, last in borders:
-                for begin in range(first, last, TOGETHER):
-                    rows = self.rows[begin : min(begin + TOGETHER, last)].tolist()
-                    # Small images take less time than handing them to a thread one by one.
-                    shares = [rows[k : k + SHARE] for k in range(0, len(rows), SHARE)]
-                    yield rows, [p for pictures in pool.map(self._read_all, shares) for p in pictures]
+                for begin in range(first, last, DECODE_BATCH):
+                    rows = self.rows[begin : min(begin + DECODE_BATCH, last)].tolist()
+                    # Decoding a small image takes less time than submitting it to a thread.
+                    shares = [rows[k : k + PER_THREAD] for k in range(0, len(rows), PER_THREAD)]
+                    yield rows, [p for pictures in pool.map(lambda some: [self._read(n) for n in some], shares) for p in pictures]
 
-    def _read_all(self, rows: list[int]) -> list[Picture]:
-        return [self._read(n) for n in rows]
-
-    def _read(self, n: int) -> Picture:
+    def _read(self, n: int) -> DecodedImage:
         try:
-            with contextlib.closing(self.gallery.image(n)) as image:
+            with contextlib.closing(self.dataset.image(n)) as image:
                 return decode(image, self.config.stored_size)
         except Exception as error:
             # Whatever a damaged file makes the decoder raise, the other images are still good.
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            return Picture(None, (), reason.replace(str(getattr(self.gallery, "root", "\0")) + os.sep, ""))
+            return DecodedImage(None, (), reason.replace(str(getattr(self.dataset, "root", "\0")) + os.sep, ""))
 
-    def _account(self, state: dict[str, Any], rows: list[int], pictures: list[Picture]) -> None:
+    def _account(self, state: dict[str, Any], rows: list[int], pictures: list[DecodedImage]) -> None:
         for n, picture in zip(rows, pictures, strict=True):
             for done in picture.done:
                 state["changed"][done] = state["changed"].get(done, 0) + 1
             if picture.pixels is None:
                 state["num_bad"] += 1
                 if len(state["bad"]) < MAX_LISTED:
-                    state["bad"].append({"image": self.gallery.label(n), "why": picture.problem})
+                    state["bad"].append({"image": self.dataset.label(n), "why": picture.problem})
 
     def _commit(self, writer: Writer, state: dict[str, Any]) -> Store:
         num, first = writer.arrays["class"].num_rows, (state["bad"] or [{"image": "", "why": ""}])[0]
@@ -240,10 +238,10 @@ class _Job:
             self.say(f"{count:,} {what}")
         return writer.commit(
             splits={"train": (0, state["train"]), "valid": (state["train"], num)},
-            limits={"class": len(self.gallery.class_names)},
+            limits={"class": len(self.dataset.class_names)},
             extra=[],
             images={"key": self.key, **_settings(self.config), "size": self.config.size},
-            class_names=list(self.gallery.class_names),
+            class_names=list(self.dataset.class_names),
             source={"name": self.config.images, "identity": self.identity},
             counts={"num_images": num, "num_bad": state["num_bad"], "changed": state["changed"]},
             bad=state["bad"],
@@ -251,18 +249,18 @@ class _Job:
         )
 
 
-def _rows(gallery: Gallery, share: float, say: Say) -> tuple[np.ndarray, int]:
+def _rows(dataset: ImageDataset, share: float, say: Say) -> tuple[np.ndarray, int]:
     """All images, those for training first, and how many these are."""
-    held_N = gallery.held_N
+    held_N = dataset.held_N
     if held_N is None:
-        counts = np.bincount(gallery.classes_N, minlength=len(gallery.class_names))
-        alone = [gallery.class_names[n] for n in np.flatnonzero(counts == 1)]
-        if len(alone) == len(gallery.class_names):
-            raise UserError(f"{gallery.name}: every class has only one image, such as {alone[0]}; a split needs two of a class")
+        counts = np.bincount(dataset.classes_N, minlength=len(dataset.class_names))
+        alone = [dataset.class_names[n] for n in np.flatnonzero(counts == 1)]
+        if len(alone) == len(dataset.class_names):
+            raise UserError(f"{dataset.name}: every class has only one image, such as {alone[0]}; a split needs two of a class")
         if alone:
             say(f"{len(alone):,} classes have only one image, such as {alone[0]}: it is trained on, and none is held out")
-        held_N = partition(gallery.classes_N, share)
-    train_N, valid_N = in_order(held_N)
+        held_N = partition(dataset.classes_N, share)
+    train_N, valid_N = shuffled_split(held_N)
     return np.concatenate((train_N, valid_N)), len(train_N)
 
 
@@ -286,9 +284,9 @@ class Encoder(NamedTuple):
 def load_encoder(name: str) -> Encoder:
     """The function that `package.module:name` names."""
     place, _, title = name.partition(":")
-    # The name may come from the config of somebody else's run: what can do more than compute is not for it to call.
+    # The name may come from the config of another person's run, so functions that can do more than compute are refused.
     if place.partition(".")[0] in sys.stdlib_module_names:
-        raise UserError(f"data.encode={name} is no encoder of images; name a function in a package or file of your own")
+        raise UserError(f"data.encode={name} is not an encoder of images; name a function in a package or file of your own")
     try:
         module = importlib.import_module(place)
         function = getattr(module, title)

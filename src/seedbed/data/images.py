@@ -1,12 +1,9 @@
-"""Which images a run trains on, at which size, with which augmentation.
-
-Nothing here needs numpy or torch, so a preset can name its images at no cost.
-"""
+"""Config of image data: source, size, augmentation. No numpy or torch import, so that presets are fast to list."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from seedbed.config import number
+from seedbed.config import function_name, number
 from seedbed.errors import UserError
 
 HELP = "name a folder with one sub-folder per class, an .npy, .npz or .safetensors file, hf:NAME, shapes, or random:NUM:CLASSES"
@@ -16,7 +13,7 @@ HELP = "name a folder with one sub-folder per class, an .npy, .npz or .safetenso
 class ImageConfig:
     """Square RGB images of `size` pixels with their classes.
 
-    `crop=random` stores an eighth more than `size` and cuts a random window out of it; `flip` mirrors half of the training
+    `crop=random` stores an eighth more than `size` and takes a random window of it; `flip` mirrors half of the training
     images. `valid` is the share of every class that is held out where the source has no split of its own. `encode` names a
     function `package.module:name` from images in [-1, 1] to latents, run once when the store is made.
     """
@@ -26,7 +23,7 @@ class ImageConfig:
     crop: Literal["center", "random"] = "center"
     flip: bool = False
     valid: float = number(0.1, low=0.0001, high=0.9)
-    encode: str = ""
+    encode: str = function_name()
     cache: str = ""
 
     def check(self) -> None:
@@ -40,7 +37,7 @@ class ImageConfig:
                 "latents can be neither flipped nor cropped; set data.flip=false data.crop=center, or drop data.encode"
             )
         if self.images == "shapes" and self.crop == "random":
-            raise UserError("a shape that is cut off has no right answer; set data.crop=center")
+            raise UserError("shapes cannot be cropped, since a partial shape has no class; set data.crop=center")
         if self.encode and self.encode.count(":") != 1:
             raise UserError(f"data.encode={self.encode} is not package.module:function")
 

@@ -1,6 +1,6 @@
-"""Which items a step sees, as a pure function of (seed, counter): any batch size, any starting point, exact for ever.
+"""The order of items as a pure function of (seed, counter), for any batch size and any starting point.
 
-The arithmetic is our own, so an order does not change with the version of a library.
+It depends on no library's random generator, so it does not change with versions.
 """
 
 from collections import OrderedDict
@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-# A permutation this long is kept as a table (about a second and 80 MB); a longer one is computed piece by piece.
+# Up to this length a permutation is kept as a table (about a second and 80 MB); a longer one is computed in blocks.
 TABLE_LIMIT = 10_000_000
-PIECE = 1 << 16
+BLOCK = 1 << 16
 NUM_ROUNDS = 6
 
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
 def mix(value: Any) -> Any:
-    """The finaliser of splitmix64, on an int or an array of uint64: a bijection in which every bit stirs every other."""
+    """The finaliser of splitmix64, on an int or an array of uint64: a bijection in which every bit affects all others."""
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
     return value ^ (value >> 31)
@@ -32,7 +32,7 @@ def key_of(*words: int) -> int:
 
 
 def draw(key: int, index_N: np.ndarray) -> np.ndarray:
-    """A random 64-bit word for each index, the same whatever else is drawn."""
+    """A random 64-bit word for each index, independent of what else is drawn."""
     return mix(index_N.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
 
 
@@ -45,14 +45,14 @@ def table(num_items: int, key: int) -> np.ndarray:
 
 
 def feistel(position_N: np.ndarray, num_items: int, key: int) -> np.ndarray:
-    """Where a permutation of range(num_items) sends these positions, without making the whole of it."""
+    """The images of these positions under a permutation of range(num_items), without a table."""
     bits = max(2, (num_items - 1).bit_length())
     right_bits = np.uint64(bits // 2)
     left_mask, right_mask = np.uint64((1 << (bits - bits // 2)) - 1), np.uint64((1 << (bits // 2)) - 1)
     keys = [np.uint64(key_of(key, r)) for r in range(NUM_ROUNDS)]
     result_N = position_N.astype(np.uint64)
     outside = np.arange(len(result_N))
-    # The network permutes the next power of two; what lands beyond the end walks on until it lands inside.
+    # The network permutes the next power of two; values beyond the end are permuted again until they are inside.
     while len(outside):
         walk_N = result_N[outside]
         left_N, right_N = walk_N >> right_bits, walk_N & right_mask
@@ -70,34 +70,34 @@ class Order:
     def __init__(self, num_items: int, seed: int, shuffle: bool = True):
         assert num_items > 0, "an order needs items"
         self.num_items, self.seed, self.shuffle = num_items, seed, shuffle
-        self._piece, self._num_cached = (num_items, 2) if num_items <= TABLE_LIMIT else (PIECE, 16)
+        self._block, self._num_cached = (num_items, 2) if num_items <= TABLE_LIMIT else (BLOCK, 16)
         self._cache: OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = OrderedDict()
 
     def at(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch and the item of the global samples start .. start + count - 1; read-only int64 arrays."""
         epoch, position = divmod(start, self.num_items)
-        number, offset = divmod(position, self._piece)
+        number, offset = divmod(position, self._block)
         epochs, items = self._cache.get((epoch, number)) or self._fill(epoch, number)
         if offset + count <= len(items):
             return epochs[offset : offset + count], items[offset : offset + count]
         return self._collect(start, count)
 
     def _collect(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """A batch that straddles pieces or epochs."""
+        """A batch that crosses blocks or epochs."""
         parts = []
         while count:
             position = start % self.num_items
-            room = min(self._piece - position % self._piece, self.num_items - position, count)
+            room = min(self._block - position % self._block, self.num_items - position, count)
             parts.append(self.at(start, room))
             start, count = start + room, count - room
         return np.concatenate([e for e, _ in parts]), np.concatenate([i for _, i in parts])
 
     def _fill(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
-        first = number * self._piece
-        size = min(self._piece, self.num_items - first)
+        first = number * self._block
+        size = min(self._block, self.num_items - first)
         if not self.shuffle:
             items = np.arange(first, first + size)
-        elif self._piece == self.num_items:
+        elif self._block == self.num_items:
             items = table(self.num_items, key_of(self.seed, epoch))
         else:
             items = feistel(np.arange(first, first + size), self.num_items, key_of(self.seed, epoch))

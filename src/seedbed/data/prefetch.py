@@ -1,14 +1,30 @@
-"""One background thread that reads batches ahead along the known order, into a ring of slots."""
+"""Data too large for the device: a background thread prefetches batches in the known order, into a ring of slots."""
 
+from __future__ import annotations
+
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+import numpy as np
+import torch
+from torch import Tensor
+
+from seedbed.data.gather import HostRows, Slot
 from seedbed.errors import UserError
 
-# A read that takes longer than this is reported, not waited for.
+if TYPE_CHECKING:
+    from seedbed.data.feed import Locator, Source
+
+# A read that takes longer than this is an error.
 TIMEOUT = 120.0
+# Batches in host memory: one in use, one that the caller may still use, and two being read.
+NUM_SLOTS = 4
+# How many batches ahead pages are announced to the operating system.
+LOOK_AHEAD = 8
 
 
 class Prefetch:
@@ -20,16 +36,16 @@ class Prefetch:
         self._changed = threading.Condition()
         self._free = list(range(num_slots))
         self._ready: deque[tuple[int, BaseException | None]] = deque()
-        # The next counter to read and to hand out; a new journey begins with every jump.
+        # The next counters to read and to return; every jump starts a new generation of reads.
         self._read: int | None = None
         self._hand: int | None = None
-        self._journey = 0
+        self._generation = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="seedbed-feed", daemon=True)
         self._thread.start()
 
     def get(self, counter: int) -> int:
-        """The slot that holds the samples from `counter` on; waits for it. Give it back with `release`."""
+        """The slot with the samples from `counter` on; waits for it. Return it with `release`."""
         start = time.perf_counter()
         with self._changed:
             if counter != self._hand:
@@ -39,7 +55,7 @@ class Prefetch:
             if not arrived:
                 raise UserError(
                     f"the feed's thread has not delivered samples {counter} to {counter + self._step - 1} for {TIMEOUT:g} s; "
-                    "is the disk or network mount that holds the data answering?"
+                    "check the disk or network mount that holds the data"
                 )
             return self._take(counter)
 
@@ -70,11 +86,11 @@ class Prefetch:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        # A thread that hangs in a read cannot be ended; it is a daemon and holds nothing that others need.
+        # A thread that hangs in a read cannot be stopped; it is a daemon and holds no lock.
         self._thread.join(timeout=1.0)
 
     def _jump(self, counter: int) -> None:
-        self._journey += 1
+        self._generation += 1
         self._free += [slot for slot, _ in self._ready]
         self._ready.clear()
         self._read = self._hand = counter
@@ -87,31 +103,184 @@ class Prefetch:
                 if self._closed:
                     return
                 assert self._read is not None
-                slot, counter, journey = self._free.pop(0), self._read, self._journey
+                slot, counter, generation = self._free.pop(0), self._read, self._generation
                 self._read += self._step
             error = None
             try:
                 self._fill(counter, slot)
             except BaseException as caught:
-                error = self._told(caught, f"samples {counter} to {counter + self._step - 1}")
-            self._deliver(slot, journey, error)
+                error = self._explain(caught, f"samples {counter} to {counter + self._step - 1}")
+            self._deliver(slot, generation, error)
 
-    def _told(self, error: BaseException, samples: str) -> BaseException:
-        """What the main thread is to raise: never something that would end the run without a word."""
+    def _explain(self, error: BaseException, samples: str) -> BaseException:
+        """The error that the main thread raises; never one such as SystemExit, which would end the run silently."""
         if isinstance(error, OSError):
-            told = f"{samples} cannot be read ({error}); mend the disk or the mount that holds the data, then resume the run"
-            return UserError(told)
+            return UserError(f"{samples} cannot be read ({error}); repair the disk or mount that holds the data, then resume")
         if not isinstance(error, Exception):
             return RuntimeError(f"the feed's thread was ended by {type(error).__name__} while it read {samples}")
         error.add_note(f"while the feed read {samples}")
         return error
 
-    def _deliver(self, slot: int, journey: int, error: BaseException | None) -> None:
+    def _deliver(self, slot: int, generation: int, error: BaseException | None) -> None:
         with self._changed:
-            if journey != self._journey:
+            if generation != self._generation:
                 self._free.append(slot)
                 return
             self._ready.append((slot, error))
             if error is not None:
                 self._read = None
             self._changed.notify_all()
+
+
+class Reader:
+    """Fills slots in host memory with the items of a step, in a background thread."""
+
+    def __init__(self, source: Source, locator: Locator, num_slots: int, pin: bool):
+        self.locator = locator
+        self.rows = {name: HostRows(array, source.spans[name], shared=True) for name, array in source.arrays.items()}
+        cpu = torch.device("cpu")
+        self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(num_slots)]
+        self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in self.rows.items()] for slot in self.slots]
+
+    def fill(self, counter: int, slot: int) -> None:
+        np.add(self.locator.steps_B, counter, out=self.slots[slot].host_index)
+        start_B = self.locator.rows(counter)
+        for rows, target in self.targets[slot]:
+            rows.fill(start_B, target)
+
+
+class Mapped:
+    """Arrays too large for the device: a thread prefetches from the memory map, and a transfer object delivers its slots."""
+
+    name = "memory-map"
+
+    def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
+        self.reader = Reader(source, locator, NUM_SLOTS, pin=device.type == "cuda")
+        self.advised = 0
+        self.mapped = [rows for rows in self.reader.rows.values() if rows.expect_random()]
+        self.ahead = Prefetch(self._read, NUM_SLOTS, locator.stride)
+        if device.type == "cpu":
+            self.transfer = _LendSlot(self.reader.slots, parts)
+        else:
+            static = Slot(source.arrays, source.spans, locator.batch, device, pin=False)
+            self.transfer = (_CopyAsync if device.type == "cuda" else _CopySlot)(self.reader.slots, static, parts, locator.stride)
+
+    @property
+    def wait(self) -> float:
+        return self.ahead.waited
+
+    def load(self, counter: int) -> None:
+        self.transfer.take(self.ahead, counter)
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        return self.transfer.raw(k)
+
+    def divide(self, parts: int) -> None:
+        self.transfer.divide(parts)
+
+    def close(self) -> None:
+        self.ahead.close()
+
+    def _read(self, counter: int, slot: int) -> None:
+        """In the thread: announce the pages of later batches, then copy this one."""
+        step = self.reader.locator.stride
+        limit = counter + LOOK_AHEAD * step
+        first = self.advised if counter < self.advised <= limit else counter
+        # A sample that cannot be located is reported when it is read.
+        with contextlib.suppress(Exception):
+            for later in range(first, limit, step) if self.mapped else ():
+                start_B = self.reader.locator.rows(later)
+                for rows in self.mapped:
+                    rows.advise(start_B)
+        self.advised = limit
+        self.reader.fill(counter, slot)
+
+
+class _LendSlot:
+    """For a model on the host: the slot itself, released two steps later."""
+
+    def __init__(self, slots: list[Slot], parts: int):
+        self.slots = slots
+        self.divide(parts)
+        self.held: list[int] = []
+
+    def divide(self, parts: int) -> None:
+        self.parts = [slot.parts(parts) for slot in self.slots]
+
+    def take(self, ahead: Prefetch, counter: int) -> None:
+        if len(self.held) == 2:
+            ahead.release(self.held.pop(0))
+        self.held.append(ahead.get(counter))
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        return dict(self.parts[self.held[-1]][k])
+
+
+class _CopySlot:
+    """For a device without streams: a plain copy."""
+
+    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
+        self.slots, self.static, self.parts = slots, static, static.parts(parts)
+
+    def divide(self, parts: int) -> None:
+        self.parts = self.static.parts(parts)
+
+    def take(self, ahead: Prefetch, counter: int) -> None:
+        slot = ahead.get(counter)
+        self.static.memory.copy_(self.slots[slot].memory)
+        ahead.release(slot)
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        return dict(self.parts[k])
+
+
+class _CopyAsync:
+    """For CUDA: the next step is copied on a separate stream while this one computes; events guard every buffer.
+
+    Only the calling thread uses CUDA, so that the reading thread can never disturb a capture.
+    """
+
+    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
+        self.slots, self.static, self.parts, self.stride = slots, static, static.parts(parts), stride
+        self.stream = torch.cuda.Stream(static.memory.device)
+        self.buffers = [torch.empty_like(static.memory) for _ in range(2)]
+        # The allocator may have returned memory that earlier work on the current stream still uses.
+        self.stream.wait_stream(torch.cuda.current_stream(static.memory.device))
+        self.arrived = [torch.cuda.Event() for _ in self.buffers]
+        self.emptied = [torch.cuda.Event() for _ in self.buffers]
+        # The counter that is in, or on its way to, each buffer; and the pinned slots whose copy may not have ended.
+        self.turn, self.waiting = 0, None
+        self.in_flight: list[tuple[int, int]] = []
+
+    def divide(self, parts: int) -> None:
+        self.parts = self.static.parts(parts)
+
+    def take(self, ahead: Prefetch, counter: int) -> None:
+        if self.waiting != counter:
+            self._send(ahead, ahead.get(counter), counter)
+        stream, buffer = torch.cuda.current_stream(self.static.memory.device), self.turn
+        stream.wait_event(self.arrived[buffer])
+        self.static.memory.copy_(self.buffers[buffer], non_blocking=True)
+        self.emptied[buffer].record(stream)
+        following = counter + self.stride
+        slot = ahead.poll(following)
+        if slot is None:
+            self.waiting = None
+        else:
+            self._send(ahead, slot, following)
+
+    def _send(self, ahead: Prefetch, slot: int, counter: int) -> None:
+        while len(self.in_flight) > 1 or (self.in_flight and self.arrived[self.in_flight[0][1]].query()):
+            done, buffer = self.in_flight.pop(0)
+            self.arrived[buffer].synchronize()
+            ahead.release(done)
+        self.turn = 1 - self.turn
+        with torch.cuda.stream(self.stream):
+            self.stream.wait_event(self.emptied[self.turn])
+            self.buffers[self.turn].copy_(self.slots[slot].memory, non_blocking=True)
+            self.arrived[self.turn].record(self.stream)
+        self.in_flight.append((slot, self.turn))
+        self.waiting = counter
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        return dict(self.parts[k])

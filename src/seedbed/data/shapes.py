@@ -1,6 +1,6 @@
-"""Procedural images whose every legal rendering can be listed, so that a sample is right or wrong beyond dispute.
+"""Procedural images of coloured shapes. All possible images can be listed, so samples are scored exactly.
 
-Shape suffixes: N images, H W pixels, M renderings (shape, size, place) without colour, P pixels of an image.
+Shape suffixes: N images, H W pixels, M renderings (shape, size, position) without colour, P pixels of an image.
 """
 
 import functools
@@ -22,13 +22,13 @@ COLOURS = {
 BACKGROUND = (24, 24, 32)
 CLASS_NAMES = tuple(f"{colour} {shape}" for shape in SHAPES for colour in COLOURS)
 NUM_CLASSES = len(CLASS_NAMES)
-# In units of a sixteenth of the picture.
+# In units of a sixteenth of the image.
 RADII, CENTRES = (3.0, 4.0), (4.0, 6.0, 8.0, 10.0, 12.0)
-PLACES = tuple((radius, y, x) for radius in RADII for y in CENTRES for x in CENTRES)
+POSITIONS = tuple((radius, y, x) for radius in RADII for y in CENTRES for x in CENTRES)
 
 
-class Verdict(NamedTuple):
-    """What an image shows: shape and colour as numbers (-1: nothing is there), and how well the best mask covers it."""
+class ShapeReading(NamedTuple):
+    """The content of an image: shape and colour as indices (-1: empty), and the IoU of the best mask."""
 
     shape: Tensor
     colour: Tensor
@@ -36,18 +36,20 @@ class Verdict(NamedTuple):
 
 
 def render_shapes(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every legal image, classes one after another: (N, H, W, 3) and (N,), both uint8."""
-    masks_SMHW = masks(size).reshape(len(SHAPES), 1, len(PLACES), size, size, 1)
+    """Every possible image, sorted by class: (N, H, W, 3) and (N,), both uint8."""
+    masks_SMHW = masks(size).reshape(len(SHAPES), 1, len(POSITIONS), size, size, 1)
     paint = np.array(list(COLOURS.values()), np.uint8).reshape(1, -1, 1, 1, 1, 3)
     images = np.where(masks_SMHW, paint, np.array(BACKGROUND, np.uint8))
-    return images.reshape(-1, size, size, 3), np.repeat(np.arange(NUM_CLASSES, dtype=np.uint8), len(PLACES))
+    return images.reshape(-1, size, size, 3), np.repeat(np.arange(NUM_CLASSES, dtype=np.uint8), len(POSITIONS))
 
 
 @functools.lru_cache(maxsize=4)
 def masks(size: int) -> np.ndarray:
-    """(M, H, W) bool: every shape in every size and place, without colour."""
+    """(M, H, W) bool: every shape in every size and position, without colour."""
     at = (np.arange(size) + 0.5) * 16 / size
-    found = [_mask(shape, (at[:, None] - y) / radius, (at[None, :] - x) / radius) for shape in SHAPES for radius, y, x in PLACES]
+    found = [
+        _mask(shape, (at[:, None] - y) / radius, (at[None, :] - x) / radius) for shape in SHAPES for radius, y, x in POSITIONS
+    ]
     return np.stack(found)
 
 
@@ -63,7 +65,7 @@ def _mask(shape: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
     return (edge <= 1.0) & (np.minimum(abs(y - x), abs(y + x)) <= 0.4)
 
 
-def judge_shapes(images_NCHW: Tensor) -> Verdict:
+def read_shapes(images_NCHW: Tensor) -> ShapeReading:
     """The exact check of images in [-1, 1]: foreground by distance from the background, shape by IoU, colour by its mean."""
     images_NCHW = images_NCHW.float()
     device, size = images_NCHW.device, images_NCHW.shape[-1]
@@ -77,15 +79,15 @@ def judge_shapes(images_NCHW: Tensor) -> Verdict:
     mean_NC = torch.einsum("ncp,np->nc", images_NCHW.flatten(2), front_NP) / area_N1.clamp_min(1)
     colour_N = torch.cdist(mean_NC, palette_KC).argmin(1)
     empty_N = area_N1[:, 0] == 0
-    shape_N = (best_N // len(PLACES)).masked_fill(empty_N, -1)
-    return Verdict(shape_N, colour_N.masked_fill(empty_N, -1), iou_N)
+    shape_N = (best_N // len(POSITIONS)).masked_fill(empty_N, -1)
+    return ShapeReading(shape_N, colour_N.masked_fill(empty_N, -1), iou_N)
 
 
 def score_shapes(images_NCHW: Tensor, classes_N: Tensor) -> dict[str, float]:
-    """Shares of images with the asked shape, colour, both, and with a mask that fits well; and the mean IoU."""
-    seen = judge_shapes(images_NCHW)
-    asked_N = classes_N.to(seen.shape.device)
-    shape_N, colour_N = seen.shape == asked_N // len(COLOURS), seen.colour == asked_N % len(COLOURS)
+    """Shares of images with the right shape, colour, both, and with an IoU of at least 0.8; and the mean IoU."""
+    seen = read_shapes(images_NCHW)
+    wanted_N = classes_N.to(seen.shape.device)
+    shape_N, colour_N = seen.shape == wanted_N // len(COLOURS), seen.colour == wanted_N % len(COLOURS)
     both_N = shape_N & colour_N
     rows = {"right": both_N, "shape": shape_N, "colour": colour_N, "iou80": seen.iou >= 0.8, "iou": seen.iou}
     return {name: value.double().mean().item() for name, value in rows.items()}

@@ -1,8 +1,7 @@
-"""Stores: a folder of raw little-endian arrays, memory-mapped, with a manifest that can tell when anything in it changed."""
+"""Stores: a folder of raw little-endian arrays, memory-mapped, with a manifest of checksums."""
 
 import contextlib
 import fcntl
-import glob
 import hashlib
 import json
 import mmap
@@ -10,9 +9,7 @@ import os
 import random
 import re
 import shlex
-import shutil
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,18 +18,17 @@ import numpy as np
 
 from seedbed.data import limits
 from seedbed.errors import UserError
-from seedbed.track import files
 
 FORMAT = 1
 CHUNK = 16 << 20
 MAX_MANIFEST = 64 << 20
-# What is hashed before use, so that starting stays a matter of a second: a store up to this size whole, a larger one in part.
+# Stores up to this size are hashed completely before use, larger ones in part, so that starting takes about a second.
 SURE_BYTES = 1 << 30
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
 class DamagedStore(UserError):
-    """A store that is not what its manifest says."""
+    """A store that differs from its manifest."""
 
 
 def digest(value: Any) -> str:
@@ -41,23 +37,23 @@ def digest(value: Any) -> str:
 
 
 def is_store(path: Path) -> bool:
-    """Whether a folder calls itself a store; what cannot be looked at does not."""
+    """Whether a folder has the manifest of a store; False where it cannot be read."""
     with contextlib.suppress(OSError):
         return (path / "manifest.json").is_file()
     return False
 
 
 class Store:
-    """An opened store: `arrays` are read-only memory maps, `manifest` says what they are."""
+    """An opened store: `arrays` are read-only memory maps, `manifest` describes them."""
 
     def __init__(self, path: Path, manifest: dict[str, Any], arrays: dict[str, np.ndarray]):
         self.path, self.manifest, self.arrays = path, manifest, arrays
 
     @classmethod
     def open(cls, path: Path, *, check: bool = True) -> "Store":
-        """Open after quick checks: the manifest is whole, every file has its size, and chunks match their checksums.
+        """Open after quick checks: the manifest is intact, every file has its size, and chunks match their checksums.
 
-        Of a store beyond `SURE_BYTES` some chunks are hashed, others each time; `check=False` hashes none.
+        Of a store beyond `SURE_BYTES` some chunks are hashed, different ones each time; `check=False` hashes none.
         """
         manifest = _read_manifest(path)
         for name in manifest["files"]:
@@ -73,7 +69,10 @@ class Store:
         key = (str(self.path.resolve()), self.fingerprint, *((s.st_size, s.st_mtime_ns, s.st_ino) for s in stats))
         if key in _sound:
             return
-        chunks = [(name, k) for name in self.arrays for k in range(len(self.manifest["arrays"][name]["chunks"]))]
+        counts = {name: len(self.manifest["arrays"][name]["chunks"]) for name in self.arrays}
+        if any(num != -(-self.arrays[name].nbytes // CHUNK) for name, num in counts.items()):
+            raise damaged(self.path, "manifest.json does not name every chunk once", self.manifest)
+        chunks = [(name, k) for name, num in counts.items() for k in range(num)]
         if len(chunks) * CHUNK > SURE_BYTES:
             chunks = random.Random().sample(chunks, SURE_BYTES // CHUNK)
         for name, k in chunks:
@@ -84,7 +83,7 @@ class Store:
 
     @property
     def fingerprint(self) -> str:
-        """Names the content: equal arrays, splits and tokenizer give equal fingerprints, wherever they were made."""
+        """Identifies the content: equal arrays, splits and tokenizer give equal fingerprints on any machine."""
         return self.manifest["fingerprint"]
 
     def split(self, name: str, array: str) -> np.ndarray:
@@ -92,7 +91,7 @@ class Store:
         return self.arrays[array][start:end]
 
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
-        """Everything that is wrong, in words: hashes by chunk, splits, and values against the recorded range."""
+        """A line for everything that is wrong: hashes by chunk, splits, and values against the recorded range."""
         wrong = _check_splits(self.manifest)
         for name, sha in self.manifest["files"].items():
             if hashlib.sha256((self.path / name).read_bytes()).hexdigest() != sha:
@@ -109,7 +108,7 @@ class Store:
 
 
 def damaged(path: Path, what: str, manifest: dict[str, Any] | None = None) -> DamagedStore:
-    """The error that names the damage and the way out."""
+    """The error that names the damage and the remedy."""
     known = (manifest or {}).get("rebuild")
     way = f"rebuild it: {known}" if isinstance(known, str) else f"remove it (rm -r {shlex.quote(str(path))}) and prepare it again"
     return DamagedStore(f"store {path} is damaged: {what}\n{way}")
@@ -120,22 +119,56 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"there is no store at {path}; make one with: seedbed data prepare PATH")
     if not file.is_file():
-        raise UserError(f"{path} is no store: it has no manifest.json; make one with: seedbed data prepare PATH")
+        raise UserError(f"{path} is not a store: it has no manifest.json; make one with: seedbed data prepare PATH")
     if file.stat().st_size > MAX_MANIFEST:
         raise damaged(path, f"manifest.json is larger than {MAX_MANIFEST >> 20} MiB")
     try:
         manifest = json.loads(file.read_bytes())
+        sound = isinstance(manifest, dict) and "hash" in manifest and manifest.pop("hash") == digest(manifest)
+    except OSError as error:
+        raise damaged(path, f"manifest.json cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise damaged(path, f"manifest.json is not JSON ({error})") from None
-    if not isinstance(manifest, dict) or "hash" not in manifest:
-        raise damaged(path, "manifest.json lacks its checksum")
-    if manifest.pop("hash") != digest(manifest):
-        raise damaged(path, "manifest.json was changed: it differs from its checksum", manifest)
-    if not all(limits.is_plain_name(name) for name in manifest["files"]):
-        raise damaged(path, "manifest.json names files outside the store")
-    if manifest["format"] != FORMAT:
-        raise UserError(f"store {path} has format {manifest['format']}, this version reads {FORMAT}; prepare it again")
+    except RecursionError:
+        raise damaged(path, "manifest.json is nested too deeply") from None
+    if not sound:
+        known = isinstance(manifest, dict) and "fingerprint" in manifest
+        what = "was changed: it differs from its checksum" if known else "lacks its checksum"
+        raise damaged(path, f"manifest.json {what}", manifest if known else None)
+    if manifest.get("format") != FORMAT:
+        raise UserError(f"store {path} has format {manifest.get('format')}, this version reads {FORMAT}; prepare it again")
+    if problem := _form_problem(manifest):
+        raise damaged(path, f"manifest.json {problem}", manifest)
     return manifest
+
+
+def _form_problem(manifest: dict[str, Any]) -> str:
+    """What is wrong with the structure of a manifest, which a checksum does not prove; empty when it is valid."""
+    wrong = [k for k in ("arrays", "files", "splits") if not isinstance(manifest.get(k), dict)]
+    if wrong or not isinstance(manifest.get("fingerprint"), str):
+        return f"lacks {', '.join(wrong) or 'a fingerprint'}"
+    if not all(limits.is_plain_name(name) and isinstance(sha, str) for name, sha in manifest["files"].items()):
+        return "names files outside the store"
+    for name, info in manifest["arrays"].items():
+        if not isinstance(info, dict) or not _is_array(info):
+            return f"does not describe the array {name!r}"
+    if len({info["shape"][0] for info in manifest["arrays"].values()}) != 1:
+        return "describes arrays of different lengths"
+    if not all(map(_is_range, manifest["splits"].values())):
+        return "names splits that are no ranges"
+    return ""
+
+
+def _is_array(info: dict[str, Any]) -> bool:
+    shape, chunks = info.get("shape"), info.get("chunks")
+    counts = isinstance(shape, list) and 0 < len(shape) <= 8 and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+    hashes = isinstance(chunks, list) and all(isinstance(sha, str) for sha in chunks)
+    numbers = all(type(info.get(key, 0)) is int for key in ("min", "max", "limit")) and ("min" in info) == ("max" in info)
+    return counts and hashes and numbers and isinstance(info.get("dtype"), str)
+
+
+def _is_range(bounds: Any) -> bool:
+    return isinstance(bounds, list) and len(bounds) == 2 and all(type(n) is int and 0 <= n < 2**48 for n in bounds)
 
 
 def _map(path: Path, name: str, manifest: dict[str, Any]) -> np.ndarray:
@@ -159,7 +192,7 @@ _sound: set[tuple[Any, ...]] = set()
 
 
 def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
-    """What is wrong with one chunk; nothing when it is sound."""
+    """What is wrong with one chunk; empty when it is intact."""
     chunk = flat[number * CHUNK : (number + 1) * CHUNK]
     if hashlib.sha256(chunk.data).hexdigest() == sha:
         return ""
@@ -168,7 +201,7 @@ def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
 
 
 def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator[str]:
-    """One line per chunk, empty when it is sound; after the last one, what is wrong with the values."""
+    """One line per chunk, empty when it is intact; after the last one, what is wrong with the values."""
     flat = array.reshape(-1).view(np.uint8)
     starts = range(0, flat.size, CHUNK)
     if len(starts) != len(info["chunks"]):
@@ -187,7 +220,7 @@ def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator
 
 
 def _check_splits(manifest: dict[str, Any]) -> list[str]:
-    """Splits follow one another and together are the whole."""
+    """Splits must follow one another and cover all rows."""
     (num_rows,) = {info["shape"][0] for info in manifest["arrays"].values()}
     wrong, end = [], 0
     for name, (start, stop) in sorted(manifest["splits"].items(), key=lambda item: item[1]):
@@ -203,152 +236,9 @@ def _check_splits(manifest: dict[str, Any]) -> list[str]:
     return wrong
 
 
-class Writer:
-    """Builds a store aside and renames it into place; what a killed process had saved is continued.
-
-    `plan` names what is being built: a half-built store of another plan is thrown away.
-    """
-
-    def __init__(self, path: Path, plan: str):
-        self.path, self.plan = path, plan
-        self.aside = path.with_name(f".{path.name}.partial")
-        saved = self._saved()
-        if saved is None and self.aside.exists():
-            shutil.rmtree(self.aside)
-        self.aside.mkdir(parents=True, exist_ok=True)
-        self.state: dict[str, Any] = saved["state"] if saved else {}
-        self._past: dict[str, Any] = saved["arrays"] if saved else {}
-        self.arrays: dict[str, _Growing] = {}
-
-    def array(self, name: str, dtype: np.dtype, row: tuple[int, ...] = ()) -> None:
-        """Begin or continue an array; `row` is the shape of its rows."""
-        self.arrays[name] = _Growing(self.aside, name, dtype, row, self._past.get(name))
-
-    def _saved(self) -> dict[str, Any] | None:
-        try:
-            saved = json.loads((self.aside / "progress.json").read_bytes())
-            whole = all(
-                (self.aside / f"{name}.bin").stat().st_size >= past["num_bytes"] for name, past in saved["arrays"].items()
-            )
-        except (OSError, ValueError):
-            return None
-        return saved if whole and saved["plan"] == self.plan else None
-
-    def append(self, name: str, rows: np.ndarray) -> None:
-        self.arrays[name].append(rows)
-
-    def save(self, **state: Any) -> None:
-        """From here a killed process continues: the bytes are on the disk, then the note that says so."""
-        self.state = state
-        for array in self.arrays.values():
-            array.sync()
-        past = {name: array.past() for name, array in self.arrays.items()}
-        files.write_atomic(self.aside / "progress.json", json.dumps({"plan": self.plan, "arrays": past, "state": state}))
-
-    def commit(self, *, splits: dict[str, tuple[int, int]], limits: dict[str, int], extra: list[str], **facts: Any) -> Store:
-        """Write the manifest, move the folder into place, and open it. `extra` names further files inside."""
-        for array in self.arrays.values():
-            array.sync()
-            array.close()
-        manifest: dict[str, Any] = {
-            "format": FORMAT,
-            "arrays": {n: a.info() | ({"limit": limits[n]} if n in limits else {}) for n, a in self.arrays.items()},
-            "files": {name: hashlib.sha256((self.aside / name).read_bytes()).hexdigest() for name in extra},
-            "splits": {name: list(bounds) for name, bounds in splits.items()},
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts,
-        }
-        content = {n: [i["dtype"], i["shape"], i["sha256"]] for n, i in manifest["arrays"].items()}
-        manifest["fingerprint"] = digest([content, manifest["splits"], facts.get("tokenizer")])[:16]
-        manifest["hash"] = digest(manifest)
-        files.write_atomic(self.aside / "manifest.json", json.dumps(manifest, indent=1))
-        _move_into_place(self.aside, self.path)
-        (self.path / "progress.json").unlink(missing_ok=True)
-        return Store.open(self.path, check=False)
-
-    def close(self) -> None:
-        for array in self.arrays.values():
-            array.close()
-
-    def discard(self) -> None:
-        """Throw away what was built so far."""
-        self.close()
-        shutil.rmtree(self.aside)
-
-
-class _Growing:
-    """One array on its way to the disk, hashed as it passes."""
-
-    def __init__(self, folder: Path, name: str, dtype: np.dtype, row: tuple[int, ...], past: dict[str, Any] | None):
-        assert dtype.str in DTYPES
-        self.dtype, self.row = dtype, row
-        past = past or {"num_bytes": 0, "chunks": [], "min": None, "max": None}
-        self.num_bytes, self.chunks = past["num_bytes"], past["chunks"]
-        self.low, self.high = past["min"], past["max"]
-        file = folder / f"{name}.bin"
-        self.fd: int | None = files.open_append(file)
-        os.ftruncate(self.fd, self.num_bytes)
-        with open(file, "rb") as handle:
-            handle.seek(len(self.chunks) * CHUNK)
-            self.hash = hashlib.sha256(handle.read())
-
-    def append(self, rows: np.ndarray) -> None:
-        assert self.fd is not None and rows.shape[1:] == self.row and rows.dtype == self.dtype
-        if not rows.size:
-            return
-        if self.dtype.kind in "iu":
-            low, high = int(rows.min()), int(rows.max())
-            self.low = low if self.low is None else min(self.low, low)
-            self.high = high if self.high is None else max(self.high, high)
-        written = rows.tobytes()
-        files.write(self.fd, written)
-        data = memoryview(written)
-        while data:
-            room = CHUNK - self.num_bytes % CHUNK
-            self.hash.update(data[:room])
-            self.num_bytes += len(data[:room])
-            if self.num_bytes % CHUNK == 0:
-                self.chunks.append(self.hash.hexdigest())
-                self.hash = hashlib.sha256()
-            data = data[room:]
-
-    def sync(self) -> None:
-        assert self.fd is not None
-        files.fsync(self.fd)
-
-    def close(self) -> None:
-        if self.fd is not None:
-            os.close(self.fd)
-            self.fd = None
-
-    @property
-    def num_rows(self) -> int:
-        return self.num_bytes // (self.dtype.itemsize * prod(self.row))
-
-    def past(self) -> dict[str, Any]:
-        return {"num_bytes": self.num_bytes, "chunks": self.chunks, "min": self.low, "max": self.high}
-
-    def info(self) -> dict[str, Any]:
-        chunks = self.chunks + ([self.hash.hexdigest()] if self.num_bytes % CHUNK else [])
-        shape = [self.num_rows, *self.row]
-        extent = {} if self.high is None else {"min": self.low, "max": self.high}
-        return {"dtype": self.dtype.str, "shape": shape, "sha256": digest(chunks), "chunks": chunks, **extent}
-
-
-def _move_into_place(aside: Path, path: Path) -> None:
-    """Rename; a store that stood there steps aside first and goes when the new one stands."""
-    old = path.with_name(f".{path.name}.old-{os.getpid()}")
-    if path.exists():
-        files.replace(path, old)
-    files.replace(aside, path)
-    files.sync_folder(path.parent)
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.old-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
 @contextlib.contextmanager
 def building(path: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Only one process builds a store; the others wait and then find it ready."""
+    """Let only one process build a store; the others wait and then use it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

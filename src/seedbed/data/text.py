@@ -4,12 +4,15 @@ Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inp
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seedbed.config import Config
+from seedbed.data import inference_data, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.feed import Data, Source
 from seedbed.data.order import draw, key_of
@@ -18,15 +21,17 @@ from seedbed.data.store import Store
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
 
-# Keeps the phase of an epoch apart from its permutation, which has the same seed.
+# Separates the random phase of an epoch from its permutation, which has the same seed.
 _PHASE = 0x70686173
+# Validation tokens that are saved for prompts.
+NUM_KEPT = 1 << 14
 
 
 class TextSource(Source):
     """Blocks of a row of tokens.
 
-    `blocks`: at multiples of T, each target once per epoch. `phase`: the same from another offset in every epoch, so that
-    block borders move. `random`: anywhere.
+    `blocks`: at multiples of T, each target once per epoch. `phase`: the same with another offset in every epoch, so that
+    block borders change. `random`: anywhere.
     """
 
     def __init__(
@@ -51,12 +56,12 @@ class TextSource(Source):
 
     @property
     def num_dropped(self) -> int:
-        """Targets that no block of an epoch reaches."""
+        """Targets that are in no block of an epoch."""
         return self.num_targets - self.num_items * self.block
 
     @property
     def num_target_bytes(self) -> int:
-        """How many bytes of text all the targets stand for; 0 for tokens that stand for none."""
+        """The number of bytes of text of all targets; 0 for random tokens."""
         if self._target_bytes is None:
             self._target_bytes = 0 if self.token_bytes is None else self._count_bytes(self.token_bytes)
         return self._target_bytes
@@ -84,7 +89,7 @@ class TextSource(Source):
 
     def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
         tokens = raw["tokens"]
-        return {"tokens": tokens.long()}  # the feed widens while it gathers; then this is the same tensor
+        return {"tokens": tokens.long()}  # the feed converts while it gathers; then this is the same tensor
 
     def first(self, num: int) -> "TextSource":
         """The first `num` blocks, without the tokens after them."""
@@ -94,7 +99,7 @@ class TextSource(Source):
 
 
 def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") -> Iterator[Tensor]:
-    """Every target of a split exactly once: (B, T+1) windows side by side, then the tail as one shorter window."""
+    """Every target of a split exactly once: non-overlapping (B, T+1) windows, then the tail as one shorter window."""
     tokens, size = source.tokens, source.block
     whole = source.num_targets // size
     for start in range(0, whole, batch):
@@ -105,6 +110,15 @@ def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") 
         yield torch.from_numpy(tokens[whole * size :].astype(np.int64)).to(device)[None]
 
 
+def subset_text(data: "TextData", block: int, num_tokens: int = 200_000) -> "TextData":
+    """The first tokens of both parts of an open text, in blocks of another length."""
+
+    def subset(source: TextSource) -> TextSource:
+        return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
+
+    return replace(data, train=subset(data.train), valid=subset(data.valid))
+
+
 @dataclass
 class TextData(Data):
     """Text for training and evaluation, with the tokenizer that made it; random tokens have none."""
@@ -112,12 +126,12 @@ class TextData(Data):
     train: TextSource
     valid: TextSource
     tokenizer: Tokenizer | None
-    store: Store
+    store: Store | None  # None where only a part was kept for inference
     vocab_size: int
 
 
 def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> TextData:
-    """The data of a text config: prepared if need be, opened, checked."""
+    """The data of a text config: prepared if missing, opened, checked."""
     store = prepare_text(config, say=say)
     tokenizer = load_tokenizer(store)
     token_bytes = tokenizer.token_bytes if tokenizer else None
@@ -136,3 +150,20 @@ def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> Te
         "store": str(store.path),
     }
     return TextData(train, valid, facts, tokenizer, store, facts["vocab_size"])
+
+
+def save_for_inference(data: TextData, folder: Path) -> None:
+    """Save the tokenizer and the first validation tokens."""
+    tokens = np.ascontiguousarray(data.valid.tokens[: max(NUM_KEPT, 2 * data.valid.block + 1)])
+    inference_data.write(folder, {"facts": data.facts, "vocab_size": data.vocab_size}, {"tokens": tokens})
+    if data.tokenizer is not None:
+        data.tokenizer.save(folder)
+
+
+def open_for_inference(config: Config, folder: Path) -> TextData:
+    """Data whose splits are both the validation tokens that `save_for_inference` saved."""
+    about, arrays = inference_data.read(folder)
+    tokenizer = tokenizers.load(folder) if (folder / tokenizers.NAME).is_file() else None
+    token_bytes = tokenizer.token_bytes if tokenizer else None
+    source = TextSource(arrays["tokens"], config.data.block, "blocks", config.seed, token_bytes, "kept")
+    return TextData(source, source, about["facts"], tokenizer, None, int(about["vocab_size"]))

@@ -1,4 +1,4 @@
-"""What can be told about tokens from the text behind them: for recipes that open themselves up to the checks."""
+"""Facts about tokens and their text, for the probes of text recipes."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from seedbed.errors import UserError
 
 # Larger texts are not searched for a batch.
 MAX_TEXT = 256 << 20
-NUM_REENCODED = 2000
+NUM_REENCODED, MAX_REENCODED, TORN = 2000, 8000, 16
 
 
 def decode_row(tokenizer: Any, row_T: Tensor) -> str:
@@ -21,14 +21,14 @@ def decode_row(tokenizer: Any, row_T: Tensor) -> str:
 
 
 def entropy(tokens: np.ndarray, vocab: int) -> float:
-    """Nats per token for one who knows how often each occurs, and nothing else."""
+    """The unigram entropy in nats per token."""
     counts = np.bincount(tokens[: 1 << 20].astype(np.int64), minlength=vocab)
     share = counts[counts > 0] / counts.sum()
     return float(-(share * np.log(share)).sum())
 
 
 def text_of(data: TextData) -> Callable[[], str] | None:
-    """The text that was tokenised, read when it is asked for; None where there is none or it is too long to search."""
+    """The text that was tokenised, read lazily; None where there is none or it is too long to search."""
     if data.tokenizer is None or data.facts["num_bytes"] > MAX_TEXT:
         return None
     name, separator = data.facts["name"], data.tokenizer.decode(data.tokenizer.separator.tolist())
@@ -42,17 +42,25 @@ def text_of(data: TextData) -> Callable[[], str] | None:
 @functools.lru_cache(maxsize=1)
 def _whole(name: str, separator: str) -> str:
     parts = [[]]
-    for piece in open_corpus(name).pieces():
-        parts[-1].append(piece.text)
-        if piece.ends:
+    for chunk in open_corpus(name).chunks():
+        parts[-1].append(chunk.text)
+        if chunk.ends:
             parts.append([])
     return separator.join("".join(part) for part in parts if part)
 
 
-def reencode(data: TextData, text: str) -> tuple[np.ndarray, np.ndarray]:
-    """The first tokens as stored, and the beginning of the text encoded anew."""
+def reencode(data: TextData) -> tuple[np.ndarray, np.ndarray]:
+    """The first tokens as stored, and the beginning of the text encoded again, document by document."""
     assert data.tokenizer is not None
-    fresh = data.tokenizer.encode(text[: 4 * NUM_REENCODED])
-    # The last few may be parts of a longer token that the cut tore.
-    size = min(NUM_REENCODED, len(fresh) - 16)
-    return np.asarray(data.store.arrays["tokens"][:size]), fresh[:size]
+    corpus, parts = open_corpus(data.facts["name"]), []
+    for chunk in corpus.chunks():
+        # The last few tokens may differ: the text ends in the middle of a longer token.
+        ids = data.tokenizer.encode(chunk.text[:MAX_REENCODED])
+        whole = len(chunk.text) <= MAX_REENCODED
+        parts += [ids, data.tokenizer.separator] if whole else [ids[:-TORN]]
+        if not whole or not chunk.ends or sum(map(len, parts)) >= NUM_REENCODED:
+            break
+    fresh = np.concatenate(parts)[:NUM_REENCODED]
+    assert data.store is not None, "checks have all data"
+    stored = np.asarray(data.store.arrays["tokens"][: len(fresh)])
+    return stored, fresh[: len(stored)]

@@ -1,7 +1,6 @@
 """Text to token ids and back, exactly: characters, byte-level BPE, or a tokenizer.json from disk."""
 
 import codecs
-import itertools
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data.corpus import cuts
 from seedbed.data.store import digest
 from seedbed.errors import UserError
 from seedbed.track import files
@@ -19,13 +17,8 @@ NAME = "tokenizer.json"
 MAX_BYTES = 256 << 20
 NUM_CODEPOINTS = 0x110000
 UNKNOWN = "\ufffd"
-SEPARATOR = "<|endoftext|>"
-# What other tokenizers call the end of a document.
-SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
-# 74 characters, tiny-shakespeare's among them, and a place for every other one: 75 ids.
+# 74 characters, tiny-shakespeare's among them, and one id for all others: 75 ids.
 TABLE_75 = "\n !$&',-.0123456789:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-# Long text is encoded in pieces of about this many characters, side by side.
-SHARE = 1 << 16
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -35,7 +28,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class Tokenizer:
-    """What every tokenizer offers. `token_bytes` counts the bytes of text behind each id, for bits per byte."""
+    """Base of tokenizers. `token_bytes` is the number of bytes of text of each id, for bits per byte."""
 
     kind: str
     vocab_size: int
@@ -48,7 +41,7 @@ class Tokenizer:
         return token_dtype(self.vocab_size)
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of a text; `decode` gives back the same text."""
+        """The ids of a text; `decode` is the exact inverse."""
         raise NotImplementedError
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -56,11 +49,11 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; bytes that are no whole character show as the replacement character."""
+        """The text of the ids; incomplete characters become the replacement character."""
         raise NotImplementedError
 
     def bytes_of(self, ids: Iterable[int]) -> bytes:
-        """The text as UTF-8, byte for byte: what a streaming decoder needs."""
+        """The text as UTF-8 bytes, for streaming decoders."""
         raise NotImplementedError
 
     def to_json(self) -> dict[str, Any]:
@@ -91,7 +84,7 @@ class CharTokenizer(Tokenizer):
         self._ids[[ord(c) for c in self.table]] = np.arange(len(self.table))
         self._text = [*self.table, *([UNKNOWN] if unk else [])]
         sizes = [len(c.encode("utf-8", "surrogatepass")) for c in self.table]
-        # What stands behind an unknown character is at least one byte.
+        # An unknown character has at least one byte.
         self.token_bytes = np.array([*sizes, *([1] if unk else [])], np.int64)
         self.fingerprint = digest([FORMAT, self.kind, self.table, unk, unknown])[:16]
         self.separator = self.encode("\n\n") if "\n" in table else np.empty(0, self.dtype)
@@ -123,13 +116,13 @@ class CharTokenizer(Tokenizer):
 
 
 def unknown_report(found: list[tuple[int, int, str]]) -> str:
-    """(code point, count, first place) of each unknown character, as an error."""
+    """The error for unknown characters, given (code point, count, first position) of each."""
     found = sorted(found, key=lambda item: -item[1])
     shown = "; ".join(f"{chr(v)!r} U+{v:04X} {n:,} times, first {place}" for v, n, place in found[:5])
     more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
     return (
         f"{len(found)} characters are not in the tokenizer's table: {shown}{more}\n"
-        "map them to one id with data.unknown=unk, or use data.tokenizer=bpe, which knows every text"
+        "map them to one id with data.unknown=unk, or use data.tokenizer=bpe, which encodes every text"
     )
 
 
@@ -138,92 +131,23 @@ def char_table(counts: np.ndarray) -> list[str]:
     return [chr(p) for p in np.flatnonzero(counts).tolist()]
 
 
-class ByteTokenizer(Tokenizer):
-    """A byte-level tokenizer of the library `tokenizers`: trained here, or read from a tokenizer.json."""
-
-    kind = "bpe"
-
-    def __init__(self, body: dict[str, Any]):
-        from tokenizers import Tokenizer as Library
-
-        _require_byte_level(body)
-        self._library = Library.from_str(json.dumps(body))
-        self._library.no_truncation()
-        self._library.no_padding()
-        # As the library understood it: it may number added tokens anew.
-        self.body = body = json.loads(self._library.to_str())
-        # Text that spells a special token is text.
-        self._library.encode_special_tokens = True
-        self._text, self.token_bytes = _bytes_by_id(body)
-        self.vocab_size = len(self._text)
-        self.exact = body["normalizer"] is None and '"add_prefix_space": true' not in json.dumps(body["pre_tokenizer"]).lower()
-        self.fingerprint = digest([FORMAT, self.kind, *_essence(body)])[:16]
-        special = {t["content"]: t["id"] for t in body["added_tokens"] if t["special"]}
-        known = [special[name] for name in SEPARATORS if name in special]
-        self.separator = np.array(known[:1], self.dtype) if known else self.encode("\n\n")
-
-    def encode(self, text: str) -> np.ndarray:
-        return self.encode_all([text])[0]
-
-    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        parts = [list(cuts(text, SHARE)) for text in texts]
-        try:
-            encoded = self._library.encode_batch_fast([p for some in parts for p in some], add_special_tokens=False)
-        except TypeError:
-            raise UserError("the text holds half a surrogate pair, which has no UTF-8 form; clean it first") from None
-        ids = (np.asarray(e.ids, dtype=self.dtype) for e in encoded)
-        result = [np.concatenate([np.empty(0, self.dtype), *itertools.islice(ids, len(some))]) for some in parts]
-        if not self.exact and any(self.decode(r.tolist()) != text for r, text in zip(result, texts, strict=True)):
-            raise UserError(
-                "this tokenizer.json changes the text (it normalises or adds a space), so it cannot be given back exactly; "
-                "choose one without a normaliser"
-            )
-        return result
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.bytes_of(ids).decode("utf-8", "replace")
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        return b"".join(self._text[i] for i in ids)
-
-    def to_json(self) -> dict[str, Any]:
-        return self.body
-
-
-def train_bpe(pieces: Iterable[str], vocab: int) -> ByteTokenizer:
-    """Byte-level BPE with at most `vocab` ids, every byte and the separator among them; the same for the same text."""
-    from tokenizers import Tokenizer as Library
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    library = Library(models.BPE())
-    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    assert vocab > len(alphabet)
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab, special_tokens=[SEPARATOR], initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    library.train_from_iterator(iter(pieces), trainer=trainer)
-    return ByteTokenizer(json.loads(library.to_str()))
-
-
 class TextStream:
-    """Token ids to text as they come; the bytes of a character may be spread over several tokens."""
+    """Streaming decoder: the bytes of a character may be spread over several tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.pieces: list[str] = []
+        self.parts: list[str] = []
 
     def push(self, ids: list[int], last: bool = False) -> str:
-        """The characters that `ids` complete; what is left over waits, unless these are the last."""
-        piece = self.decoder.decode(self.tokenizer.bytes_of(ids), last)
-        self.pieces.append(piece)
-        return piece
+        """The characters that `ids` complete; incomplete bytes are kept, unless these are the last."""
+        part = self.decoder.decode(self.tokenizer.bytes_of(ids), last)
+        self.parts.append(part)
+        return part
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces)
+        return "".join(self.parts)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
@@ -232,7 +156,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
 
 
 def load(path: Path) -> Tokenizer:
-    """The tokenizer in a file, or in a folder's tokenizer.json: one of ours or a byte-level one of `tokenizers`."""
+    """The tokenizer in a file, or in a folder's tokenizer.json: saved by `save`, or a byte-level one of `tokenizers`."""
     file = path / NAME if path.is_dir() else path
     if not file.is_file():
         raise UserError(f"there is no tokenizer at {file}; data.tokenizer is char, char75, bpe or the path of a tokenizer.json")
@@ -253,47 +177,6 @@ def from_json(body: dict[str, Any]) -> Tokenizer:
         if body["format"] != FORMAT:
             raise UserError(f"the tokenizer has format {body['format']}, this version reads {FORMAT}")
         return CharTokenizer(body["table"], unk=body["unk"], unknown=body["unknown"])
+    from seedbed.data.bpe import ByteTokenizer
+
     return ByteTokenizer(body)
-
-
-def _require_byte_level(body: dict[str, Any]) -> None:
-    model = body["model"]
-    if model.get("type") != "BPE" or '"ByteLevel"' not in json.dumps(body["decoder"]):
-        raise UserError(
-            f"only byte-level BPE gives text back exactly, and this is {model.get('type')} with another decoder; "
-            "use one like GPT-2's, or data.tokenizer=bpe"
-        )
-    if model.get("dropout"):
-        raise UserError("the tokenizer has BPE dropout: the same text would give other ids each time; set dropout to null")
-
-
-def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one visible character: itself, or one from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
-
-
-def _bytes_by_id(body: dict[str, Any]) -> tuple[list[bytes], np.ndarray]:
-    """The bytes of each id, and how many bytes of text they stand for: none for a special token."""
-    byte_of = _byte_of()
-    added = {token["id"]: token for token in body["added_tokens"]}
-    names = {i: name for name, i in body["model"]["vocab"].items()}
-    size = max([*added, *names]) + 1
-    text, count = [b""] * size, np.zeros(size, np.int64)
-    for i in range(size):
-        if i in added:
-            text[i] = added[i]["content"].encode()
-            count[i] = 0 if added[i]["special"] else len(text[i])
-        elif i in names:
-            text[i] = bytes(byte_of[c] for c in names[i])
-            count[i] = len(text[i])
-    return text, count
-
-
-def _essence(body: dict[str, Any]) -> list[Any]:
-    """What decides the ids, whichever version of the library wrote the file."""
-    merges = [m.split(" ") if isinstance(m, str) else m for m in body["model"]["merges"]]
-    added = [[t["id"], t["content"], t["special"]] for t in body["added_tokens"]]
-    vocab = sorted(body["model"]["vocab"].items(), key=lambda item: item[1])
-    return [vocab, merges, added, body["normalizer"], body["pre_tokenizer"]]

@@ -1,1 +1,1 @@
-"""The one place that knows process groups: ranks that train one model together, and parameters cut into pieces."""
+"""Distributed training: the only package that uses process groups and sharded parameters."""

@@ -1,4 +1,4 @@
-"""Weights cut into pieces over ranks by FSDP2, gathered unit by unit where they are used, and whole for evaluation."""
+"""Weights sharded over ranks by FSDP2: gathered unit by unit during a step, and all at once for evaluation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from seedbed.dist.ranks import Ranks, local
 
 
 class Rows(NamedTuple):
-    """Rows of a tensor that a rank holds: from `first` to before `last`, of `num` in all."""
+    """The rows of a tensor that a rank holds: `first` up to and without `last`, of `num` in total."""
 
     first: int
     last: int
@@ -24,27 +24,24 @@ class Rows(NamedTuple):
 
 @dataclass
 class Shards:
-    """A system whose parameters are pieces; without any, everything here does nothing."""
+    """A system with sharded parameters."""
 
-    system: nn.Module | None = None
-    units: list[Any] = field(default_factory=list)
+    system: Any
+    units: list[Any]
     rows: dict[str, Rows] = field(default_factory=dict)
-    _whole: bool = False
-
-    def __bool__(self) -> bool:
-        return self.system is not None
+    _is_gathered: bool = False
 
     def enter(self, loss: Tensor) -> Tensor:
-        """The loss as something whose backward pass brings every gradient to its owner."""
-        return self.system.descent(loss) if self.system is not None else loss  # type: ignore[operator]
+        """The loss as an output of FSDP2's root, so that its backward pass reduces and scatters the gradients."""
+        return self.system.root_output(loss)
 
     @contextlib.contextmanager
     def gathered(self) -> Iterator[None]:
-        """Every parameter whole on every rank: inside, ranks may go different ways, since nothing is sent."""
-        if self.system is None or self._whole:
+        """All parameters unsharded on every rank: inside, nothing is sent, and ranks may do different things."""
+        if self._is_gathered:
             yield
             return
-        self._whole = True
+        self._is_gathered = True
         for unit in self.units:
             unit.unshard()
         try:
@@ -55,17 +52,14 @@ class Shards:
         finally:
             for unit in self.units:
                 unit.reshard()
-            self._whole = False
-
-    def require_cut(self) -> None:
-        assert not self._whole, "weights were changed piece by piece while they were gathered"
+            self._is_gathered = False
 
 
-def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device) -> Shards:
-    """Cut every parameter along its first axis, in place: each unit is gathered when it is called, the rest for a whole step.
+def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device) -> Shards:
+    """Shard every parameter along its first axis, in place: a unit is gathered when it is called, the rest for a whole step.
 
-    The system is built on the host and moves to the device unit by unit, so that a device never holds all of it. Names stay;
-    a single number cannot be cut and stays whole.
+    The system is built on the host and moves to the device unit by unit, so that a device never holds all of it. Parameter
+    names stay. Scalars cannot be sharded and are replicated.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -73,41 +67,41 @@ def cut(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.dev
     for param in system.parameters():
         if param.ndim == 0:
             param.data = param.data.to(device)
-    cut_units = apply(system, units, ranks)
-    system.descent = _same
+    sharded_units = apply_fsdp(system, units, ranks)
+    system.root_output = _identity
     system.to(device)
-    for method in ("update", "descent"):
+    for method in ("update", "root_output"):
         register_fsdp_forward_method(system, method)
     with torch.no_grad():
-        system.descent(torch.zeros((), device=device))  # the first to be called is the root of all units
-    shards = Shards(system, [*cut_units, system])
+        system.root_output(torch.zeros((), device=device))  # FSDP2 takes the module that is called first for the root
+    shards = Shards(system, [*sharded_units, system])
     for unit in shards.units:
         unit.reshard()
     for name, param in system.named_parameters():
         if declared[name] is not None:
             param.declaration = declared[name]
         if hasattr(param, "to_local"):
-            shards.rows[name] = _place(param, ranks)
+            shards.rows[name] = _local_rows(param, ranks)
             param.first_row = shards.rows[name].first
     return shards
 
 
-def apply(system: Any, units: Iterable[nn.Module], ranks: Ranks) -> list[Any]:
-    """FSDP2 on the units, then on what is left; the units. Tensors without numbers can be cut too."""
+def apply_fsdp(system: Any, units: Iterable[nn.Module], ranks: Ranks) -> list[Any]:
+    """Apply FSDP2 to the units, then to the rest of the system; returns the units. Works on the meta device too."""
     from torch.distributed.fsdp import fully_shard
 
-    single = {p for p in system.parameters() if p.ndim == 0}
+    scalars = {p for p in system.parameters() if p.ndim == 0}
     mesh = ranks.mesh if ranks.degrees.replicate > 1 else ranks.mesh["shard"]  # type: ignore[index]
     found: list[Any] = list(units)
     for unit in found:
-        fully_shard(unit, mesh=mesh, ignored_params=single)
-    fully_shard(system, mesh=mesh, ignored_params=single, reshard_after_forward=False)
+        fully_shard(unit, mesh=mesh, ignored_params=scalars)
+    fully_shard(system, mesh=mesh, ignored_params=scalars, reshard_after_forward=False)
     return found
 
 
 @contextlib.contextmanager
 def _unhooked(unit: Any) -> Iterator[None]:
-    """Calls that FSDP2 does not see: it would take those of one rank alone for a part of the next backward pass."""
+    """Remove FSDP2's hooks inside: it would take a call on one rank for a part of the next backward pass."""
     state = unit._get_fsdp_state()
     kept = {name: getattr(unit, name) for name in ("_forward_pre_hooks", "_forward_hooks")}
     for name, hooks in kept.items():
@@ -120,15 +114,15 @@ def _unhooked(unit: Any) -> Iterator[None]:
             setattr(unit, name, hooks)
 
 
-def _same(loss: Tensor) -> Tensor:
+def _identity(loss: Tensor) -> Tensor:
     return loss
 
 
-def _place(param: Tensor, ranks: Ranks) -> Rows:
-    """FSDP2 gives every rank the same number of rows, rounded up, and the last ones what is left."""
+def _local_rows(param: Tensor, ranks: Ranks) -> Rows:
+    """FSDP2 gives every rank the same number of rows, rounded up; the last ranks get what is left."""
     num = param.shape[0]
     size = -(-num // ranks.degrees.shard)
     first = min(size * ranks.shard_rank, num)
     rows = Rows(first, min(first + size, num), num)
-    assert len(local(param)) == rows.last - rows.first, "torch cuts tensors in another way"
+    assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"
     return rows

@@ -1,1 +1,1 @@
-"""Drills: faults injected into small real runs, and whether anything was lost. `seedbed drill` runs them."""
+"""Drills: faults injected into small real runs, to test that nothing is lost. Run by `seedbed drill`."""

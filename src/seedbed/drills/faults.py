@@ -1,4 +1,4 @@
-"""The faults themselves: each is a function that, called in a run's own process, patches what will go wrong there."""
+"""Faults: functions that, called in a run's process, patch what will fail there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from seedbed.data import feed, prefetch
-from seedbed.drills.lab import Fault
+from seedbed.drills.sandbox import Fault
 from seedbed.recipes import Recipe
 from seedbed.track import files
 from seedbed.train import loop
@@ -22,10 +22,10 @@ from seedbed.train.system import System
 
 
 def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault:
-    """Do something to the job just before it takes step number `step`, the first `times` times."""
+    """Calls `act(job)` just before step number `step`, the first `times` times."""
 
     def inject() -> None:
-        real, left = loop._take_step, [times]
+        real, left = loop.take_step, [times]
 
         def take(job: loop.Job) -> None:
             if job.step + 1 == step and left[0]:
@@ -33,13 +33,13 @@ def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault
                 act(job)
             real(job)
 
-        loop._take_step = take
+        loop.take_step = take
 
     return inject
 
 
 def send(number: int) -> Callable[[loop.Job], None]:
-    """A signal to the run itself."""
+    """Sends a signal to the run itself."""
     return lambda job: os.kill(os.getpid(), number)
 
 
@@ -52,8 +52,8 @@ def hang(job: loop.Job) -> None:
 # ---- the disk --------------------------------------------------------------------------------------------------------
 
 
-class Opened:
-    """Which path a file descriptor of the write layer belongs to, and which files it made."""
+class OpenFiles:
+    """The paths of file descriptors of the write layer, and the files that it created."""
 
     def __init__(self) -> None:
         self.paths: dict[int, Path] = {}
@@ -73,13 +73,13 @@ class Opened:
 
 
 def disk_full(*names: str, from_step: int = 1, to_step: int = 10**9) -> Fault:
-    """No space for files whose path holds one of these names, while the run is between two steps."""
+    """ENOSPC for paths that contain one of these names, between two steps."""
 
     def inject() -> None:
-        opened, real, job_step = Opened(), files.write, [0]
+        open_files, real, job_step = OpenFiles(), files.write, [0]
 
         def write(fd: int, data: bytes) -> None:
-            path = str(opened.paths.get(fd, ""))
+            path = str(open_files.paths.get(fd, ""))
             if from_step <= job_step[0] <= to_step and any(name in path for name in names):
                 real(fd, data[: len(data) // 2])
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
@@ -92,17 +92,17 @@ def disk_full(*names: str, from_step: int = 1, to_step: int = 10**9) -> Fault:
 
 
 def _follow_steps(step: list[int]) -> None:
-    real = loop._take_step
+    real = loop.take_step
 
     def take(job: loop.Job) -> None:
         step[0] = job.step + 1
         real(job)
 
-    loop._take_step = take
+    loop.take_step = take
 
 
-class Meter:
-    """Counts what the write layer does: bytes written, and calls that give or make names durable."""
+class WriteCounter:
+    """Counts bytes written and calls that rename or sync."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_calls = 0
@@ -116,7 +116,7 @@ class Meter:
         self.num_bytes += len(data)
 
     def before_call(self) -> None:
-        """Something is about to be made durable."""
+        """Called before a sync or a rename."""
         self.num_calls += 1
 
     def _counted(self, real: Callable[..., None]) -> Callable[..., None]:
@@ -127,8 +127,8 @@ class Meter:
         return call
 
 
-class Trap(Meter):
-    """Kills the process at a byte that is written, or right before a call of the write layer."""
+class KillTrap(WriteCounter):
+    """Kills the process at a byte written, or before a call of the write layer."""
 
     def __init__(self, at_byte: int = 1 << 62, at_call: int = 1 << 62) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def die() -> None:
 
 
 def out_of_memory(limit: int, from_step: int) -> Fault:
-    """From a step on there is memory for `limit` items at a time."""
+    """From a step on, memory suffices for `limit` items at a time."""
 
     def inject() -> None:
         real, step = Engine._update, [0]
@@ -164,7 +164,7 @@ def out_of_memory(limit: int, from_step: int) -> Fault:
 
         def update(self: Engine, batch: Any, part: int) -> Any:
             if step[0] >= from_step and len(next(iter(batch.values()))) > limit:
-                real(self, batch, -1)  # the forward and backward pass leave their marks before memory runs out
+                real(self, batch, -1)  # forward and backward run before memory runs out
                 raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB (injected)")
             return real(self, batch, part)
 
@@ -174,19 +174,19 @@ def out_of_memory(limit: int, from_step: int) -> Fault:
 
 
 @torch.no_grad()
-def spoil_weight(job: loop.Job) -> None:
+def corrupt_weight(job: loop.Job) -> None:
     next(iter(job.engine.tensors()["model"].values())).view(-1)[0] = float("nan")
 
 
 @torch.no_grad()
-def spoil_moment(job: loop.Job) -> None:
+def corrupt_moment(job: loop.Job) -> None:
     optim = job.engine.tensors()["optim"]
     name = next(n for n, t in optim.items() if t.ndim > 1)
     optim[name].view(-1)[0] = float("nan")
 
 
-def spoiled_input(step: int, num_steps: int) -> Fault:
-    """At one step of the run, in training and when it is replayed, the embedded batch is not finite."""
+def corrupt_input(step: int, num_steps: int) -> Fault:
+    """At one step, in training and in replay, the embedded batch is not finite."""
 
     def plant(system: System, due: list[bool]) -> None:
         module = next(m for m in system.modules() if isinstance(m, torch.nn.Embedding))
@@ -196,21 +196,21 @@ def spoiled_input(step: int, num_steps: int) -> Fault:
 
         module.register_forward_hook(spoil)
 
-    return _planted(step, num_steps, plant)
+    return _inject_at_step(step, num_steps, plant)
 
 
-def spoiled_gradient(step: int, num_steps: int) -> Fault:
-    """At one step of the run, in training and when it is replayed, a parameter's gradient is not finite."""
+def corrupt_gradient(step: int, num_steps: int) -> Fault:
+    """At one step, in training and in replay, a parameter's gradient is not finite."""
 
     def plant(system: System, due: list[bool]) -> None:
         param = next(p for name, p in system.named_parameters() if "mlp" in name)
         param.register_hook(lambda grad: grad * float("nan") if due[0] else grad)
 
-    return _planted(step, num_steps, plant)
+    return _inject_at_step(step, num_steps, plant)
 
 
-def _planted(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> Fault:
-    """Every system built from now on carries a fault that acts at one step, known by the run's progress."""
+def _inject_at_step(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> Fault:
+    """Every system built from now on has a fault at one step, identified by the run's progress."""
 
     def inject() -> None:
         real = Recipe.build
@@ -236,34 +236,34 @@ def _planted(step: int, num_steps: int, plant: Callable[[System, list[bool]], No
 
 
 def thread_reads(fill: Callable[[int], None]) -> Fault:
-    """Data too large for memory, so that a thread reads it; `fill` is called there with every counter."""
+    """Makes the data too large for memory, so that a thread reads it; `fill` is called there with every counter."""
 
     def inject() -> None:
         feed.room = lambda device: 0
         prefetch.TIMEOUT = 2.0
-        real = feed._Reader.fill
+        real = prefetch.Reader.fill
 
         def read(self: Any, counter: int, slot: int) -> None:
             fill(counter)
             real(self, counter, slot)
 
-        feed._Reader.fill = read
+        prefetch.Reader.fill = read
 
     return inject
 
 
 def thread_dies(counter: int) -> Fault:
-    """The reading thread is gone before it could hand over the samples from `counter` on, or a word about them."""
+    """The reading thread dies silently before it delivers the samples from `counter` on."""
 
     def inject() -> None:
         real = prefetch.Prefetch._deliver
         delivered = [0]
 
-        def deliver(self: Any, slot: int, journey: int, error: BaseException | None) -> None:
+        def deliver(self: Any, slot: int, generation: int, error: BaseException | None) -> None:
             if delivered[0] >= counter:
                 raise SystemExit
             delivered[0] += self._step
-            real(self, slot, journey, error)
+            real(self, slot, generation, error)
 
         prefetch.Prefetch._deliver = deliver
 

@@ -1,4 +1,4 @@
-"""Which drills there are, how they are run, and their results as a table, as JSON and as a page."""
+"""The list of drills, how they run, and their results as a table, as JSON and as a page."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.drills import company, crash, damage, trouble
-from seedbed.drills.lab import Failed, Lab, NotRun, Tally, opened, preload
-from seedbed.errors import UserError
-from seedbed.track import code, files, lines
+from seedbed.drills import crash, damage, disconnects, mirrors_and_ranks, training_faults, user_edits
+from seedbed.drills.sandbox import DrillResult, Failed, NotRun, Sandbox, open_sandbox, preload
+from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
+from seedbed.track import code, files, jsonl
 from seedbed.track.text import duration, table
 
-EXIT_OK, EXIT_FAILED = 0, 1
 RESULTS = Path("drills.json")
 _MARKS = ("<!-- drills: written by `seedbed drill --write` -->", "<!-- end of drills -->")
 
 
 @dataclass(frozen=True)
 class Drill:
-    """A kind of fault, what injects it, and the seconds it may take in full."""
+    """A kind of fault, the function that injects it, and its time limit in seconds."""
 
     name: str
-    act: Callable[[Lab, Tally], None]
+    act: Callable[[Sandbox, DrillResult], None]
     limit: float = 300.0
 
     @property
@@ -44,21 +43,28 @@ DRILLS = [
     Drill("power-loss", crash.power_loss, 600.0),
     Drill("damaged-checkpoint", damage.checkpoints),
     Drill("damaged-data", damage.data),
-    Drill("not-finite", trouble.not_finite),
-    Drill("out-of-memory", trouble.out_of_memory),
-    Drill("feed", trouble.feed),
-    Drill("hang", trouble.hang),
-    Drill("mirrors", company.mirrors),
-    Drill("sizes", trouble.sizes),
-    Drill("ranks", company.ranks, 600.0),
+    Drill("not-finite", training_faults.not_finite),
+    Drill("out-of-memory", training_faults.out_of_memory),
+    Drill("feed", training_faults.feed),
+    Drill("hang", training_faults.hang),
+    Drill("mirrors", mirrors_and_ranks.mirrors),
+    Drill("sizes", training_faults.sizes),
+    Drill("ranks", mirrors_and_ranks.ranks, 600.0),
     Drill("two-processes", damage.two_processes),
     Drill("clock", damage.clock),
     Drill("config", damage.config),
+    Drill("hang-up", disconnects.hang_up),
+    Drill("parents", disconnects.parents, 600.0),
+    Drill("slow-clients", disconnects.slow_clients),
+    Drill("million-steps", user_edits.million_steps),
+    Drill("moved-folder", user_edits.moved_folder),
+    Drill("sharded-manifest", user_edits.sharded_manifest),
+    Drill("edited-config", user_edits.edited_config),
 ]
 
 
 def show(as_json: bool) -> int:
-    """The drills by name."""
+    """Lists the drills."""
     if as_json:
         print(json.dumps({drill.name: drill.about for drill in DRILLS}, indent=1))
     else:
@@ -67,20 +73,20 @@ def show(as_json: bool) -> int:
 
 
 def drill(names: Sequence[str], *, short: bool, as_json: bool, page: Path | None) -> int:
-    """Hold these drills, or all of them; 1 when anything was lost or not told."""
+    """Runs these drills, or all; 1 when anything was lost or not reported."""
     chosen = [_find(name) for name in names] or DRILLS
     if page and not page.is_file():
-        raise UserError(f"there is no page {page}; it must hold the two marks between which the table goes")
+        raise UserError(f"there is no page {page}; it must contain the two marks around the table")
     preload()
     found, results = [], []
     for one in chosen:
-        found.append(hold(one, short))
-        results = _keep(found)  # after each: who stops here keeps what was held
+        found.append(run_drill(one, short))
+        results = _keep(found)  # after each drill, so that an interrupt loses none
         if not as_json:
             print(_line(found[-1]), flush=True)
     if page:
         _write_page(page, results)
-    print(json.dumps(found, indent=1) if as_json else f"\n{_closing(found)}; kept in {RESULTS}" + f" and {page}" * bool(page))
+    print(json.dumps(found, indent=1) if as_json else f"\n{_total(found)}; kept in {RESULTS}" + f" and {page}" * bool(page))
     return EXIT_OK if all(one["outcome"] != "failed" for one in found) else EXIT_FAILED
 
 
@@ -94,20 +100,20 @@ def _find(name: str) -> Drill:
     raise UserError(f"there is no drill {name!r}; " + (f"did you mean {near[0]}?" if near else "seedbed drill --list names them"))
 
 
-def hold(one: Drill, short: bool) -> dict[str, Any]:
-    """One drill in a folder of its own: how it ended, in plain values."""
-    tally, start = Tally(), time.monotonic()
+def run_drill(one: Drill, short: bool) -> dict[str, Any]:
+    """Runs one drill in its own folder; returns its result as plain values."""
+    result, start = DrillResult(), time.monotonic()
     outcome, problem = "passed", ""
     with tempfile.TemporaryDirectory(prefix="seedbed-drill-", ignore_cleanup_errors=True) as folder:
         try:
-            with opened(Path(folder).resolve(), short, one.limit) as lab:
-                one.act(lab, tally)
-            outcome, problem = _judged(tally)
+            with open_sandbox(Path(folder).resolve(), short, one.limit) as sandbox:
+                one.act(sandbox, result)
+            outcome, problem = _outcome(result)
         except NotRun as reason:
             outcome, problem = "not run", str(reason)
         except Failed as reason:
             outcome, problem = "failed", str(reason)
-        except Exception as error:  # a drill that stumbles must not hide the others
+        except Exception as error:  # a drill that raises must not hide the others
             outcome, problem = "failed", f"{type(error).__name__}: {error}"
             traceback.print_exc()
     return {
@@ -115,23 +121,23 @@ def hold(one: Drill, short: bool) -> dict[str, Any]:
         "injected": one.about,
         "outcome": outcome,
         **({"problem": problem} if problem else {}),
-        "num_faults": tally.injected,
-        "num_detected": tally.detected,
-        "steps_lost": tally.steps_lost,
-        "bit_exact": tally.exact,
-        "said": tally.said,
+        "num_faults": result.injected,
+        "num_detected": result.detected,
+        "steps_lost": result.steps_lost,
+        "bit_exact": result.exact,
+        "messages": result.messages,
         "seconds": round(time.monotonic() - start, 1),
         "short": short,
         "version": code.version(),
     }
 
 
-def _judged(tally: Tally) -> tuple[str, str]:
-    if tally.steps_lost:
-        return "failed", f"{tally.steps_lost} steps lost that a checkpoint should have held"
-    if tally.detected != tally.injected:
-        return "failed", f"{tally.injected - tally.detected} of {tally.injected} faults went unnoticed"
-    return ("passed", "") if tally.injected else ("failed", "nothing was injected")
+def _outcome(result: DrillResult) -> tuple[str, str]:
+    if result.steps_lost:
+        return "failed", f"{result.steps_lost} steps lost that a checkpoint should hold"
+    if result.detected != result.injected:
+        return "failed", f"{result.injected - result.detected} of {result.injected} faults went unnoticed"
+    return ("passed", "") if result.injected else ("failed", "nothing was injected")
 
 
 def _line(one: dict[str, Any]) -> str:
@@ -142,27 +148,27 @@ def _line(one: dict[str, Any]) -> str:
     return f"{text}\n  {one['problem']}" if one["outcome"] == "failed" else text
 
 
-def _closing(found: list[dict[str, Any]]) -> str:
+def _total(found: list[dict[str, Any]]) -> str:
     held = [one for one in found if one["outcome"] != "not run"]
     faults, lost = sum(one["num_faults"] for one in held), sum(one["steps_lost"] for one in held)
     failed = sum(one["outcome"] == "failed" for one in held)
-    words = f"{len(held)} drills held, {faults} faults injected, {lost or 'no'} steps lost, {failed or 'none'} failed"
+    words = f"{len(held)} drills run, {faults} faults injected, {lost or 'no'} steps lost, {failed or 'none'} failed"
     return words + f", {len(found) - len(held)} not run" * (len(found) > len(held))
 
 
 def _keep(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Renew these drills' results in drills.json; those of others stay. All of them, in the order of the table."""
+    """Updates these drills' results in drills.json. Returns all results in the order of the table."""
     known: dict[str, Any] = {}
     if RESULTS.is_file():
-        known = {one["drill"]: one for one in lines.read_object(RESULTS).get("drills", []) if isinstance(one, dict)}
+        known = {one["drill"]: one for one in jsonl.read_object(RESULTS).get("drills", []) if isinstance(one, dict)}
     known |= {one["drill"]: one for one in found}
     results = [known[one.name] for one in DRILLS if one.name in known]
-    files.write_atomic(RESULTS, lines.pretty({"drills": results}))
+    files.write_atomic(RESULTS, jsonl.pretty({"drills": results}))
     return results
 
 
 def _write_page(page: Path, results: list[dict[str, Any]]) -> None:
-    """Put the table between the page's two marks."""
+    """Writes the table between the page's two marks."""
     text = page.read_text(encoding="utf-8")
     head, mark, rest = text.partition(_MARKS[0])
     _, end, tail = rest.partition(_MARKS[1])
@@ -172,7 +178,7 @@ def _write_page(page: Path, results: list[dict[str, Any]]) -> None:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    """The results as a table for a page, with their sum."""
+    """The results as a Markdown table, with their sum."""
     rows = ["| drill | injected | faults | detected | steps lost | bit-exact after |", "|---|---|---|---|---|---|"]
     for one in results:
         cells = [one["num_faults"], one["num_detected"], one["steps_lost"], one["bit_exact"]]
@@ -182,13 +188,15 @@ def markdown(results: list[dict[str, Any]]) -> str:
             cells[1] = f"FAILED: {one['problem']}"
         shown = [_cell(str(value)) for value in (f"`{one['drill']}`", one["injected"], *cells)]
         rows.append(f"| {' | '.join(shown)} |")
-    said = [f"- `{one['drill']}`: {_cell(sentence)}" for one in results for sentence in _varied(one["said"])]
-    return "\n".join([_closing(results) + ".", "", *rows, "", "What a person reads:", "", *said])
+    messages = [(one["drill"], one.get("messages") or one.get("said", [])) for one in results]  # "said" in older files
+    output = [f"- `{name}`: {_cell(message)}" for name, all_of_it in messages for message in _distinct(all_of_it)]
+    return "\n".join([_total(results) + ".", "", *rows, "", "Messages:", "", *output])
 
 
-def _varied(said: list[str], most: int = 4) -> list[str]:
-    """The first sentences that differ in more than their numbers and names of files."""
-    kinds = {re.sub(r"[\w.-]*\d[\w.-]*|\S+\.(json|safetensors)|[\w.]+ cannot change", "", text): text for text in reversed(said)}
+def _distinct(messages: list[str], most: int = 4) -> list[str]:
+    """The first messages that differ in more than numbers and file names."""
+    varying = r"[\w.-]*\d[\w.-]*|\S+\.(json|safetensors)|[\w.]+ cannot change"
+    kinds = {re.sub(varying, "", text): text for text in reversed(messages)}
     return list(reversed(kinds.values()))[:most]
 
 

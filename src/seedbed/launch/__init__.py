@@ -1,1 +1,1 @@
-"""Starting runs: on this machine, and later on others."""
+"""Starts runs on this machine and as Slurm jobs."""

@@ -1,4 +1,4 @@
-"""A dry run: two steps, an evaluation, a sample, a save and a resume, compared bit for bit; nothing of it is kept."""
+"""Dry run: two steps, an evaluation, a sample, a save and a resume, compared bit for bit. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ from pathlib import Path
 
 import torch
 
+from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.launch import local
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import checkpoint
-from seedbed.train.loop import Job, advance
+from seedbed.train import checkpoint, checkpoint_loading
+from seedbed.train.job import Job
+from seedbed.train.loop import advance
 
-# As short as a run can be that still does everything once; the recipe's own settings stay.
+# The shortest run that does everything once.
 SHORT = ["steps=2", "budget=none", "every.log=1", "every.eval=0", "every.sample=0", "every.save=1", "keep=2"]
 NAME = "dry"
 
 
 def dry_run(name: str, assignments: list[str]) -> int:
-    """Everything a run does, once, in a folder that goes away; 1 when resuming gives other numbers than going on."""
+    """Do everything that a run does once, in a temporary folder. Returns 1 when the resumed step differs from the original."""
     with tempfile.TemporaryDirectory(prefix="seedbed-dry-") as folder:
         root = Path(folder) / "runs"
         status = local.train(name, [*assignments, *SHORT], root=root, run_name=NAME, why="a dry run", dirty=True)
         if status:
             return status
         run = Run.open(root, NAME)
-        assert {"model", "eval", "sample", "checkpoint"} <= {event["kind"] for event in run.events()}, "something was left out"
-        wanted = checkpoint.load(run.path / "checkpoints" / checkpoint.folder_name(2))
+        assert {"model", "eval", "sample", "checkpoint"} <= {event["kind"] for event in run.events()}, (
+            "a part of the run is missing"
+        )
+        wanted = checkpoint_loading.load(run.path / "checkpoints" / checkpoint.folder_name(2))
         with closing(Console()) as console:
-            different = _again(run, wanted, console)
-            done = "dry run: 2 steps, 1 evaluation, 1 sample, saved, resumed at step 1 and taken to step 2 again"
+            different = _repeat_second_step(run, wanted, console)
+            done = "dry run: 2 steps, 1 evaluation, 1 sample, saved, resumed at step 1, step 2 repeated"
             if not different:
-                console.line(f"{done}: equal in every bit. Nothing of it was kept", style="bold")
-                return local.EXIT_OK
+                console.line(f"{done}: bitwise equal. Nothing was kept", style="bold")
+                return EXIT_OK
             console.line(f"{done}: NOT equal: {_worst(different)}", style="bold")
-            console.line("  a resumed run would differ from one that was never stopped; seedbed check looks for the reason")
-            return local.EXIT_FAILED
+            console.line("  a resumed run would differ from an uninterrupted one; seedbed check looks for the cause")
+            return EXIT_FAILED
 
 
-def _again(run: Run, wanted: checkpoint.Checkpoint, console: Console) -> dict[str, float]:
-    """Take the second step from the first checkpoint; the largest difference by tensor, where there is any."""
+def _repeat_second_step(run: Run, wanted: checkpoint_loading.Checkpoint, console: Console) -> dict[str, float]:
+    """Take the second step from the first checkpoint. Returns the largest difference of each tensor that differs."""
     checkpoint.remove(wanted.path)
     recipe, config = local.saved_config(run)
     job = local.open_job(run, recipe, config, recipe.open_data(config), console, resumed=True)
-    assert job.step == 1, "the second checkpoint was taken away"
+    assert job.step == 1, "the second checkpoint was removed"
     advance(job, 1)
     return _differences(job, wanted)
 
 
-def _differences(job: Job, wanted: checkpoint.Checkpoint) -> dict[str, float]:
+def _differences(job: Job, wanted: checkpoint_loading.Checkpoint) -> dict[str, float]:
     found = {}
     for file, group in job.engine.tensors().items():
         for name, tensor in group.items():
@@ -58,7 +62,7 @@ def _differences(job: Job, wanted: checkpoint.Checkpoint) -> dict[str, float]:
             if not torch.equal(have, want):
                 found[f"{file}: {name}"] = (have.double() - want.double()).abs().max().item()
     if job.system.state() != wanted.state["system"]:
-        found["the recipe's own state"] = float("nan")
+        found["the recipe's state"] = float("nan")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Runs on this machine that train together as one stacked model; each ends as it would have ended alone."""
+"""Trains several runs as one stacked model. Each run writes its own folder, as if it trained alone."""
 
 from __future__ import annotations
 
@@ -9,29 +9,30 @@ from contextlib import ExitStack, closing
 from seedbed.launch.local import close_job, open_job, saved_config
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train.loop import Job
-from seedbed.train.pack import Pack, fit_pack
+from seedbed.train.capabilities import packable
+from seedbed.train.job import Job
+from seedbed.tune.packing.pack import Pack, fit_pack
 
 
-def train_packed(runs: Sequence[Run], *, patience: int = 0, tell: Callable[[Job], None] | None = None) -> dict[str, str]:
-    """Train run folders of one recipe, which the caller has locked, as one pack; the names of the runs with their statuses.
+def train_packed(runs: Sequence[Run], *, patience: int = 0, on_status: Callable[[Job], None] | None = None) -> dict[str, str]:
+    """Train locked run folders of one recipe as one pack. Returns the final status of each run by name.
 
-    A run that was begun before goes on from its newest checkpoint. What a run says goes to its console.log only.
+    Runs that were started before resume from their newest checkpoint. Console output goes to console.log only.
     """
     jobs: list[Job] = []
 
-    def told(job: Job) -> None:
+    def on_end(job: Job) -> None:
         if job.status not in ("running", "failed"):
             job.run.close()
             close_job(job, job.status)
-        if tell:
-            tell(job)
+        if on_status:
+            on_status(job)
 
     with ExitStack() as stack:
         try:
             for run in runs:
                 jobs.append(open_quietly(run, stack))
-            return fit_pack(as_pack(jobs), patience, told)
+            return fit_pack(as_pack(jobs), patience, on_end)
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             ended = {job.run.name for job in jobs if job.status != "running"}
@@ -45,14 +46,14 @@ def train_packed(runs: Sequence[Run], *, patience: int = 0, tell: Callable[[Job]
 
 
 class _Nowhere(io.StringIO):
-    """A stream for what nobody reads: the screens of many runs at once."""
+    """A text stream that discards everything."""
 
     def write(self, text: str) -> int:
         return len(text)
 
 
 def open_quietly(run: Run, stack: ExitStack) -> Job:
-    """A run folder as a job that tells nothing to the screen; `stack` closes what is open."""
+    """The job of a run folder, without terminal output; `stack` closes its files."""
     console = stack.enter_context(closing(Console(run.path / "console.log", stream=_Nowhere())))
     recipe, config = saved_config(run)
     begun = bool(run.status())
@@ -61,8 +62,8 @@ def open_quietly(run: Run, stack: ExitStack) -> Job:
 
 
 def as_pack(jobs: list[Job]) -> Pack:
-    """Jobs of one recipe, and the system whose shapes hold all of them."""
+    """The pack of these jobs, with the system of their padded config."""
     recipe, _ = saved_config(jobs[0].run)
-    envelope = jobs[0].system.envelope([job.config for job in jobs])
-    template = recipe.build(envelope, recipe.open_data(envelope))
+    padded_config = packable(jobs[0].system).padded_config([job.config for job in jobs])
+    template = recipe.build(padded_config, recipe.open_data(padded_config))
     return Pack(jobs, template.to(jobs[0].engine.device))

@@ -1,4 +1,4 @@
-"""Several ranks on this machine from one command: as many processes as the config asks for, which live and end together."""
+"""Starts the ranks of a run on this machine as processes of one command, and ends them together."""
 
 from __future__ import annotations
 
@@ -8,91 +8,57 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from seedbed import config as configs
-from seedbed.config import Config
-from seedbed.errors import UserError
-from seedbed.recipes import find, find_saved
-from seedbed.track.run import Run
+from seedbed import isolated
+from seedbed.launch.processes import PARENT_PIPE
+from seedbed.train import signals
 
-# Seconds that the other ranks get to end by themselves once one has failed, after being asked to, and after being ended.
+# Seconds to wait for the other ranks once one has failed: before SIGTERM, after it, and after SIGKILL.
 GRACE = {0: 1.0, signal.SIGTERM: 10.0, signal.SIGKILL: 10.0}
-_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-def to_train(name: str, assignments: list[str]) -> int:
-    """How many processes `train` must start here; 0 when this one is enough, or is one of them already."""
-
-    def config() -> Config:
-        recipe, preset = find(name)
-        return configs.override(recipe.preset(preset), assignments)
-
-    return _wanted(config)
-
-
-def to_resume(root: Path, name: str, assignments: list[str]) -> int:
-    """The same for `resume`."""
-
-    def config() -> Config:
-        facts = Run.open(root, name).config_json()
-        recipe = find_saved(facts["recipe"], root)
-        return configs.override(configs.from_json(recipe.preset(facts["preset"]), facts["config"]), assignments)
-
-    return _wanted(config)
-
-
-def _wanted(config: Callable[[], Config]) -> int:
-    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return 0
-    try:
-        world = config().dist.world
-    except UserError:  # whoever does the work will say it
-        return 0
-    return world if world > 1 else 0
-
-
-def refuse(num: int, what: str) -> None:
-    if num:
-        raise UserError(f"{what} is done by one process; set dist.replicate=1 dist.shard=1 for it")
 
 
 def start(num: int) -> int:
-    """This command again, once per rank; the exit code of the first rank that failed, or 0."""
-    words = [sys.executable, "-m", "seedbed", *sys.argv[1:]]
+    """Run this command once per rank. Returns the exit code of the first rank that failed, or 0."""
+    words = isolated.command("seedbed", *sys.argv[1:])
+    ours, theirs = os.pipe()[::-1]
     shared = {
         **os.environ,
         "WORLD_SIZE": str(num),
         "LOCAL_WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(_free_port()),
+        PARENT_PIPE: str(theirs),
     }
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num)))
-    # A group of their own: Ctrl-C reaches them once, through us.
-    ranks = [
-        subprocess.Popen(words, env={**shared, "RANK": str(r), "LOCAL_RANK": str(r)}, start_new_session=True) for r in range(num)
-    ]
+    ranks: list[subprocess.Popen] = []
+    stops: set[int] = set()  # exit codes of ranks that were stopped by a signal we passed on
 
     def pass_on(number: int, _frame: Any) -> None:
+        stops.add(128 + number)
         for process in ranks:
             if process.poll() is None:
                 process.send_signal(number)
 
-    handlers = {number: signal.signal(number, pass_on) for number in _FORWARDED}
+    caught = (number for number in signals.STOPPING if not signals.is_ignored(number))
+    handlers: dict[int, Any] = {number: signal.signal(number, pass_on) for number in caught}
     try:
-        return _attend(ranks)
+        for rank in range(num):
+            # In their own session, so that Ctrl-C reaches them once, through this process. The pipe closes with this process.
+            env = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            ranks.append(subprocess.Popen(words, env=env, start_new_session=True, pass_fds=(theirs,)))
+        return _wait_for(ranks, stops)
     finally:
         _end(ranks)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        signals.restore(handlers)
+        os.close(ours)
+        os.close(theirs)
 
 
-def _attend(ranks: list[subprocess.Popen]) -> int:
-    """Wait until all are done or one has failed."""
+def _wait_for(ranks: list[subprocess.Popen], stops: set[int]) -> int:
+    """Wait until all ranks have ended or one has failed. One stopped by a signal has not failed: others may still be saving."""
     while any(process.poll() is None for process in ranks):
-        if any(process.poll() for process in ranks):
+        if any((code := process.poll()) and code not in stops for process in ranks):
             break
         time.sleep(0.05)
     failed = [(r, code) for r, process in enumerate(ranks) if (code := process.poll())]
@@ -100,17 +66,17 @@ def _attend(ranks: list[subprocess.Popen]) -> int:
         return 0
     rank, code = failed[0]
     if code < 0:
-        print(f"seedbed: rank {rank} was ended by signal {-code}; the others stop too", file=sys.stderr, flush=True)
+        print(f"seedbed: rank {rank} was killed by signal {-code}; the other ranks are stopped", file=sys.stderr, flush=True)
         return 128 - code
     return code
 
 
 def _end(ranks: list[subprocess.Popen]) -> None:
-    """Give those that are left time to end by themselves, then ask them, then end them."""
-    for ask, seconds in GRACE.items():  # 0 only asks whether it is there
+    """Wait for the remaining ranks, then send SIGTERM, then SIGKILL."""
+    for number, seconds in GRACE.items():  # signal 0 only tests whether the process exists
         left = [process for process in ranks if process.poll() is None]
         for process in left:
-            process.send_signal(ask)
+            process.send_signal(number)
         deadline = time.monotonic() + seconds
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Trials of a sweep on this machine: which of them may train as one stacked model, and the training itself."""
+"""Trains trials of a sweep on this machine, alone or as packs."""
 
 from __future__ import annotations
 
@@ -16,47 +16,51 @@ from seedbed.data.feed import Data, room
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.launch.packed import train_packed
+from seedbed.report.findings import Finding
 from seedbed.track.console import Console
 from seedbed.track.run import Run
+from seedbed.train import capabilities
 from seedbed.train.engine import pick_device
-from seedbed.train.pack import why_not_packed
-from seedbed.tune.batch import is_out_of_memory
-from seedbed.tune.paper import count
+from seedbed.train.oom import is_out_of_memory
+from seedbed.tune.estimate import estimate_costs
+from seedbed.tune.packing.pack import why_not_packed
 from seedbed.tune.sweep.folder import Trial
 from seedbed.tune.sweep.grid import words
-from seedbed.tune.sweep.worker import Group, Outcome, Room
+from seedbed.tune.sweep.worker import Group, Outcome, Workspace
 
 MAX_PACK = 128
-# A pack keeps more for its backward pass than its runs would alone: draws and masks, and stacked copies.
+# A pack saves more for its backward pass than single runs: random draws, masks and stacked copies.
 PACK_WASTE = 1.5
-# A smaller run joins a larger one's pack while at least this share of the work is its own.
+# A smaller trial joins the pack of a larger one if at least this share of its computation is not masked.
 LEAST_SHARE = 0.5
 
 
-def check(office: Room, trial: Trial) -> list[str]:
-    """The quick checks, once for the whole sweep, on its first trial; the ids of those that failed."""
-    config, folder = office.config(trial), office.sweep.path
-    report = before_training(office.recipe, office.preset, config, root=office.sweep.root, folder=folder, say=office.say)
-    return [finding.id for finding in report.of("err")]
+def check(workspace: Workspace, trial: Trial) -> list[Finding]:
+    """Run the quick checks on the first trial of the sweep; returns the failures."""
+    config, folder = workspace.config(trial), workspace.sweep.path
+    report = before_training(
+        workspace.recipe, workspace.preset, config, root=workspace.sweep.root, folder=folder, say=workspace.say
+    )
+    return report.of("err")
 
 
 # ---- who trains with whom --------------------------------------------------------------------------------------------
 
 
-def groups(office: Room, trials: Sequence[Trial], most: int | None) -> list[Group]:
-    """Trials by the packs they may form; says why where they must train one by one."""
+def groups(workspace: Workspace, trials: Sequence[Trial], most: int | None) -> list[Group]:
+    """Group trials into packs, and print why some must train one by one."""
     try:
-        return _groups(office, trials, most)
+        return _groups(workspace, trials, most)
     except Exception as error:
-        # One of them may be broken, and will say so when its turn comes; the others shall train.
-        office.say(f"one by one: packs cannot be planned ({_reason(error)})")
+        # A broken trial reports its own error later; the others can still train.
+        workspace.say(f"one by one: packs cannot be planned ({_reason(error)})")
         return [Group((trial,)) for trial in trials]
 
 
-def _groups(office: Room, trials: Sequence[Trial], most: int | None) -> list[Group]:
-    configs = {trial.number: office.config(trial) for trial in trials}
-    data = office.recipe.open_data(configs[trials[0].number])
-    system = office.recipe.build(configs[trials[0].number], data)
+def _groups(workspace: Workspace, trials: Sequence[Trial], most: int | None) -> list[Group]:
+    configs = {trial.number: workspace.config(trial) for trial in trials}
+    data = workspace.recipe.open_data(configs[trials[0].number])
+    system = workspace.recipe.build(configs[trials[0].number], data)
     packs: list[list[Trial]] = []
     reasons: dict[str, None] = {}
     for trial in trials:
@@ -69,16 +73,20 @@ def _groups(office: Room, trials: Sequence[Trial], most: int | None) -> list[Gro
             fitting.append(trial)
         else:
             packs.append([trial])
-    found = [part for pack in packs for part in _alike(office, pack, configs, data)]
-    _tell(office, found, list(reasons))
-    return [Group(tuple(pack), _most(office, [configs[t.number] for t in pack], data, most)) for pack in found]
+    found = [part for pack in packs for part in _split_by_cost(workspace, pack, configs, data)]
+    _print_packs(workspace, found, list(reasons), pick_device(configs[trials[0].number].device))
+    return [Group(tuple(pack), _max_pack(workspace, [configs[t.number] for t in pack], data, most)) for pack in found]
 
 
-def _alike(office: Room, pack: list[Trial], configs: dict[int, Config], data: Data) -> list[list[Trial]]:
-    """A pack's trials apart where most of a smaller one's steps would be masked work."""
+def _split_by_cost(workspace: Workspace, pack: list[Trial], configs: dict[int, Config], data: Data) -> list[list[Trial]]:
+    """Split a pack so that at least half of the computation of each trial is not masked."""
     if len(pack) == 1:
         return [pack]
-    costs = {t.number: office.recipe.build(configs[t.number], data).flops_per_item() for t in pack}
+    # Trials with equal model and data settings share one build, which takes a second.
+    kinds = {t.number: repr((configs[t.number].model, configs[t.number].data)) for t in pack}
+    built = {kinds[t.number]: configs[t.number] for t in pack}
+    flops = {kind: capabilities.flops_per_item(workspace.recipe.build(config, data)) for kind, config in built.items()}
+    costs = {number: flops[kind] for number, kind in kinds.items()}
     parts: list[list[Trial]] = []
     for trial in sorted(pack, key=lambda t: -costs[t.number]):
         if parts and costs[trial.number] >= LEAST_SHARE * costs[parts[-1][0].number]:
@@ -88,62 +96,64 @@ def _alike(office: Room, pack: list[Trial], configs: dict[int, Config], data: Da
     return [sorted(part, key=lambda t: t.number) for part in parts]
 
 
-def _most(office: Room, configs: list[Config], data: Data, asked: int | None) -> int:
-    """How many of these train at once: as many as fit into memory by an estimate on paper, unless a number was asked for."""
-    if len(configs) == 1 or asked:
-        return min(asked or 1, len(configs))
-    envelope = office.recipe.build(configs[0], data).envelope(configs)
-    each = PACK_WASTE * sum(count(office.recipe, envelope, data).memory(envelope.batch).values())
-    fitting = max(1, int(1.2 * room(pick_device(envelope.device)) / each))
+def _max_pack(workspace: Workspace, configs: list[Config], data: Data, wanted: int | None) -> int:
+    """Number of trials in a pack: `wanted`, or as many as fit into memory by an estimate."""
+    if len(configs) == 1 or wanted:
+        return min(wanted or 1, len(configs))
+    padded_config = capabilities.packable(workspace.recipe.build(configs[0], data)).padded_config(configs)
+    each = PACK_WASTE * sum(estimate_costs(workspace.recipe, padded_config, data).memory(padded_config.batch).values())
+    fitting = max(1, int(1.2 * room(pick_device(padded_config.device)) / each))
     if fitting < len(configs):
-        office.say(f"memory for {fitting} of {len(configs)} runs at a time, by an estimate; --pack N overrides it")
+        workspace.say(f"memory for {fitting} of {len(configs)} runs at a time, by an estimate; --pack N overrides it")
     return min(fitting, MAX_PACK, len(configs))
 
 
-def _tell(office: Room, packs: list[list[Trial]], reasons: list[str]) -> None:
+def _print_packs(workspace: Workspace, packs: list[list[Trial]], reasons: list[str], device: torch.device) -> None:
     sizes = [len(pack) for pack in packs]
     together = [size for size in sizes if size > 1]
     if together:
-        how = "one stacked model" if len(together) == 1 else f"stacked models of {' + '.join(map(str, together))}"
-        office.say(f"packed: {sum(together)} trials train as {how}")
+        models = "one stacked model" if len(together) == 1 else f"stacked models of {' + '.join(map(str, together))}"
+        workspace.say(f"packed: {sum(together)} trials train as {models} on {device.type}; --no-pack trains them one by one")
     if sum(sizes) > sum(together):
         why = "; ".join(reasons[:3]) or "masked work would be more than half"
-        office.say(f"one by one: {sum(sizes) - sum(together)} trials ({why})")
+        workspace.say(f"one by one: {sum(sizes) - sum(together)} trials ({why})")
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-def train(office: Room, trials: Sequence[Trial]) -> Outcome:
-    """Train these to their ends, started or continued; what goes wrong with one of them is written down, the others go on."""
+def train(workspace: Workspace, trials: Sequence[Trial]) -> Outcome:
+    """Train trials to their end, from the start or resumed. An error of one is recorded and the others continue."""
     if len(trials) == 1:
-        return _train_alone(office, trials[0])
+        return _train_alone(workspace, trials[0])
     try:
-        return _train_pack(office, trials)
+        return _train_pack(workspace, trials)
     except Exception as error:
         middle = len(trials) // 2 if is_out_of_memory(error) else 1
-        office.say(f"the pack of {len(trials)} did not train ({_reason(error)}); going on in smaller parts")
-    return _in_parts(office, trials, middle)
+        workspace.say(f"the pack of {len(trials)} did not train ({_reason(error)}); retrying with smaller packs")
+    return _train_in_parts(workspace, trials, middle)
 
 
-def _in_parts(office: Room, trials: Sequence[Trial], size: int) -> Outcome:
+def _train_in_parts(workspace: Workspace, trials: Sequence[Trial], size: int) -> Outcome:
     torch.cuda.empty_cache()
     errors: dict[int, str] = {}
     for first in range(0, len(trials), size):
-        outcome = train(office, trials[first : first + size])
+        outcome = train(workspace, trials[first : first + size])
         errors |= outcome.errors
         if outcome.stop_signal:
             return Outcome(outcome.stop_signal, errors)
     return Outcome(0, errors)
 
 
-def _train_alone(office: Room, trial: Trial) -> Outcome:
-    config = office.config(trial)
+def _train_alone(workspace: Workspace, trial: Trial) -> Outcome:
+    config = workspace.config(trial)
     try:
-        with _run_of(office, trial) as (run, resumed), _console(run) as console:
-            data = office.recipe.open_data(config)
+        with _run_of(workspace, trial) as (run, resumed), _console(run) as console:
+            data = workspace.recipe.open_data(config)
             try:
-                status = local._execute(run, office.recipe, config, data, console, resumed=resumed, patience=office.patience)
+                status = local.run_training(
+                    run, workspace.recipe, config, data, console, resumed=resumed, patience=workspace.patience
+                )
             except Exception:
                 console.line(traceback.format_exc())
                 raise
@@ -152,43 +162,43 @@ def _train_alone(office: Room, trial: Trial) -> Outcome:
     return Outcome(max(status - 128, 0))
 
 
-def _train_pack(office: Room, trials: Sequence[Trial]) -> Outcome:
+def _train_pack(workspace: Workspace, trials: Sequence[Trial]) -> Outcome:
     stops: list[int] = []
     with ExitStack() as held:
-        runs = [held.enter_context(_run_of(office, trial))[0] for trial in trials]
-        statuses = train_packed(runs, patience=office.patience, tell=lambda job: stops.append(job.stop_signal))
+        runs = [held.enter_context(_run_of(workspace, trial))[0] for trial in trials]
+        statuses = train_packed(runs, patience=workspace.patience, on_status=lambda job: stops.append(job.stop_signal))
         failed = {trial: run for trial, run in zip(trials, runs, strict=True) if statuses[run.name] == "failed"}
         errors = {trial.number: str(run.status().get("error") or "failed") for trial, run in failed.items()}
     return Outcome(max(stops, default=0), errors)
 
 
 @contextlib.contextmanager
-def _run_of(office: Room, trial: Trial) -> Iterator[tuple[Run, bool]]:
-    """The trial's run, locked, and whether it had been started before."""
-    sweep, name = office.sweep, office.sweep.run_name(trial)
+def _run_of(workspace: Workspace, trial: Trial) -> Iterator[tuple[Run, bool]]:
+    """The run of a trial, locked, and whether it was started before."""
+    sweep, name = workspace.sweep, workspace.sweep.run_name(trial)
     if (sweep.root / name).is_dir():
         run, begun = Run.open(sweep.root, name), True
     else:
-        run, begun = _new_run(office, trial, name), False
+        run, begun = _new_run(workspace, trial, name), False
     with run.lock():
-        # Without a status nothing was trained: its process died between the two lines above.
+        # Without a status nothing was trained: the process died before the first step.
         yield run, begun and bool(run.status())
 
 
-def _new_run(office: Room, trial: Trial, name: str) -> Run:
-    sweep, config = office.sweep, office.config(trial)
+def _new_run(workspace: Workspace, trial: Trial, name: str) -> Run:
+    sweep, config = workspace.sweep, workspace.config(trial)
     why = f"{sweep.facts.get('why') or 'sweep'}: {' '.join(words(trial.settings))}"
-    about = {"name": name, "why": why, "code": office.code, "base": office.base, "sweep": sweep.name}
-    run = Run.create(sweep.root, office.recipe.name, office.preset, config, **about)
-    local._keep_recipe_files(office.recipe, run)
+    about = {"name": name, "why": why, "code": workspace.code, "base": workspace.base, "sweep": sweep.name}
+    run = Run.create(sweep.root, workspace.recipe.name, workspace.preset, config, **about)
+    local.copy_recipe_files(workspace.recipe, run)
     with _console(run) as console:
-        local._echo(run, config, office.base, console)
+        local.print_config(run, config, workspace.base, console)
     return run
 
 
 @contextlib.contextmanager
 def _console(run: Run) -> Iterator[Console]:
-    """A console that writes to the run's file only: the screen belongs to the sweep."""
+    """A console that writes to console.log only; the terminal shows the sweep."""
     with open(os.devnull, "w") as nowhere, closing(Console(run.path / "console.log", nowhere)) as console:
         yield console
 

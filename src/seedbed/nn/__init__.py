@@ -1,1 +1,1 @@
-"""Building blocks shared by all recipes: plain torch modules that know nothing of training."""
+"""Building blocks shared by all recipes: plain torch modules, independent of training."""

@@ -15,12 +15,12 @@ from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kerne
 
 from seedbed.errors import UserError
 from seedbed.nn.cache import Decode, Prefill
-from seedbed.nn.fused import NormAndTurn, can_norm_and_turn
+from seedbed.nn.fused import NormAndRotate, can_norm_and_rotate
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
+from seedbed.nn.layers import rms_norm
 from seedbed.nn.narrow import can_be_narrow, narrow_attention, suits_narrow
-from seedbed.nn.norms import rms_norm
-from seedbed.nn.rope import Rope, apply_rope
+from seedbed.nn.positions import Rope, apply_rope
 
 QK_SCALE = 1.2
 
@@ -40,7 +40,7 @@ NAMED: dict[str, Kernel] = {
     "narrow": Own.NARROW,
 }
 MAX_SCORES = 1 << 30
-# Whether a scope asks for the kernel for narrow heads; for the whole process, as torch's own choice is.
+# Whether a scope has chosen the kernel for narrow heads; process-wide, as torch's own choice is.
 _narrow_first = False
 
 
@@ -64,10 +64,10 @@ class Attention(nn.Module):
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads or heads, width // heads
         assert heads % self.kv_heads == 0, f"{heads} heads do not share {self.kv_heads} key heads evenly"
         self.qk_norm, self.dropout, self.causal = qk_norm, dropout, causal
-        # Normed queries and keys are both meant to be 1.2 times as long; the scale of their product does it for free.
+        # Normed queries and keys should both be multiplied by 1.2; the scale of their product does it for free.
         self.scale = self.head_dim**-0.5 * (QK_SCALE**2 if qk_norm else 1.0)
         rows = (width, self.kv_heads * self.head_dim, self.kv_heads * self.head_dim)
-        # One matmul for queries, keys and values; an optimizer that works per matrix finds the three in `rows`.
+        # One matmul for queries, keys and values; `rows` tells an optimizer that works per matrix where the three are.
         self.qkv = nn.Linear(width, sum(rows), bias=False)
         declare(self.qkv.weight, "matrix", rows=rows)
         self.out = nn.Linear(width, width, bias=False)
@@ -110,8 +110,8 @@ class Attention(nn.Module):
         batch, num_tokens, _ = x_BTC.shape
         heads_BTHD = self.qkv(x_BTC).view(batch, num_tokens, -1, self.head_dim)
         qk, v = heads_BTHD.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        if rope is not None and self.qk_norm and can_norm_and_turn(heads_BTHD, rope):
-            q, k, v = NormAndTurn.apply(heads_BTHD, *rope, self.kv_heads)
+        if rope is not None and self.qk_norm and heads_BTHD.is_cuda and can_norm_and_rotate(heads_BTHD, rope):
+            q, k, v = NormAndRotate.apply(heads_BTHD, *rope, self.kv_heads)
         else:
             if self.qk_norm:
                 qk = rms_norm(qk)
@@ -134,11 +134,11 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """torch's attention, or in its place the kernel for narrow heads, where the scope has it first and it can."""
+    """torch's attention, or the kernel for narrow heads where the scope prefers it and the shapes allow it."""
     if _narrow_first and attn_mask is None and not dropout_p and not is_causal:
         q_BTHD, k_BTHD, v_BTHD = (x.transpose(1, 2) for x in (q_BHTD, k_BKTD, v_BKTD))
         if can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
-            y_BTHD, _ = narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
+            y_BTHD, *_ = narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
             return y_BTHD.transpose(1, 2)
     how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask, **how)
@@ -156,7 +156,7 @@ def choose_attention(
 ) -> tuple[Kernel, ...]:
     """The attention kernels that run (B, H, T, D) forward and backward on `device`, fastest first, timed once.
 
-    Empty where there is no choice to make, that is anywhere but on CUDA. `only` names one of NAMED instead, or refuses.
+    Empty where there is no choice, that is anywhere but on CUDA. `only` selects one of NAMED, or raises where it cannot run.
     """
     rest = (shape, dtype, device, kv_heads or shape[1], dropout, causal)
     if only != "auto":
@@ -168,7 +168,7 @@ def choose_attention(
         return (NAMED[only],)
     if device.type != "cuda":
         return ()
-    # The plain kernel writes every score down: past some gigabytes it can only lose, and would be the run's peak of memory.
+    # The math kernel materialises all scores: past some gigabytes it cannot be fastest, and would be the peak of memory.
     few_scores = shape[0] * shape[1] * shape[2] ** 2 <= MAX_SCORES
     out = {SDPBackend.MATH: not few_scores, Own.NARROW: not _can_be_narrow(*rest)}
     times = {k: _time_kernel(k, *rest) for k in NAMED.values() if not out.get(k)}
@@ -177,7 +177,7 @@ def choose_attention(
 
 @contextlib.contextmanager
 def attention_scope(kernels: Sequence[Kernel]) -> Iterator[None]:
-    """Run attention with the first of `kernels` that can; with none named, as torch decides."""
+    """Run attention with the first of `kernels` that supports the inputs; with none given, torch decides."""
     global _narrow_first
     before, theirs = _narrow_first, [k for k in kernels if isinstance(k, SDPBackend)]
     with sdpa_kernel(theirs, set_priority=True) if theirs else contextlib.nullcontext():
@@ -190,7 +190,7 @@ def attention_scope(kernels: Sequence[Kernel]) -> Iterator[None]:
 
 
 def current_kernels() -> list[Kernel]:
-    """The kernels that attention may use at this moment, first choice first."""
+    """The kernels that attention may use now, first choice first."""
     return [*([Own.NARROW] if _narrow_first else []), *_cur_sdpa_kernel_backends(with_priority=True)]
 
 
@@ -209,19 +209,19 @@ def _time_kernel(
     dropout: float,
     causal: bool,
 ) -> float | None:
-    """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel refuses this shape."""
+    """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel does not support the shape."""
     try:
         with _trying(kernel, shape, dtype, device, kv_heads, dropout, causal) as once:
             return min(_seconds(once, device) for _ in range(3))
-    except Exception:  # no such kernel for this shape, or not enough memory for it; Triton has errors of its own
+    except Exception:  # no such kernel for this shape, or not enough memory; Triton raises its own errors
         return None
 
 
 def _runs(kernel: Kernel, shape: tuple[int, ...], *rest: Any) -> bool:
-    """Whether a kernel takes this shape, tried with one row of the batch."""
+    """Whether a kernel supports this shape, tried with one row of the batch."""
     try:
         with warnings.catch_warnings(), _trying(kernel, (1, *shape[1:]), *rest) as once:
-            warnings.simplefilter("ignore")  # torch tells for every kernel why not; the error is enough
+            warnings.simplefilter("ignore")  # torch warns for every kernel; the error is enough
             once()
     except Exception:
         return False
@@ -238,18 +238,18 @@ def _trying(
     dropout: float,
     causal: bool,
 ) -> Iterator[Callable[[], None]]:
-    """A forward and backward pass through one kernel, to be called inside."""
+    """Yields a function that runs a forward and backward pass through one kernel."""
     batch, heads, length, head_dim = shape
     if kernel is Own.NARROW and not _can_be_narrow(shape, dtype, device, kv_heads, dropout, causal):
-        raise RuntimeError("torch's attention would run in its place")
+        raise RuntimeError("torch's attention would run instead")
 
     def tensor(num_heads: int) -> Tensor:  # laid out as `Attention` makes them
         x = torch.randn(batch, length, num_heads, head_dim, dtype=dtype, device=device)
         return x.transpose(1, 2).requires_grad_()
 
-    # Measuring must not change what is trained.
-    dice = torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type)
-    with dice, torch.enable_grad(), torch.autocast(device.type, enabled=False), attention_scope([kernel]):
+    # Measuring must not change the random state of training.
+    rng = torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type)
+    with rng, torch.enable_grad(), torch.autocast(device.type, enabled=False), attention_scope([kernel]):
         q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
 
         def once() -> None:

@@ -1,6 +1,6 @@
-"""Static key/value storage for generation. L layers, B rows, H heads, T slots, D head width.
+"""Static key/value cache for generation. L layers, B rows, H heads, T slots, D head width.
 
-Rows may hold different numbers of tokens; lengths live on the device, so a decode step has one shape and no host work.
+Rows may hold different numbers of tokens; lengths are on the device, so a decode step has one shape and no host work.
 """
 
 import torch
@@ -28,11 +28,11 @@ class Cache:
     def decode(self, num_slots: int = 0) -> list["Decode"]:
         """One writer per layer for one further token in every row; the caller advances `length_B` afterwards.
 
-        A host that knows how many slots are in use, the new one included, saves attention the others; 0 is all of them.
+        `num_slots` is the number of slots in use, the new one included: attention skips the others. 0 means all.
         """
         used_LPBHTD = self.kv_LPBHTD[..., : num_slots or self.num_slots, :]
         slots_T = torch.arange(used_LPBHTD.shape[4], device=self.length_B.device)
-        # Numbers to add, made once: from truth values every layer would make them again.
+        # An additive mask, made once: from a boolean one every layer would make its own.
         hidden_B11T = (slots_T > self.length_B[:, None])[:, None, None]
         mask_B11T = torch.zeros_like(hidden_B11T, dtype=used_LPBHTD.dtype).masked_fill(hidden_B11T, float("-inf"))
         rows_B = torch.arange(len(self.length_B), device=self.length_B.device)
@@ -40,7 +40,7 @@ class Cache:
 
 
 class Prefill:
-    """Stores a prompt's keys and values; attention itself stays plain and causal, since nothing came before."""
+    """Stores a prompt's keys and values; attention is plainly causal, since nothing precedes the prompt."""
 
     def __init__(self, kv_PBHTD: Tensor, rows_N: Tensor) -> None:
         self.kv, self.rows = kv_PBHTD, rows_N
@@ -54,7 +54,7 @@ class Prefill:
 
 
 class Decode:
-    """Appends one token per row, each at its own length, and shows attention the filled slots."""
+    """Appends one token per row, each at its own length; attention sees the filled slots."""
 
     def __init__(self, kv_PBHTD: Tensor, rows_B: Tensor, length_B: Tensor, mask_B11T: Tensor) -> None:
         self.kv, self.rows, self.length, self.mask = kv_PBHTD, rows_B, length_B, mask_B11T

@@ -1,4 +1,4 @@
-"""Convolution cells for pictures: no norms, conditions that scale and shift every cell, and only what exports to a browser.
+"""Convolution cells for images: no norms, FiLM conditioning in every cell, and only operations that export to a browser.
 
 Shape suffixes: B batch, C channels, H W pixels, F features of the condition.
 """
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from seedbed.nn.init import fill_, normal_
 
 SLOPE = 0.2
-# Conditions speak from the first step on: a modulation of zero would have to be found before it could help.
+# Not zero, so that conditions have an effect from the first step on.
 FILM_SPREAD = 0.3
 
 
@@ -21,7 +21,7 @@ def leaky(x: Tensor) -> Tensor:
 
 
 def init_conv(conv: nn.Conv2d | nn.Linear, generator: torch.Generator, gain: float = 1.0) -> None:
-    """Fan-in normal weights that keep the variance through a leaky layer; gain 0 starts silent."""
+    """Fan-in normal weights that keep the variance through a leaky layer; gain 0 gives zero output."""
     fan_in = conv.weight[0].numel()
     normal_(conv.weight, gain * math.sqrt(2.0 / ((1.0 + SLOPE**2) * fan_in)), generator)
     if conv.bias is not None:
@@ -29,7 +29,7 @@ def init_conv(conv: nn.Conv2d | nn.Linear, generator: torch.Generator, gain: flo
 
 
 class Condition(nn.Module):
-    """Numbers (controls, a noise level) to the features that every cell listens to."""
+    """Embeds numbers (controls, a noise level) as the features that condition every cell."""
 
     def __init__(self, num_inputs: int, width: int) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Film(nn.Module):
 
 
 class Cell(nn.Module):
-    """x + conv(leaky(film(conv(leaky(x))))): the identity at birth."""
+    """x + conv(leaky(film(conv(leaky(x))))): the identity at initialisation."""
 
     def __init__(self, channels: int, features: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Cell(nn.Module):
 
 
 class Down(nn.Module):
-    """Half the height and width; the condition acts on what comes out."""
+    """Half the height and width; the condition modulates the output."""
 
     def __init__(self, channels: int, out: int, features: int) -> None:
         super().__init__()
@@ -94,12 +94,12 @@ class Down(nn.Module):
         return leaky(self.film(self.conv(x_BCHW), condition_BF))
 
     def flops(self, positions: int) -> float:
-        """For so many positions of what comes out."""
+        """For this many output positions."""
         return conv_flops(self.conv, positions) + linear_flops(self.film.linear)
 
 
 class Up(nn.Module):
-    """Twice the height and width, by a product and a shuffle of channels into places."""
+    """Twice the height and width, by a 1x1 convolution and a pixel shuffle."""
 
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
@@ -112,12 +112,12 @@ class Up(nn.Module):
         return F.pixel_shuffle(self.conv(leaky(x_BCHW)), 2)
 
     def flops(self, positions: int) -> float:
-        """For so many positions of what goes in."""
+        """For this many input positions."""
         return conv_flops(self.conv, positions)
 
 
 def conv_flops(conv: nn.Conv2d, positions: int) -> float:
-    """Of one picture's forward pass."""
+    """For one image's forward pass."""
     return 2.0 * conv.weight.numel() * positions
 
 

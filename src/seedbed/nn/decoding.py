@@ -1,6 +1,6 @@
-"""Growing rows of tokens one by one, with or without a memory of what was read. B rows, V vocabulary, N tokens of history.
+"""Autoregressive decoding, with or without a cache. B rows, V vocabulary, N tokens of history.
 
-Past the context the last half of it is read again and generation goes on from there: `window_start` is the policy.
+When the context is full, its last half is read again and generation continues from there: `window_start` is the policy.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 
 from seedbed.nn.sampling import Sampling, pick, window_start
 
-READ_EVERY = 16  # tokens between two looks of the host at a CUDA device; elsewhere every token is read at once
+READ_EVERY = 16  # tokens between two reads from a CUDA device; on other devices every token is read at once
 
 
 class Decoder:
-    """Extends token rows. The host knows every length; tokens, lengths and dice stay on the device."""
+    """Extends rows of tokens. The host knows every length; tokens, lengths and the generator stay on the device."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Decoder:
         raise NotImplementedError
 
     def run(self, num_tokens: int, read_every: int) -> Iterator[list[list[int]]]:
-        """New tokens of every row, in portions of `read_every`; in between the host does not wait for the device."""
+        """New tokens of every row, in chunks of `read_every`; in between, the host does not wait for the device."""
         for first in range(0, num_tokens, read_every):
             count = min(read_every, num_tokens - first)
             for _ in range(count):
@@ -59,7 +59,7 @@ class Decoder:
         self.count_B += 1
 
     def _windows(self, rows: list[int], leave: int) -> tuple[Tensor, list[int]]:
-        """The rows' windows without their last `leave` tokens, padded on the right, where causal attention cannot look."""
+        """The rows' windows without their last `leave` tokens, padded on the right, which causal attention does not see."""
         sizes = [self.lengths[r] - self.starts[r] - leave for r in rows]
         tokens_NT = self.history_BN.new_zeros(len(rows), max(sizes))
         for i, (row, size) in enumerate(zip(rows, sizes, strict=True)):
@@ -68,10 +68,10 @@ class Decoder:
 
 
 class CachedDecoder(Decoder):
-    """Keeps what the model has read: a token costs one token's work, and on CUDA one graph launch.
+    """Decodes with a cache: each new token is one forward pass of one token, and on CUDA one graph launch.
 
-    A subclass says how windows are read (`_fill`), what one token costs (`_step`, without host work), and which counters
-    on the device a step moves.
+    A subclass defines how windows are read (`_fill`), the decode step (`_step`, without host work), and which counters
+    on the device a step advances.
     """
 
     counters: tuple[Tensor, ...]
@@ -83,7 +83,7 @@ class CachedDecoder(Decoder):
         self._fill(list(range(len(self.lengths))))
 
     def _open(self) -> None:
-        """Make room for what is kept."""
+        """Allocate the cache."""
         raise NotImplementedError
 
     def _fill(self, rows: list[int]) -> None:
@@ -91,7 +91,7 @@ class CachedDecoder(Decoder):
         raise NotImplementedError
 
     def _step(self, num_slots: int = 0) -> None:
-        """One decode step; the host may know how many slots are in use."""
+        """One decode step; `num_slots` is the number of slots in use where the host knows it."""
         raise NotImplementedError
 
     def advance(self) -> None:
@@ -109,8 +109,8 @@ class CachedDecoder(Decoder):
         self.lengths = [n + 1 for n in self.lengths]
 
     def _capture(self) -> None:
-        """Record the step as one CUDA graph. Rehearsals rewrite the same slots, so only counters and dice are put back."""
-        before, dice = [c.clone() for c in self.counters], self.generator.get_state()
+        """Capture the step as one CUDA graph. Warm-up steps rewrite the same slots; counters and generator are restored."""
+        before, rng = [c.clone() for c in self.counters], self.generator.get_state()
         graph = torch.cuda.CUDAGraph()
         try:
             side = torch.cuda.Stream()
@@ -125,7 +125,7 @@ class CachedDecoder(Decoder):
         except RuntimeError as error:
             torch.cuda.synchronize()
             self.why_not_captured = str(error).splitlines()[0]
-            self.generator = torch.Generator(self.generator.device)  # the old one would believe it is still being captured
+            self.generator = torch.Generator(self.generator.device)  # the old generator state would stay marked as being captured
         for counter, value in zip(self.counters, before, strict=True):
             counter.copy_(value)
-        self.generator.set_state(dice)
+        self.generator.set_state(rng)

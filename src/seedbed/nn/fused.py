@@ -1,4 +1,4 @@
-"""Norm and rotation of queries and keys as one operation on CUDA, opaque to the compiler.
+"""Norm and rotary embedding of queries and keys as one operation on CUDA, opaque to the compiler.
 
 B batch, T time, H query heads, K key heads, A = H + 2K all heads of a projection, D head width, F = D/2 angles.
 """
@@ -12,43 +12,43 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def can_norm_and_turn(qkv_BTAD: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
-    """Whether `NormAndTurn` takes these: on CUDA, one table for all rows of the batch, a head width that is a power of two."""
+def can_norm_and_rotate(qkv_BTAD: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
+    """Whether `NormAndRotate` supports these: CUDA, one table for all rows of the batch, a head width that is a power of two."""
     if not (HAS_TRITON and qkv_BTAD.is_cuda and qkv_BTAD.dtype in DTYPES):
         return False
     head_dim = qkv_BTAD.shape[-1]
     return rope[0].shape == (qkv_BTAD.shape[1], 1, head_dim // 2) and head_dim >= 2 and head_dim & (head_dim - 1) == 0
 
 
-class NormAndTurn(torch.autograd.Function):
-    """`apply_rope(rms_norm(...))` of queries and keys, and the values beside them, with one gradient for all three.
+class NormAndRotate(torch.autograd.Function):
+    """`apply_rope(rms_norm(...))` of queries and keys, and the values, with one gradient for all three.
 
-    Compiled code reads and writes as much again: it joins the three gradients after it has made them. Values stay a view, which
-    no custom operation may return; hence a function around two of them. Nothing is rounded between norm and rotation.
+    Compiled code needs twice the memory traffic: it concatenates the three gradients after it has made them. Values stay a
+    view, which no custom operation may return; hence an autograd function around two of them. Nothing is rounded in between.
     """
 
     @staticmethod
     def forward(ctx, qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(qkv_BTAD, cos_T1F, sin_T1F)
-        q_BTHD, k_BTKD = norm_and_turn(qkv_BTAD, cos_T1F, sin_T1F, kv_heads)
+        q_BTHD, k_BTKD = norm_and_rotate(qkv_BTAD, cos_T1F, sin_T1F, kv_heads)
         return q_BTHD, k_BTKD, qkv_BTAD[:, :, -kv_heads:]
 
     @staticmethod
     def backward(ctx, dq_BTHD: Tensor, dk_BTKD: Tensor, dv_BTKD: Tensor) -> tuple[Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return norm_and_turn_backward(dq_BTHD, dk_BTKD, dv_BTKD, *ctx.saved_tensors), None, None, None
+        return norm_and_rotate_backward(dq_BTHD, dk_BTKD, dv_BTKD, *ctx.saved_tensors), None, None, None
 
 
-@torch.library.custom_op("seedbed::norm_and_turn", mutates_args=())
-def norm_and_turn(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
-    """Normed and turned queries (B, T, H, D) and keys (B, T, K, D)."""
+@torch.library.custom_op("seedbed::norm_and_rotate", mutates_args=())
+def norm_and_rotate(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
+    """Normed and rotated queries (B, T, H, D) and keys (B, T, K, D)."""
     from seedbed.nn import kernels
 
     q_BTHD, k_BTKD = _queries_and_keys(qkv_BTAD, kv_heads)
-    kernels.norm_and_turn((qkv_BTAD.contiguous(), cos_T1F.contiguous(), sin_T1F.contiguous()), (q_BTHD, k_BTKD))
+    kernels.norm_and_rotate((qkv_BTAD.contiguous(), cos_T1F.contiguous(), sin_T1F.contiguous()), (q_BTHD, k_BTKD))
     return q_BTHD, k_BTKD
 
 
-@norm_and_turn.register_fake
+@norm_and_rotate.register_fake
 def _(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
     return _queries_and_keys(qkv_BTAD, kv_heads)
 
@@ -59,19 +59,19 @@ def _queries_and_keys(qkv_BTAD: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
     return q_BTHD, qkv_BTAD.new_empty(batch, length, kv_heads, head_dim)
 
 
-@torch.library.custom_op("seedbed::norm_and_turn_backward", mutates_args=())
-def norm_and_turn_backward(
+@torch.library.custom_op("seedbed::norm_and_rotate_backward", mutates_args=())
+def norm_and_rotate_backward(
     dq_BTHD: Tensor, dk_BTKD: Tensor, dv_BTKD: Tensor, qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor
 ) -> Tensor:
-    """The gradient of the whole projection, from those of queries, keys and values in whatever order they lie."""
+    """The gradient of the projection from those of queries, keys and values, which may have any strides."""
     from seedbed.nn import kernels
 
     dqkv_BTAD = torch.empty(qkv_BTAD.shape, dtype=qkv_BTAD.dtype, device=qkv_BTAD.device)
     given = (qkv_BTAD.contiguous(), cos_T1F.contiguous(), sin_T1F.contiguous())
-    kernels.norm_and_turn_backward((dq_BTHD, dk_BTKD, dv_BTKD), given, dqkv_BTAD)
+    kernels.norm_and_rotate_backward((dq_BTHD, dk_BTKD, dv_BTKD), given, dqkv_BTAD)
     return dqkv_BTAD
 
 
-@norm_and_turn_backward.register_fake
+@norm_and_rotate_backward.register_fake
 def _(dq_BTHD: Tensor, dk_BTKD: Tensor, dv_BTKD: Tensor, qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor) -> Tensor:
     return qkv_BTAD.new_empty(qkv_BTAD.shape)

@@ -1,4 +1,4 @@
-"""The addition of a gated branch and the modulated norm behind it as one operation on CUDA, opaque to the compiler.
+"""The addition of a gated branch and the modulated norm after it as one operation on CUDA, opaque to the compiler.
 
 B batch, T tokens, D width, M vectors of a modulation (a gate where there is a branch, a shift, a scale), S spans of tokens.
 """
@@ -9,12 +9,12 @@ from torch import Tensor
 from seedbed.nn.fused import DTYPES, HAS_TRITON
 
 MAX_WIDTH = 2048
-# Until they have been seen to compute something else than plain code does on this machine.
+# False once the kernels have given other results than plain code on this machine.
 trusted = True
 
 
 def can_gate_and_norm(x_BTD: Tensor, branch_BTD: Tensor | None, vectors_BMD: Tensor) -> bool:
-    """Whether `gate_and_norm` takes these: on CUDA, all of one dtype that it knows, and not too wide for registers."""
+    """Whether `gate_and_norm` supports these: CUDA, all of one supported dtype, and not too wide for registers."""
     if not (trusted and HAS_TRITON and x_BTD.is_cuda and x_BTD.dtype in DTYPES):
         return False
     if x_BTD.ndim != 3 or x_BTD.shape[2] > MAX_WIDTH:
@@ -25,7 +25,7 @@ def can_gate_and_norm(x_BTD: Tensor, branch_BTD: Tensor | None, vectors_BMD: Ten
 
 @torch.library.custom_op("seedbed::gate_and_norm", mutates_args=())
 def gate_and_norm(x_BTD: Tensor, branch_BTD: Tensor | None, vectors_BMD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sum (none without a branch), its modulated norm, and what every token was multiplied by for it, in float32."""
+    """The sum (empty without a branch), its modulated norm, and every token's norm factor in float32."""
     from seedbed.nn import gated_kernels
 
     out = _sum_norm_rates(x_BTD, branch_BTD, vectors_BMD)
@@ -66,18 +66,18 @@ def _gradients(
 
 def _keep(ctx, inputs: tuple[Tensor, Tensor | None, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
     x_BTD, branch_BTD, vectors_BMD = inputs
-    ctx.set_materialize_grads(False)  # the last norm's sum has no gradient, nor have the rates
+    ctx.set_materialize_grads(False)  # the last norm's sum has no gradient, nor have the norm factors
     ctx.save_for_backward(x_BTD if branch_BTD is None else output[0], branch_BTD, vectors_BMD, output[2])
 
 
 def _backward(
     ctx, dsum_BTD: Tensor | None, dy_BTD: Tensor | None, drates_BT: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    assert drates_BT is None, "the rates are for the backward pass alone"
-    sum_BTD, branch_BTD, vectors_BMD, rates_BT = ctx.saved_tensors  # once: what is recomputed is handed out once
+    assert drates_BT is None, "the norm factors are for the backward pass only"
+    sum_BTD, branch_BTD, vectors_BMD, rates_BT = ctx.saved_tensors  # once: activation checkpointing gives them out once
     dy_BTD = torch.zeros_like(sum_BTD) if dy_BTD is None else dy_BTD
     dx_BTD, dbranch_BTD, parts_BSMD = gate_and_norm_backward(dsum_BTD, dy_BTD, sum_BTD, branch_BTD, vectors_BMD, rates_BT)
-    # Summed out here, where the compiler sees it: it writes the sums to where the gradient of all modulations is collected.
+    # Summed here, where the compiler sees it: it writes the sums directly into the gradient of all modulations.
     return dx_BTD, None if branch_BTD is None else dbranch_BTD, parts_BSMD.sum(1).to(vectors_BMD.dtype)
 
 

@@ -1,4 +1,4 @@
-"""The gated addition and the modulated norm in Triton, imported only where there is a CUDA device to run them.
+"""The gated addition and the modulated norm in Triton; imported only on CUDA.
 
 B batch, T tokens, D width, M vectors of a modulation, S spans of tokens; in a program R tokens at a time.
 """
@@ -9,13 +9,13 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from seedbed.nn.norms import EPS
+from seedbed.nn.layers import EPS
 
 EPSILON = tl.constexpr(EPS)
 
 
 class Tiles(NamedTuple):
-    """Numbers that one program takes at a time, its warps, how many loads are under way, and about how many programs."""
+    """Elements per iteration of a program, its warps, its pipeline stages, and the approximate number of programs."""
 
     numbers: int
     warps: int
@@ -32,40 +32,40 @@ Three = tuple[Tensor, Tensor, Tensor]
 def forward(x_BTD: Tensor, branch_BTD: Tensor | None, vectors_BMD: Tensor, out: Three) -> None:
     """Fill the sum (only where there is a branch), its modulated norm and each token's rate; the last three are contiguous."""
     gated = branch_BTD is not None
-    rows = _in_pieces(x_BTD, branch_BTD if gated else x_BTD)
+    rows = _contiguous_rows(x_BTD, branch_BTD if gated else x_BTD)
     _launch(_gate_and_norm, FORWARD, x_BTD, rows, vectors_BMD, out, gated=gated)
 
 
 def backward(dsum_BTD: Tensor | None, dy_BTD: Tensor, kept: tuple[Tensor, Tensor | None, Tensor, Tensor], out: Three) -> None:
     """Fill the gradients of stream and branch (where there is one) and the parts (B, S, M, D) of that of the vectors.
 
-    `kept` are the sum, the branch, the vectors and the rates; no `dsum_BTD` means that nobody used the sum.
+    `kept` are the sum, the branch, the vectors and the norm factors; `dsum_BTD` is None where the sum was not used.
     """
     sum_BTD, branch_BTD, vectors_BMD, rates_BT = kept
     gated = branch_BTD is not None
     given = (sum_BTD, dy_BTD, dy_BTD if dsum_BTD is None else dsum_BTD, branch_BTD if gated else sum_BTD)
-    rows = _in_pieces(*given)
+    rows = _contiguous_rows(*given)
     out_and_rates = (*out, rates_BT)
     _launch(_gate_and_norm_back, BACKWARD, sum_BTD, rows, vectors_BMD, out_and_rates, gated=gated, followed=dsum_BTD is not None)
 
 
 def num_spans(batch: int, length: int, width: int) -> int:
-    """Into how many parts the tokens of an image are cut for the backward pass."""
+    """The number of spans into which the tokens of an image are split for the backward pass."""
     return triton.cdiv(length, _span(BACKWARD, batch, length, _held(BACKWARD, width)))
 
 
-def _in_pieces(*rows: Tensor) -> tuple[Tensor, ...]:
-    """As they are, if every token lies in one piece."""
+def _contiguous_rows(*rows: Tensor) -> tuple[Tensor, ...]:
+    """The tensors with every token contiguous; unchanged where they are."""
     return tuple(x if x.stride(2) == 1 else x.contiguous() for x in rows)
 
 
 def _held(tiles: Tiles, width: int) -> int:
-    """How many tokens a program takes at a time."""
+    """Tokens per iteration of a program."""
     return max(1, tiles.numbers // triton.next_power_of_2(width))
 
 
 def _span(tiles: Tiles, batch: int, length: int, held: int) -> int:
-    """How many tokens a program takes in all: a whole number of times what it takes at a time."""
+    """Tokens per program: a multiple of those per iteration."""
     per_image = max(1, tiles.programs // batch)
     return triton.cdiv(triton.cdiv(length, per_image), held) * held
 
@@ -77,7 +77,7 @@ def _launch(kernel, tiles: Tiles, like: Tensor, rows: tuple[Tensor, ...], vector
     span = _span(tiles, batch, length, held)
     spans = triton.cdiv(length, span)
     sizes = {"width": width, "block": triton.next_power_of_2(width), "held": held, "stages": tiles.stages}
-    # Products and sums may become one operation: newer versions of Triton want to be asked.
+    # Allow fused multiply-add: newer versions of Triton need the option.
     options = {"num_warps": tiles.warps, "enable_fp_fusion": True}
     strides = tuple(x.stride()[:2] for x in (*rows, vectors))
     kernel[(batch * spans,)](rows, vectors, strides, out, (length, span, spans), **how, **sizes, **options)
@@ -88,7 +88,7 @@ def _gate_and_norm(
     rows, vectors, strides, out, lengths, gated: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, held: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    # Rows: the stream and the branch. Out: their sum, its modulated norm, the rates.
+    # Rows: the stream and the branch. Out: their sum, its modulated norm, the norm factors.
     image, before, first, last = _place(lengths)
     gate_D, shift_D, scale_D = _vectors(vectors, strides[2], image, gated, width, block)
     rates = out[2] + before
@@ -99,7 +99,7 @@ def _gate_and_norm(
             x_RD += gate_D * _get(rows[1], strides[1], image, row_R1, last, width, block).to(tl.float32)
             narrow_RD = x_RD.to(out[0].dtype.element_ty)
             _put(out[0], before, row_R1, last, narrow_RD, width, block)
-            x_RD = narrow_RD.to(tl.float32)  # the norm is of what is kept
+            x_RD = narrow_RD.to(tl.float32)  # the norm is of the rounded sum
         rate_R1 = 1.0 / tl.sqrt(tl.sum(x_RD * x_RD, 1, keep_dims=True) / width + EPSILON)
         tl.store(rates + row_R1, rate_R1, mask=row_R1 < last)
         _put(out[1], before, row_R1, last, x_RD * rate_R1 * (1.0 + scale_D) + shift_D, width, block)
@@ -110,8 +110,8 @@ def _gate_and_norm_back(
     rows, vectors, strides, out, lengths, gated: tl.constexpr, followed: tl.constexpr,
     width: tl.constexpr, block: tl.constexpr, held: tl.constexpr, stages: tl.constexpr,
 ):  # fmt: skip
-    # Rows: the sum, the gradients of its norm and of itself, the branch. Out: the gradients of stream and branch, the parts of
-    # that of the vectors; and the rates, which are read.
+    # Rows: the sum, the gradients of its norm and of itself, the branch. Out: the gradients of stream and branch, the partial
+    # gradients of the vectors; and the norm factors, which are read.
     image, before, first, last = _place(lengths)
     gate_D, _, scale_D = _vectors(vectors, strides[4], image, gated, width, block)
     rates = out[3] + before
@@ -120,7 +120,7 @@ def _gate_and_norm_back(
     dscale_RD = tl.zeros((held, block), tl.float32)
     for start in tl.range(first, last, held, num_stages=stages):
         row_R1 = start + tl.arange(0, held)[:, None]
-        # All that is read is asked for before the sum over a token, for which its warps wait.
+        # All loads are issued before the reduction over a token, which synchronises the warps.
         x_RD = _get(rows[0], strides[0], image, row_R1, last, width, block)
         dy_RD = _get(rows[1], strides[1], image, row_R1, last, width, block).to(tl.float32)
         if followed:
@@ -130,7 +130,7 @@ def _gate_and_norm_back(
         rate_R1 = tl.load(rates + row_R1, mask=row_R1 < last, other=0.0)
         normed_RD = x_RD.to(tl.float32) * rate_R1
         slope_RD = dy_RD * (1.0 + scale_D)
-        # Less what would only change the length, which the norm has taken away.
+        # Minus the component along the token, which the norm removes.
         along_R1 = tl.sum(slope_RD * normed_RD, 1, keep_dims=True) / width
         d_RD = rate_R1 * (slope_RD - normed_RD * along_R1)
         if followed:
@@ -152,7 +152,7 @@ def _gate_and_norm_back(
 
 @triton.jit
 def _place(lengths):
-    # The image of this program, the tokens before it, and in it the program's first token and the one behind its last.
+    # The image of this program, the tokens before the image, and the program's first token and end within it.
     length, span, spans = lengths
     image = (tl.program_id(0) // spans).to(tl.int64)
     first = tl.program_id(0) % spans * span

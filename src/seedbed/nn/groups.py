@@ -1,4 +1,4 @@
-"""What a parameter is to an optimizer, said where the parameter is made."""
+"""Declares how an optimizer treats a parameter, where the parameter is created."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ KINDS = ("matrix", "embed", "head", "scalar")
 
 @dataclass(frozen=True)
 class Declaration:
-    """A parameter's kind, its own learning-rate factor, whether it decays (None: by kind) and the matrices stacked in it."""
+    """A parameter's kind, learning-rate factor, weight decay (None: by kind) and the heights of matrices fused in it."""
 
     kind: str
     lr_scale: float = 1.0

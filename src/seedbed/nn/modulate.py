@@ -1,4 +1,4 @@
-"""A condition that acts on every token: time as sines, and shifts, scales and gates for all layers from one product.
+"""adaLN conditioning: time as sines, and shifts, scales and gates for all layers from one matrix product.
 
 B batch, N tokens, C width, M vectors of a modulation, F features of a time.
 """
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from seedbed.nn import gated
 from seedbed.nn.groups import declare
 from seedbed.nn.init import fill_, normal_
-from seedbed.nn.norms import rms_norm, widen
+from seedbed.nn.layers import rms_norm, widen
 
 TIME_PERIOD = 10_000.0
 
 
 def time_features(time_B: Tensor, num: int, scale: float) -> Tensor:
-    """(B, F) cosines and sines of `scale` times t. Without a scale, times in [0, 1] look all alike: one direction of F."""
+    """(B, F) cosines and sines of `scale` times t. Without a scale, times in [0, 1] give nearly parallel vectors."""
     assert num % 2 == 0, f"cosines and sines come in pairs, not {num}"
     half = num // 2
     wide_B = widen(time_B)
@@ -32,7 +32,7 @@ def time_features(time_B: Tensor, num: int, scale: float) -> Tensor:
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
-    """No autocast within: for the few products per image whose rounding every pixel would see."""
+    """Disables autocast: for the few products per image whose rounding would affect every pixel."""
     if device.type == "meta":  # which has no autocast
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
@@ -58,7 +58,7 @@ class TimeEmbedding(nn.Module):
 
 
 class Modulation(nn.Module):
-    """From a condition to `num` vectors of the model's width, in one product for all layers; all zero at birth."""
+    """Maps a condition to `num` vectors of the model's width, in one product for all layers; zero at initialisation."""
 
     def __init__(self, width: int, num: int) -> None:
         super().__init__()
@@ -71,18 +71,18 @@ class Modulation(nn.Module):
         fill_(self.linear.bias, 0.0)
 
     def forward(self, condition_BC: Tensor) -> Tensor:
-        """All vectors (B, num, C): shifts, scales and gates in the order in which they are used."""
+        """All vectors (B, num, C): shifts, scales and gates in order of use."""
         return self.linear(F.silu(condition_BC)).unflatten(-1, (self.num, -1))
 
 
 def modulated_norm(x_BNC: Tensor, shift_B1C: Tensor, scale_B1C: Tensor) -> Tensor:
-    """The root-mean-square norm of every token, times 1 + scale, plus shift: one pass when compiled."""
+    """RMS norm of every token, times 1 + scale, plus shift: one pass when compiled."""
     wide = rms_norm(widen(x_BNC))
     return torch.addcmul(widen(shift_B1C), wide, 1.0 + widen(scale_B1C)).to(x_BNC.dtype)
 
 
 def gate_and_norm(x_BNC: Tensor, branch_BNC: Tensor | None, vectors_BMC: Tensor) -> tuple[Tensor, Tensor]:
-    """The stream with the gated branch added, and the modulated norm of that: where there is a kernel, in one pass.
+    """The residual stream with the gated branch added, and its modulated norm; in one pass where there is a kernel.
 
     The vectors are gate, shift and scale; without a branch, only the last two.
     """
@@ -101,13 +101,13 @@ def _plain(x_BNC: Tensor, branch_BNC: Tensor | None, vectors_BMC: Tensor) -> tup
 
 @functools.cache
 def try_gate_and_norm(width: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Let the kernels show once, on this device, that they compute what plain code does; where they do not, they are not used.
+    """Compare the kernels once with plain code on this device; they are not used where they differ.
 
-    Not to be called from compiled code.
+    Must not be called from compiled code.
     """
-    dice = torch.Generator(device).manual_seed(0)
+    rng = torch.Generator(device).manual_seed(0)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-        given = [torch.randn(2, rows, width, generator=dice, device=device, dtype=dtype) for rows in (7, 7, 3)]
+        given = [torch.randn(2, rows, width, generator=rng, device=device, dtype=dtype) for rows in (7, 7, 3)]
         if not gated.can_gate_and_norm(*given):
             return
         try:
@@ -115,7 +115,7 @@ def try_gate_and_norm(width: int, dtype: torch.dtype, device: torch.device) -> N
             limit = 1e-4 if dtype == torch.float32 else 3e-2
             gated.trusted = all(((a.float() - b).norm() <= limit * b.norm()).item() for a, b in pairs)
             why = "differs from plain code"
-        except Exception as error:  # Triton has errors of its own
+        except Exception as error:  # Triton raises its own errors
             gated.trusted, why = False, f"does not run: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
     if not gated.trusted:
         warnings.warn(f"the kernel for gated norms {why}; plain code takes its place, somewhat slower", stacklevel=2)

@@ -1,4 +1,4 @@
-"""Images to rows of patches and back, by moving numbers only. B batch, C channels, H W pixels, N patches, K = C p p."""
+"""Images to rows of patches and back, exactly. B batch, C channels, H W pixels, N patches, K = C p p."""
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ def patchify(x_BCHW: Tensor, patch: int) -> Tensor:
 
 
 def depatchify(x_BNK: Tensor, patch: int, height: int, width: int) -> Tensor:
-    """The image that `patchify` took apart, bit for bit."""
+    """The inverse of `patchify`, bit for bit."""
     rows, columns = grid_of(height, width, patch)
     x = x_BNK.reshape(len(x_BNK), rows, columns, -1, patch, patch)
     return x.permute(0, 3, 1, 4, 2, 5).reshape(len(x_BNK), -1, height, width)

@@ -1,12 +1,12 @@
 """Positions in two dimensions: axial rotary angles and fixed sine-cosine features. N patches, D head width, C width.
 
-The rotary table has the form of `nn.rope.rope_table`, so that the same code turns queries and keys by it.
+The rotary table has the form of `nn.positions.rope_table`, so that the same code turns queries and keys by it.
 """
 
 import torch
 from torch import Tensor
 
-from seedbed.nn.rope import Rope, rope_table
+from seedbed.nn.positions import Rope, rope_table
 
 SINCOS_PERIOD = 10_000.0
 
@@ -25,8 +25,8 @@ def axial_table(places_N2: Tensor, head_dim: int, base: float) -> Rope:
     return cos, sin
 
 
-def with_unturned(rope: Rope, num: int) -> Rope:
-    """The table with `num` further tokens that stand nowhere: they are not turned."""
+def with_unrotated(rope: Rope, num: int) -> Rope:
+    """The table with `num` further tokens that have no position and are not rotated."""
     cos, sin = rope
     shape = (num, *cos.shape[1:])
     return torch.cat((cos, cos.new_ones(shape))), torch.cat((sin, sin.new_zeros(shape)))

@@ -1,4 +1,4 @@
-"""Drawing the next token from logits, and where a window over a growing text begins. B rows, V vocabulary."""
+"""Sampling of the next token from logits, and the start of the context window. B rows, V vocabulary."""
 
 import math
 from dataclasses import dataclass
@@ -50,5 +50,5 @@ def _nucleus_floor(logits_BV: Tensor, top_p: float) -> Tensor:
 
 
 def window_start(start: int, num_tokens: int, context: int) -> int:
-    """Where the model's window begins once a row holds `num_tokens`; a full window is cut to its last half."""
+    """Where the context window begins when a row holds `num_tokens`; a full window is reduced to its last half."""
     return start if num_tokens - start <= context else num_tokens - max(1, context // 2)

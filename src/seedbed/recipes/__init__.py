@@ -1,32 +1,37 @@
-"""Recipes by name: the packages in this folder, and any Python file of the user's that is written the same way."""
+"""Recipes by name: the packages in this folder, and Python files of the user's with the same functions."""
 
 import importlib
-import os
 import pkgutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
+from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
+    from seedbed import trust
     from seedbed.data.feed import Data
+    from seedbed.data.kinds import DatasetKind
     from seedbed.train.system import System
+
+
+# The folder of a run with the part of its data that inference needs.
+INFERENCE = "inference"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A system that can be trained: its presets at once, its data and model when they are asked for."""
+    """A recipe: its presets are loaded at once, its data and model on first use."""
 
     name: str
     presets: dict[str, Callable[[], Config]]
     _module: Callable[[str], ModuleType] = field(repr=False)
     _files: tuple[Path, ...] = ()
+    code: "trust.Code | None" = field(default=None, repr=False)  # of a user's own file
 
     def preset(self, name: str | None) -> Config:
         """The config of a preset; there is no default, so that no run starts by accident."""
@@ -37,16 +42,41 @@ class Recipe:
     def open_data(self, config: Config) -> "Data":
         from seedbed.data.feed import limited
 
-        return limited(self._function("data", "open_data")(config), config.limit)
+        return limited(self.function("data", "open_data")(config), config.limit)
+
+    def save_inference_data(self, data: "Data", run: Path) -> None:
+        """Save the part of the data that inference needs with a run, by the recipe's `save_inference_data(data, folder)`."""
+        if found := getattr(self._module("data"), "save_inference_data", None):
+            found(data, run / INFERENCE)
+
+    def open_inference_data(self, config: Config, run: Path) -> "Data | None":
+        """The data saved with a run; None for older runs, and for recipes whose inference needs all data."""
+        found = getattr(self._module("data"), "open_inference_data", None)
+        return found(config, run / INFERENCE) if found and (run / INFERENCE).is_dir() else None
 
     def build(self, config: Config, data: "Data") -> "System":
-        return self._function("system", "build")(config, data)
+        return self.function("system", "build")(config, data)
+
+    def check_settings(self, config: Config) -> dict[str, Any]:
+        """The settings of a small copy of a config, by key, from the recipe's `check_settings(config)`."""
+        found = getattr(self._module("presets"), "check_settings", None)
+        return found(config) if found else {}
+
+    @property
+    def is_playable(self) -> bool:
+        """Whether its System is Playable, by `PLAYABLE` of its presets: pages ask without loading torch."""
+        return getattr(self._module("presets"), "PLAYABLE", False)
+
+    def check_data(self, config: Config, data: "Data") -> "Data":
+        """The data of a small copy, made from the open data where the recipe has `check_data(config, data)`."""
+        found = getattr(self._module("data"), "check_data", None)
+        return found(config, data) if found else self.open_data(config)
 
     def files(self) -> list[Path]:
-        """The source files, for whoever wants to show or hash them."""
+        """The source files, to show or hash them."""
         return list(self._files)
 
-    def _function(self, module: str, name: str) -> Callable[..., Any]:
+    def function(self, module: str, name: str) -> Callable[..., Any]:
         found = getattr(self._module(module), name, None)
         if found is None:
             raise UserError(
@@ -61,11 +91,23 @@ def names() -> list[str]:
     return sorted(name for name in found if (Path(__path__[0]) / name / "presets.py").is_file())
 
 
+def dataset_kinds() -> "dict[str, DatasetKind]":
+    """The dataset kinds that recipes register in their `dataset.py`, by name."""
+    from seedbed.data.kinds import KINDS
+
+    for name in names():
+        if (Path(__path__[0]) / name / "dataset.py").is_file():
+            importlib.import_module(f"{__name__}.{name}.dataset")
+    return KINDS
+
+
 def find(name: str) -> tuple[Recipe, str | None]:
     """`gpt/demo`, `gpt`, `path/to/file.py` or `path/to/file.py:preset`: the recipe, and the preset if it is settled."""
-    path, colon, preset = name.partition(".py:")
-    if colon or name.endswith(".py"):
-        recipe = _from_file(Path(path + ".py" if colon else name))
+    _, _, preset = name.partition(".py:")
+    if is_file_name(name):
+        from seedbed.recipes import user_files
+
+        recipe = user_files.load_recipe(saved_code(name))
     else:
         title, _, preset = name.partition("/")
         recipe = _from_package(_one_of(title, names(), f"there is no recipe {title!r}"))
@@ -74,21 +116,100 @@ def find(name: str) -> tuple[Recipe, str | None]:
     return recipe, next(iter(recipe.presets)) if len(recipe.presets) == 1 else None
 
 
-def find_saved(name: str, root: Path) -> Recipe:
-    """The recipe that a file below `root` names. Nothing that came with such a folder is run because the folder says so."""
-    if name.endswith(".py") or ".py:" in name:
-        path, home = Path(name), root.resolve()
-        inside = path.resolve().is_relative_to(home) and path.resolve().parent != home
-        if not path.is_absolute() or inside:
-            raise UserError(
-                f"{root} names the recipe file {name}, which came with it and would be run as a program\n"
-                "if you have read and trust it, copy it elsewhere and correct `recipe` in config.json"
-            )
-    return find(name)[0]
+def find_saved(name: str, folder: Path) -> Recipe:
+    """The recipe that a run's or a sweep's folder names. A file must have been trained from here, or be trusted."""
+    if not is_file_name(name):
+        return find(name)[0]
+    from seedbed import trust
+    from seedbed.recipes import user_files
+
+    code = saved_code(name)
+    trust.require(code, folder, _trusting(folder))
+    return user_files.load_recipe(code)
+
+
+def open_saved(facts: dict[str, Any], folder: Path) -> tuple[Recipe, Config]:
+    """Recipe and config of a run by its config.json: the only way from a run folder to code, which must be trusted."""
+    recipe = find_saved(facts["recipe"], folder)
+    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
+    require_trusted(config, folder)
+    return recipe, config
+
+
+def require_trusted(config: Config, folder: Path) -> None:
+    """Refuse functions that the settings in a folder name and the user has neither trained with nor confirmed."""
+    for code in _functions(config):
+        from seedbed import trust
+
+        trust.require(code, folder, _trusting(folder))
+
+
+def confirm_saved(facts: dict[str, Any]) -> "list[trust.Code]":
+    """Trust the code that a run or a sweep names, at the user's request; returns what that is."""
+    from seedbed import trust
+
+    found = [saved_code(facts["recipe"])] if is_file_name(facts["recipe"]) else []
+    for code in found:
+        trust.record(code, "confirmed")
+    if "config" in facts:
+        recipe = find(facts["recipe"])[0]
+        found += confirm_functions(configs.from_json(recipe.preset(facts["preset"]), facts["config"]))
+    return found
+
+
+def confirm_functions(config: Config) -> "list[trust.Code]":
+    """Trust the functions that settings name, at the user's request."""
+    from seedbed import trust
+
+    found = _functions(config)
+    for code in found:
+        trust.record(code, "confirmed")
+    return found
+
+
+def remember(recipe: Recipe, config: Config) -> None:
+    """Trust what the user named for training, so that the run can be used later."""
+    for code in named_code(recipe, config):
+        from seedbed import trust
+
+        trust.record(code, "trained")
+
+
+def named_code(recipe: Recipe, config: Config) -> "list[trust.Code]":
+    """All code outside the package that is executed for these settings."""
+    return [*([recipe.code] if recipe.code else []), *_functions(config)]
+
+
+def saved_code(name: str) -> "trust.Code":
+    """The recipe file that would be executed, by the name in a run folder."""
+    from seedbed import trust
+    from seedbed.recipes import user_files
+
+    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+    return trust.inspect(path, user_files.source_of(path))
+
+
+def is_file_name(name: str) -> bool:
+    return name.endswith(".py") or ".py:" in name
+
+
+def _functions(config: Config) -> "list[trust.Code]":
+    """The modules of functions that settings name; most name none."""
+    names = list(configs.function_names(config))
+    if not names:
+        return []
+    from seedbed import trust
+
+    return [trust.inspect_module(name.partition(":")[0]) for name in names]
+
+
+def _trusting(folder: Path) -> str:
+    verb = "sweep --join" if (folder / "sweep.json").is_file() else "sample"
+    return f"seedbed {verb} {folder.name} --trust"
 
 
 def describe(name: str) -> dict[str, str]:
-    """Preset to the first line of its docstring; a recipe that does not load says so instead of hiding the others."""
+    """Preset to the first line of its docstring; for a recipe that does not load, the error."""
     try:
         recipe, _ = find(name)
     except Exception as error:
@@ -97,16 +218,14 @@ def describe(name: str) -> dict[str, str]:
 
 
 def place_in_user_file(error: BaseException) -> str | None:
-    """Where in a recipe of the user's own an error arose, as file:line; None when it passed through no such file."""
-    import traceback
+    """Where in the user's recipe file an error arose, as file:line; None when it did not pass through one."""
+    from seedbed.recipes import user_files
 
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f"{frame.filename}:{frame.lineno}" for frame in frames if Path(frame.filename) in _loaded]
-    return places[-1] if places else None
+    return user_files.place_of(error)
 
 
 def _one_of(wanted: str, known: Any, problem: str) -> str:
-    """`wanted` as it is known, dashes and underscores being the same; or an error with the nearest names and all of them."""
+    """The known name that equals `wanted`, with dashes equal to underscores; or an error with the nearest names and all."""
     name = wanted.replace("_", "-") if wanted not in known else wanted
     if name in known:
         return name
@@ -122,11 +241,11 @@ def _from_package(name: str) -> Recipe:
         return importlib.import_module(f"{__name__}.{name}.{part}")
 
     folder = Path(__path__[0]) / name
-    return Recipe(name, _presets(module("presets")), module, tuple(sorted(folder.glob("*.py"))))
+    return Recipe(name, presets_of(module("presets")), module, tuple(sorted(folder.glob("*.py"))))
 
 
-def _presets(module: ModuleType) -> dict[str, Callable[[], Config]]:
-    """Public functions made in this module and annotated `-> Config`, in the order of the file."""
+def presets_of(module: ModuleType) -> dict[str, Callable[[], Config]]:
+    """Public functions defined in this module and annotated `-> Config`, in the order of the file."""
     return {
         name.replace("_", "-"): value
         for name, value in vars(module).items()
@@ -143,68 +262,3 @@ def _gives_config(value: Any, module: ModuleType) -> bool:
             found = getattr(found, part, None)
         kind = found
     return isinstance(kind, type) and issubclass(kind, Config)
-
-
-class _FreshLoader(SourceFileLoader):
-    """Reads the source every time: a cached .pyc is keyed by whole seconds, and a recipe may be edited within one."""
-
-    def path_stats(self, path: str) -> Any:
-        raise OSError
-
-
-_loaded: dict[Path, tuple[bytes, ModuleType]] = {}
-
-
-def _from_file(path: Path) -> Recipe:
-    source = _source(path)
-    try:
-        content = source.read_bytes()
-    except OSError as error:
-        raise UserError(f"recipe file {path} cannot be read: {error.strerror}") from None
-    path, source = path.resolve(), source.resolve()
-    # The same file gives the same module, or one config would not be an instance of the other's class.
-    if source not in _loaded or _loaded[source][0] != content:
-        _loaded[source] = (content, _load(path, source))
-    module = _loaded[source][1]
-    presets = _presets(module)
-    if not presets:
-        raise UserError(f"{path.name} has no preset: write a function annotated `-> Config` that returns one")
-    return Recipe(str(path), presets, lambda part: module, (source,))
-
-
-def _source(path: Path) -> Path:
-    """The file to read: a job of a cluster holds to the copy from when it was submitted, however the file is edited since."""
-    kept = os.environ.get("SEEDBED_CODE")
-    copy = Path(kept, "files", *path.resolve().parts[1:]) if kept else path
-    return copy if copy.is_file() else path
-
-
-def _load(path: Path, source: Path) -> ModuleType:
-    import hashlib
-    import importlib.util
-
-    name = f"seedbed_recipe_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, source, loader=_FreshLoader(name, str(source)))
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent) not in sys.path:
-        # At the end, so that a helper module beside the recipe is found and nothing else is hidden by it.
-        sys.path.append(str(path.parent))
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        _explain(error, source)
-    return module
-
-
-def _explain(error: BaseException, path: Path) -> NoReturn:
-    """An error while the user's file was loading, as one line with the place in that file."""
-    import traceback
-
-    reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        raise UserError(f"{path}:{error.lineno}: {error.msg}") from None
-    places = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    raise UserError(f"{path}{f':{places[-1]}' if places else ''}: {reason}") from None

@@ -1,10 +1,11 @@
-"""The workbench: which address leads to which page or to which values. Everything but notes is read only."""
+"""The workbench: routes of pages and JSON endpoints. Everything but notes is read-only."""
 
 import contextlib
 import functools
 import importlib.util
 import json
 import math
+import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +15,16 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from seedbed.errors import UserError
+from seedbed.report import journal
 from seedbed.serve import files, views
 from seedbed.serve.live import Live
-from seedbed.serve.shelf import Shelf, is_name
-from seedbed.serve.talk import Talks
-from seedbed.track import journal
+from seedbed.serve.messages import Json
+from seedbed.serve.playground import Playground
+from seedbed.serve.run_index import RunIndex, is_name
 
 STATIC = Path(__file__).parent / "static"
 MAX_COMPARED, MAX_KEYS = 24, 40
@@ -30,42 +32,42 @@ _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 
 def workbench(root: Path) -> Starlette:
-    """The whole page over one runs folder, to be put behind the doors."""
-    shelf = Shelf(root)
-    live, talks = Live(shelf), Talks(shelf)
+    """The web application of one runs folder, without authentication."""
+    index = RunIndex(root)
+    live, playground = Live(index), Playground(index)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(talks.tend)
+            tasks.start_soon(playground.stop_idle)
             yield
             tasks.cancel_scope.cancel()
-        await talks.close()
+        await playground.close()
 
     routes: list[BaseRoute] = [
         *(Route(path, _page) for path in ("/", "/journal", "/compare")),
-        *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, shelf, kind)) for kind in ("run", "sweep", "talk")),
-        Route("/api/runs", _reading(lambda request: _listing(shelf))),
-        Route("/api/runs/{name}", _of_run(shelf, views.run_page)),
-        Route("/api/runs/{name}/samples", _of_run(shelf, views.samples)),
-        Route("/api/runs/{name}/console", _of_run(shelf, views.console)),
-        Route("/api/runs/{name}/series", _reading(lambda request: _series(shelf, request))),
-        Route("/api/runs/{name}/note", functools.partial(_note, shelf), methods=["POST"]),
-        Route("/api/compare", _reading(lambda request: views.compare(shelf, _names(shelf, request)))),
-        Route("/api/sweeps/{name}", _reading(lambda request: _sweep(shelf, request))),
-        Route("/api/journal", _reading(lambda request: views.journal_page(shelf))),
-        Route("/files/{kind}/{name}/{path:path}", functools.partial(_file, shelf)),
+        *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, index, kind)) for kind in ("run", "sweep", "playground")),
+        Route("/api/runs", _reading(lambda request: _listing(index))),
+        Route("/api/runs/{name}", _of_run(index, views.run_page)),
+        Route("/api/runs/{name}/samples", _of_run(index, views.samples)),
+        Route("/api/runs/{name}/console", _of_run(index, views.console)),
+        Route("/api/runs/{name}/series", _reading(lambda request: _series(index, request))),
+        Route("/api/runs/{name}/note", functools.partial(_note, index), methods=["POST"]),
+        Route("/api/compare", _reading(lambda request: views.compare(index, _names(index, request)))),
+        Route("/api/sweeps/{name}", _reading(lambda request: _sweep(index, request))),
+        Route("/api/journal", _reading(lambda request: views.journal_page(index))),
+        Route("/files/{kind}/{name}/{path:path}", functools.partial(_file, index)),
         Route("/static/plotly.js", _plotly),
         Route("/static/{path:path}", _static),
         WebSocketRoute("/api/live", live.page),
-        WebSocketRoute("/api/runs/{name}/talk", talks.page),
+        WebSocketRoute("/api/runs/{name}/playground", playground.page),
         *_player(root),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _missing, UserError: _explained})
 
 
 def _player(root: Path) -> list[BaseRoute]:
-    """The world player's pages, where that part is installed."""
+    """The world player's routes, if that part is installed."""
     if importlib.util.find_spec("seedbed.serve.play") is None:
         return []
     return importlib.import_module("seedbed.serve.play").play_routes(root)
@@ -78,11 +80,11 @@ async def _page(request: Request, status: int = 200) -> Response:
     return FileResponse(STATIC / "index.html", status, media_type="text/html")
 
 
-async def _named_page(shelf: Shelf, kind: str, request: Request) -> Response:
-    """The page of a run or a sweep; the same page with status 404 says that there is none."""
+async def _named_page(index: RunIndex, kind: str, request: Request) -> Response:
+    """The page of a run or a sweep, with status 404 when it does not exist."""
     name = request.path_params["name"]
-    top = shelf.root.parent / "sweeps" if kind == "sweep" else shelf.root
-    there = is_name(name) and (top / name).is_dir()
+    top = index.root.parent / "sweeps" if kind == "sweep" else index.root
+    there = is_name(name) and os.path.isdir(top / name)
     return await _page(request, 200 if there else 404)
 
 
@@ -94,7 +96,7 @@ async def _static(request: Request) -> Response:
 
 
 async def _plotly(request: Request) -> Response:
-    """The offline bundle that the installed plotly carries; its version in the address lets browsers keep it."""
+    """The JavaScript bundle of the installed plotly; the version in its address lets browsers cache it."""
     path = plotly_bundle()
     if path is None:
         raise HTTPException(404, 'charts need plotly: pip install "seedbed[serve]"')
@@ -108,33 +110,33 @@ def plotly_bundle() -> Path | None:
     return path if path and path.is_file() else None
 
 
-async def _file(shelf: Shelf, request: Request) -> Response:
+async def _file(index: RunIndex, request: Request) -> Response:
     given = request.path_params
-    return await run_in_threadpool(files.give, shelf, given["kind"], given["name"], given["path"])
+    return await run_in_threadpool(files.file_response, index, given["kind"], given["name"], given["path"])
 
 
-# ---- values ----------------------------------------------------------------------------------------------------------
+# ---- JSON -----------------------------------------------------------------------------------------------------------
 
 
 def _reading(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """An address that answers with plain values, made on a thread; what a person can mend is told as 404."""
+    """A JSON endpoint whose values are computed on a thread; a UserError becomes a 404."""
 
     async def answer(request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(make, request))
+        return Json(await run_in_threadpool(make, request))
 
     return answer
 
 
-def _of_run(shelf: Shelf, view: Callable[[Shelf, str], Any]) -> Callable[[Request], Any]:
-    return _reading(lambda request: view(shelf, request.path_params["name"]))
+def _of_run(index: RunIndex, view: Callable[[RunIndex, str], Any]) -> Callable[[Request], Any]:
+    return _reading(lambda request: view(index, request.path_params["name"]))
 
 
-def _listing(shelf: Shelf) -> dict[str, Any]:
-    found = shelf.listing()
-    return {"runs": found, "version": shelf.version, "sweeps": views.sweep_names(shelf), "root": str(shelf.root)}
+def _listing(index: RunIndex) -> dict[str, Any]:
+    found = index.listing()
+    return {"runs": found, "version": index.version, "sweeps": views.sweep_names(index), "root": str(index.root)}
 
 
-def _series(shelf: Shelf, request: Request) -> dict[str, Any]:
+def _series(index: RunIndex, request: Request) -> dict[str, Any]:
     given = request.query_params
     axis = given.get("x", "step")
     if axis not in views.AXES:
@@ -142,7 +144,7 @@ def _series(shelf: Shelf, request: Request) -> dict[str, Any]:
     num, weight = int(_number(given, "points", 800, 10, views.MAX_POINTS)), _number(given, "smooth", 0.0, 0.0, 0.9999)
     span = _number(given, "low", -math.inf, -math.inf, math.inf), _number(given, "high", math.inf, -math.inf, math.inf)
     keys = given.getlist("key")[:MAX_KEYS]
-    return views.series(shelf, request.path_params["name"], keys, axis, num, weight, span)
+    return views.series(index, request.path_params["name"], keys, axis, num, weight, span)
 
 
 def _number(given: Any, key: str, default: float, low: float, high: float) -> float:
@@ -155,7 +157,7 @@ def _number(given: Any, key: str, default: float, low: float, high: float) -> fl
     return value
 
 
-def _names(shelf: Shelf, request: Request) -> list[str]:
+def _names(index: RunIndex, request: Request) -> list[str]:
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not names:
         raise UserError("name the runs to compare")
@@ -164,15 +166,15 @@ def _names(shelf: Shelf, request: Request) -> list[str]:
     return names
 
 
-def _sweep(shelf: Shelf, request: Request) -> dict[str, Any]:
+def _sweep(index: RunIndex, request: Request) -> dict[str, Any]:
     name = request.path_params["name"]
     if not is_name(name):
         raise HTTPException(404)
-    return views.sweep_page(shelf, name)
+    return views.sweep_page(index, name)
 
 
-async def _note(shelf: Shelf, request: Request) -> Response:
-    """Add a conclusion to the journal, or put other words in the place of one; a sweep takes them, too."""
+async def _note(index: RunIndex, request: Request) -> Response:
+    """Add a conclusion on a run or sweep to the journal, or replace one."""
     name = request.path_params["name"]
     try:
         given = json.loads(await request.body())
@@ -181,22 +183,22 @@ async def _note(shelf: Shelf, request: Request) -> Response:
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB") from None
     if not isinstance(text, str) or not isinstance(old, str | None) or not is_name(name):
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB")
-    change = functools.partial(journal.amend, shelf.root, name, old, text) if old else functools.partial(_add, shelf, name, text)
+    change = functools.partial(journal.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
     await run_in_threadpool(change)
-    return JSONResponse(await run_in_threadpool(views.notes, shelf, name))
+    return Json(await run_in_threadpool(views.notes, index, name))
 
 
-def _add(shelf: Shelf, name: str, text: str) -> Path:
-    return journal.note(shelf.root, name, text)
+def _add(index: RunIndex, name: str, text: str) -> Path:
+    return journal.note(index.root, name, text)
 
 
-# ---- what went wrong -------------------------------------------------------------------------------------------------
+# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 async def _missing(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": error.detail}, error.status_code)
+    return Json({"error": error.detail}, error.status_code)
 
 
 async def _explained(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 404 if request.method == "GET" else 409)
+    return Json({"error": str(error)}, 404 if request.method == "GET" else 409)

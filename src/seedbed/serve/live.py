@@ -1,4 +1,4 @@
-"""What changed, told to open pages over a socket: one look at the files per second, however many pages are open."""
+"""Live updates over websockets: the files are polled once per period for all open pages."""
 
 import asyncio
 import contextlib
@@ -10,79 +10,78 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from seedbed.serve.shelf import Shelf, is_name
+from seedbed.serve.messages import receive_text, to_text
+from seedbed.serve.run_index import RunIndex, is_name
 
 PERIOD = 0.7
-# A page that takes nothing for this long is let go: what waits for it would fill our memory.
-PATIENCE = 10.0
+# A page that does not read for so many seconds is disconnected, to bound the memory of its queue.
+SEND_SECONDS = 10.0
 MAX_WATCHED = 32
 PARTS = ("config", "status", "rows", "events", "lock", "console")
 
 
 class Live:
-    """All open pages. The clock that looks at the files runs while there is one."""
+    """All open pages. The polling task runs while there is at least one."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
-        self._beat = asyncio.Event()
-        self._clock: asyncio.Task[None] | None = None
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self._next_poll = asyncio.Event()
+        self._polling: asyncio.Task[None] | None = None
         self._num_pages = 0
         self._watched: dict[str, int] = {}
         self._stamps: dict[str, Any] = {}
 
     async def page(self, socket: WebSocket) -> None:
-        """One open page: it says once what it watches, and hears of changes until it leaves."""
+        """Serve one page: it subscribes once and receives changes until it disconnects."""
         await socket.accept()
         try:
-            asked = json.loads(await asyncio.wait_for(socket.receive_text(), PATIENCE))
-            watched = [name for name in asked.get("runs", []) if isinstance(name, str) and is_name(name)][:MAX_WATCHED]
-            wants_list, version = bool(asked.get("list")), int(asked.get("version") or 0)
-        except (ValueError, AttributeError, TypeError, TimeoutError, WebSocketDisconnect):
+            watched, wants_list, version = read_request(await asyncio.wait_for(receive_text(socket), SEND_SECONDS))
+        except (ValueError, TimeoutError, WebSocketDisconnect):
             return await _close(socket, 1003)
-        with self._attending(watched):
+        with self._subscribed(watched):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(_until_closed, socket, tasks.cancel_scope)
                 with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
-                    await self._tell(socket, watched, wants_list, version)
+                    await self._send_changes(socket, watched, wants_list, version)
                 tasks.cancel_scope.cancel()
         await _close(socket)
 
-    async def _tell(self, socket: WebSocket, watched: list[str], wants_list: bool, version: int) -> None:
-        seen = {name: await run_in_threadpool(self.shelf.stamp, name) for name in watched}
+    async def _send_changes(self, socket: WebSocket, watched: list[str], wants_list: bool, version: int) -> None:
+        seen = {name: await run_in_threadpool(self.index.stamp, name) for name in watched}
         while True:
-            await self._beat.wait()
-            news: dict[str, Any] = {}
-            if wants_list and self.shelf.version > version:
-                version, changed, gone = await run_in_threadpool(self.shelf.since, version)
-                news["list"] = {"version": version, "runs": changed, "gone": gone}
+            await self._next_poll.wait()
+            changes: dict[str, Any] = {}
+            if wants_list and self.index.version > version:
+                version, changed, gone = await run_in_threadpool(self.index.since, version)
+                changes["list"] = {"version": version, "runs": changed, "gone": gone}
             for name in watched:
                 stamp = self._stamps.get(name, seen[name])
                 parts = [part for part, old, new in zip(PARTS, seen[name], stamp, strict=True) if old != new]
                 if parts:
                     seen[name] = stamp
-                    news.setdefault("runs", {})[name] = parts
-            if news:
-                await asyncio.wait_for(socket.send_text(json.dumps(news)), PATIENCE)
+                    changes.setdefault("runs", {})[name] = parts
+            if changes:
+                await asyncio.wait_for(socket.send_text(to_text(changes)), SEND_SECONDS)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while True:
             await asyncio.sleep(PERIOD)
-            with contextlib.suppress(OSError):  # a disk that hiccups is looked at again
+            with contextlib.suppress(OSError):  # retried in the next period
                 self._stamps = await run_in_threadpool(self._read, list(self._watched))
-            beat, self._beat = self._beat, asyncio.Event()
-            beat.set()
+            finished, self._next_poll = self._next_poll, asyncio.Event()
+            finished.set()
 
     def _read(self, names: list[str]) -> dict[str, Any]:
-        self.shelf.refresh()
-        return {name: self.shelf.stamp(name) for name in names}
+        self.index.refresh()
+        return {name: self.index.stamp(name) for name in names}
 
     @contextlib.contextmanager
-    def _attending(self, watched: list[str]) -> Iterator[None]:
+    def _subscribed(self, watched: list[str]) -> Iterator[None]:
         for name in watched:
             self._watched[name] = self._watched.get(name, 0) + 1
         self._num_pages += 1
-        if self._clock is None or self._clock.done():
-            self._clock = asyncio.ensure_future(self._look())
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.ensure_future(self._poll())
         try:
             yield
         finally:
@@ -91,19 +90,33 @@ class Live:
                 self._watched[name] -= 1
                 if not self._watched[name]:
                     del self._watched[name]
-            if not self._num_pages and self._clock is not None:
-                self._clock.cancel()
-                self._clock = None
+            if not self._num_pages and self._polling is not None:
+                self._polling.cancel()
+                self._polling = None
 
 
-async def _until_closed(socket: WebSocket, visit: anyio.CancelScope) -> None:
-    """Pages say nothing after their first word; anything else, and the end of the connection, ends the visit."""
-    with contextlib.suppress(WebSocketDisconnect, KeyError):
-        await socket.receive_text()
-    visit.cancel()
+def read_request(text: str) -> tuple[list[str], bool, int]:
+    """Parse a subscription: run names, whether the list is wanted, and after which version. ValueError for anything else."""
+    try:
+        asked = json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(asked, dict):
+        raise ValueError("not a JSON object")
+    names, version = asked.get("runs", []), asked.get("version") or 0
+    if not isinstance(names, list) or not isinstance(version, int):
+        raise ValueError("runs is a list, version a whole number")
+    return [name for name in names if isinstance(name, str) and is_name(name)][:MAX_WATCHED], bool(asked.get("list")), version
+
+
+async def _until_closed(socket: WebSocket, scope: anyio.CancelScope) -> None:
+    """A page sends nothing after its subscription; any message, or the end of the connection, ends it."""
+    with contextlib.suppress(WebSocketDisconnect):
+        await receive_text(socket)
+    scope.cancel()
 
 
 async def _close(socket: WebSocket, code: int = 1000) -> None:
-    """Say goodbye to a page that may have gone without one."""
+    """Close a socket that may already be closed."""
     with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
         await asyncio.wait_for(socket.close(code), 1.0)

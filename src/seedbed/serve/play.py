@@ -1,6 +1,6 @@
-"""The player's page and its socket: every visitor walks through a run with a dream of their own.
+"""The play page and its WebSocket: every connection gets a session with a rollout of its own.
 
-torch is loaded when the first visitor comes, in a worker thread: a workbench that only shows runs stays light.
+torch is loaded in a worker thread when the first client connects, so a workbench that only shows runs stays light.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seedbed.errors import UserError
-from seedbed.serve.play_visit import Visit
+from seedbed.serve.play_session import PlaySession
 from seedbed.track.run import Run
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from seedbed.train.playing import Player
+    from seedbed.train.player import Player
 
 STATIC = Path(__file__).parent / "static" / "play"
 KINDS = {".js": "text/javascript", ".css": "text/css"}
-# Runs kept in memory, steps computed at once, and visitors let in at once.
-MAX_PLAYERS, MAX_THREADS, MAX_VISITORS = 3, 4, 16
+# Runs kept in memory, steps computed in parallel, and sessions open at once.
+MAX_PLAYERS, MAX_THREADS, MAX_SESSIONS = 3, 4, 16
 REFUSED = 4000  # our own code: the reason was sent before closing
 
 
-def play_routes(root: Path, house: House | None = None) -> list[BaseRoute]:
-    """`/play/RUN`, its socket and its files. They stand behind the doors like everything else."""
-    house = house or House(root)
+def play_routes(root: Path, server: PlayServer | None = None) -> list[BaseRoute]:
+    """`/play/RUN`, its WebSocket and its files. The same authentication applies as to every other page."""
+    server = server or PlayServer(root)
 
     async def page(request: Request) -> Response:
         try:
@@ -55,60 +55,60 @@ def play_routes(root: Path, house: House | None = None) -> list[BaseRoute]:
     return [
         Route("/static/play/{name}", file),
         Route("/play/{run}", page),
-        WebSocketRoute("/play/{run}/walk", house.receive),
+        WebSocketRoute("/play/{run}/socket", server.receive),
     ]
 
 
-def play(house: House, name: str, **where: Any) -> int:
-    """Serve one run's page until Ctrl-C. What is wrong with the run is said here, before anything is opened."""
+def play(server: PlayServer, name: str, **where: Any) -> int:
+    """Serve one run's page until Ctrl-C. Problems with the run are raised before a port is opened."""
     from starlette.applications import Starlette
     from starlette.responses import RedirectResponse
 
-    from seedbed.serve.run import serve_app
+    from seedbed.serve.server import serve_app
 
-    name = Run.open(house.root, name).name
-    house.player(name)
+    name = Run.open(server.root, name).name
+    server.player(name)
     address = f"/play/{quote(name)}"
-    routes = [Route("/", lambda request: RedirectResponse(address)), *play_routes(house.root, house)]
-    return serve_app(Starlette(routes=routes), path=address, what=f"walk through {name}", **where)
+    routes = [Route("/", lambda request: RedirectResponse(address)), *play_routes(server.root, server)]
+    return serve_app(Starlette(routes=routes), path=address, what=f"play {name}", **where)
 
 
-class House:
-    """The loaded runs, the threads that compute their frames, and the visitors."""
+class PlayServer:
+    """The loaded runs, the threads that compute their frames, and the open sessions."""
 
     def __init__(self, root: Path, runtime: str = "torch", checkpoint: str = "") -> None:
         self.root, self.runtime, self.checkpoint = root, runtime, checkpoint
-        self.num_visitors = 0
+        self.num_sessions = 0
         self._players: OrderedDict[str, tuple[str, Player]] = OrderedDict()
         self._loading = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
     async def receive(self, socket: WebSocket) -> None:
-        """One visitor, from the handshake to the closed tab."""
+        """One connection, from the handshake to the closed tab."""
         await socket.accept()
-        self.num_visitors += 1
+        self.num_sessions += 1
         try:
             with contextlib.suppress(WebSocketDisconnect, ConnectionError):
-                await self._converse(socket, socket.path_params["run"])
+                await self._run_session(socket, socket.path_params["run"])
         finally:
-            self.num_visitors -= 1
+            self.num_sessions -= 1
 
-    async def _converse(self, socket: WebSocket, name: str) -> None:
+    async def _run_session(self, socket: WebSocket, name: str) -> None:
         try:
-            if self.num_visitors > MAX_VISITORS:
-                raise UserError(f"{MAX_VISITORS} visitors are here already; try again when one has left")
+            if self.num_sessions > MAX_SESSIONS:
+                raise UserError(f"{MAX_SESSIONS} sessions are open already; try again when one has ended")
             await socket.send_json({"loading": name})
-            visit = await self._in_thread(self._visit, name)
+            session = await self._in_thread(self._new_session, name)
         except UserError as problem:
-            await socket.send_json({"trouble": str(problem), "fatal": True})
+            await socket.send_json({"error": str(problem), "fatal": True})
             return await socket.close(REFUSED)
         try:
-            await socket.send_json(visit.hello())
+            await socket.send_json(session.hello())
             while (message := await socket.receive())["type"] != "websocket.disconnect":
-                await _send(socket, await self._in_thread(visit.answer, message.get("text")))
+                await _send(socket, await self._in_thread(session.answer, message.get("text")))
         finally:
-            # Not awaited: a server that stops cancels what waits, but its threads finish what they have begun.
-            self._threads().submit(visit.close)
+            # Not awaited: a server that stops cancels coroutines, but its threads finish.
+            self._threads().submit(session.close)
 
     def _threads(self) -> ThreadPoolExecutor:
         if self._pool is None:
@@ -118,12 +118,12 @@ class House:
     async def _in_thread(self, act: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads(), act, *arguments)
 
-    def _visit(self, name: str) -> Visit:
-        return Visit(name, self.player(name), Run.open(self.root, name).path)
+    def _new_session(self, name: str) -> PlaySession:
+        return PlaySession(name, self.player(name), Run.open(self.root, name).path)
 
     def player(self, name: str) -> Player:
-        """The run's player, loaded once, and again when training has found a better checkpoint since."""
-        from seedbed.launch import local
+        """The run's player, loaded once, and again when there is a better checkpoint."""
+        from seedbed import inference
         from seedbed.train import checkpoint
 
         path = Run.open(self.root, name).path
@@ -131,7 +131,7 @@ class House:
             best = checkpoint.best(path / "checkpoints")
             weights = self.checkpoint or (best.name if best else "")
             if self._players.get(name, ("",))[0] != weights or not weights:
-                self._players[name] = (weights, local.player(self.root, name, self.checkpoint, self.runtime))
+                self._players[name] = (weights, inference.player(self.root, name, self.checkpoint, self.runtime))
             self._players.move_to_end(name)
             while len(self._players) > MAX_PLAYERS:
                 self._players.popitem(last=False)

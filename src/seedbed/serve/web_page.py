@@ -89,8 +89,8 @@ def _fetched(folder: Path) -> Path:
         raise UserError(f"npm did not fetch {PACKAGE} within {FETCH_SECONDS} s; try again, or use --ort DIR") from None
     packed = list(folder.glob("*.tgz"))
     if done.returncode or not packed:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        raise UserError(f"npm could not fetch {PACKAGE}: {said[0] if said else 'it did not say why'}")
+        messages = (done.stderr or done.stdout).strip().splitlines()
+        raise UserError(f"npm could not fetch {PACKAGE}: {messages[0] if messages else 'it did not say why'}")
     with tarfile.open(packed[0]) as archive:
         wanted = [member for member in archive if Path(member.name).name in RUNTIME and member.isfile()]
         if sum(member.size for member in wanted) > MAX_UNPACKED:

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, rows, events, report and journal entry. Nothing here needs torch."""
+"""What a run writes: its folder, rows, events, console and code state. Does not import torch."""

@@ -1,40 +1,74 @@
-"""Where a run's seconds go: named laps on a clock that never jumps, restorable from a checkpoint."""
+"""Wall-time accounting of a run: named timers on a monotonic clock, continued across processes through checkpoints."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+# The parts of a run's wall time in display order: timer name and label.
+PARTS = {
+    "start": "start",  # the interpreter, imports, the state of the code, the device
+    "data": "data",
+    "preflight": "preflight",
+    "build": "build",  # the model, its table, a checkpoint to go on from
+    "compile": "compile",  # with capture and warm-up
+    "train": "train",
+    "eval": "evaluation",
+    "save": "saving",
+    "sample": "samples",
+    "report": "report",
+    "other": "other",
+}
+_IMPORTED = time.monotonic()
+_command_start: float | None = None
 
 
 class Stopwatch:
-    """Counts seconds per lap (train, eval, sample, save, compile); at most one lap runs at a time."""
+    """Counts seconds per timer (see PARTS); at most one timer runs at a time.
 
-    def __init__(self, saved: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic):
-        self._seconds = dict(saved or {})
+    `since` is when the first timer, "start", began; without it nothing is counted until `start`.
+    """
+
+    def __init__(
+        self,
+        saved: Mapping[str, float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        since: float | None = None,
+    ):
+        self._earlier = dict(saved or {})
+        self._seconds: dict[str, float] = {}
         self._clock = clock
-        self._lap: str | None = None
+        self._began = clock() if since is None else since
+        self._timer: str | None = None if since is None else "start"
         self._paused: str | None = None
-        self._since = 0.0
+        self._since = self._began
 
-    def start(self, lap: str) -> None:
-        """End the running lap, if any, and count for this one from now on."""
+    def go_on_from(self, saved: Mapping[str, float]) -> None:
+        """Add the seconds that earlier processes of the run have counted."""
+        self._earlier = dict(saved)
+
+    def start(self, name: str) -> None:
+        """Stop the running timer, if any, and start this one."""
         self.pause()
-        self._lap, self._paused, self._since = lap, None, self._clock()
+        self._timer, self._paused, self._since = name, None, self._clock()
 
     def pause(self) -> None:
         """Stop counting until `resume` or `start`."""
-        if self._lap is not None:
-            self._seconds[self._lap] = self[self._lap]
-            self._lap, self._paused = None, self._lap
+        if self._timer is not None:
+            self._seconds[self._timer] = self._here(self._timer)
+            self._timer, self._paused = None, self._timer
 
     def resume(self) -> None:
-        """Go on with the lap that was paused."""
+        """Restart the timer that was paused."""
         if self._paused is not None:
             self.start(self._paused)
 
     @contextlib.contextmanager
-    def lap(self, name: str) -> Iterator[None]:
-        """Count for `name` inside the block, and for what ran before it afterwards."""
-        outer, paused = self._lap, self._paused
+    def timer(self, name: str) -> Iterator[None]:
+        """Run the timer `name` inside the block, and the previous one afterwards."""
+        outer, paused = self._timer, self._paused
         self.start(name)
         try:
             yield
@@ -45,21 +79,73 @@ class Stopwatch:
             else:
                 self._paused = paused
 
-    def __getitem__(self, lap: str) -> float:
-        """Seconds counted for a lap so far, the running stretch included."""
-        running = self._clock() - self._since if lap == self._lap else 0.0
-        return self._seconds.get(lap, 0.0) + running
+    def __getitem__(self, name: str) -> float:
+        """Seconds of a timer so far, over all processes of the run."""
+        return self._earlier.get(name, 0.0) + self._here(name)
+
+    def _here(self, name: str) -> float:
+        running = self._clock() - self._since if name == self._timer else 0.0
+        return self._seconds.get(name, 0.0) + running
 
     @property
     def running(self) -> str | None:
-        """The lap that counts now."""
-        return self._lap
+        """The timer that runs now."""
+        return self._timer
 
     @property
     def total(self) -> float:
         return sum(self.state().values())
 
     def state(self) -> dict[str, float]:
-        """Seconds per lap, ready for JSON; `Stopwatch(saved=...)` goes on from there."""
-        laps = [*self._seconds, *([self._lap] if self._lap and self._lap not in self._seconds else [])]
-        return {lap: self[lap] for lap in laps}
+        """Seconds per timer over all processes, ready for JSON; `go_on_from` loads them."""
+        return {name: self[name] for name in dict.fromkeys((*self._earlier, *self._timers()))}
+
+    def split(self) -> dict[str, float]:
+        """Seconds per timer of this process in the order of PARTS; "other" is the time outside all timers."""
+        timers, elapsed = self._timers(), self._clock() - self._began
+        found = {name: self._here(name) for name in dict.fromkeys((*PARTS, *timers)) if name in timers}
+        return {**found, "other": max(elapsed - sum(found.values()), 0.0)}
+
+    def _timers(self) -> list[str]:
+        return [*self._seconds, *([self._timer] if self._timer and self._timer not in self._seconds else [])]
+
+
+def split_line(split: Mapping[str, float]) -> str:
+    """A split in one line: the total first; parts that round to zero are left out."""
+    words = [f"{PARTS.get(name, name)} {seconds:.1f}" for name, seconds in split.items() if seconds >= 0.05]
+    return f"{sum(split.values()):.1f} s" + (f": {', '.join(words)}" if words else "")
+
+
+def split_in_words(status: Mapping[str, Any]) -> str:
+    """The split in a status, with the total training time where earlier processes contributed; empty without one."""
+    wall, clock = status.get("wall"), status.get("clock")
+    if not isinstance(wall, dict) or not wall or not all(isinstance(v, int | float) for v in wall.values()):
+        return ""
+    trained = clock.get("train") if isinstance(clock, dict) else None
+    more = isinstance(trained, int | float) and trained > wall.get("train", 0.0) + 0.05
+    return split_line(wall) + (f"; train {trained:.1f} with earlier starts" if more else "")
+
+
+def mark_command() -> None:
+    """Record that this process serves one command: its first run counts from the process's creation."""
+    global _command_start
+    _command_start = process_start()
+
+
+def take_command_start() -> float:
+    """When the command of this run began; for a later run in the same process, now."""
+    global _command_start
+    found, _command_start = _command_start, None
+    return time.monotonic() if found is None else found
+
+
+def process_start() -> float:
+    """When this process was created, on the scale of `time.monotonic`; elsewhere than on Linux, when this module was loaded."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return _IMPORTED
+    # A sandbox may count ticks from another origin: an impossible age is ignored.
+    known = time.monotonic() - _IMPORTED
+    return time.monotonic() - age if known - 0.02 <= age <= known + 60.0 else _IMPORTED

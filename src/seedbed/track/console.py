@@ -1,4 +1,4 @@
-"""What a person sees while a run trains; all of it also goes to the run's console.log, without colours."""
+"""Console output of a training run, copied to the run's console.log without colours."""
 
 import contextlib
 import io
@@ -14,13 +14,13 @@ from rich.text import Text
 from seedbed.config import diff
 from seedbed.track import files
 from seedbed.track.run import flat
-from seedbed.track.text import clip, config_lines, duration, number, safe, scaled, size, spell, wrapped
+from seedbed.track.text import clip, config_lines, duration, format_value, number, safe, scaled, size, wrapped
 
 _WIDTH = 100
 
 
 class Console:
-    """Lines for the terminal and console.log. Neither a closed pipe nor a full disk stops the run that writes here."""
+    """Writes lines to the terminal and to console.log. Neither a closed pipe nor a full disk stops the run."""
 
     def __init__(self, log: Path | None = None, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
         stream = stream or sys.stdout
@@ -39,7 +39,7 @@ class Console:
             self.attach(log)
 
     def attach(self, log: Path) -> None:
-        """Copy everything to this file from now on, and what was printed before as well."""
+        """Copy everything to this file from now on, including what was printed before."""
         self._step_width = 0
         self._start = None
         with contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ class Console:
         self.line(f"warning: {text}", style="yellow")
 
     def step_row(self, row: dict[str, Any], last_step: int | None = None) -> None:
-        """One log point on one line, and on a terminal how far the run has come."""
+        """Print one log point on one line, and on a terminal a progress bar."""
         step, now = row["step"], self._clock()
         if self._start is None or step < self._start[0]:
             self._start = (step, now)
@@ -66,23 +66,24 @@ class Console:
         self._step_width = max(self._step_width, len(f"{last_step or step}"))
         at = f"{step:>{self._step_width}}" + (f"/{last_step}" if last_step else "")
         self._status = self._progress(row, last_step, eta) if self._live else ""
-        self.line("  ".join([f"step {at}", *_columns(row), f"eta {duration(eta):>5}" if eta is not None else ""]).rstrip())
+        cells = [show(row.get(key)) for key, show in COLUMNS.items() if key == "loss" or row.get(key) is not None]
+        self.line("  ".join([f"step {at}", *cells, f"eta {duration(eta):>5}" if eta is not None else ""]).rstrip())
 
     def evaluation(self, step: int, numbers: dict[str, float], improved: bool, part: str = "eval") -> None:
-        """The numbers on held-out data, where they stand out between the steps."""
+        """Print the metrics of an evaluation."""
         head = f"{part} {step:>{self._step_width}}  "
         words = [f"{name} {number(value)}" for name, value in numbers.items()] + ["best so far"] * improved
         text = ("\n" + " " * len(head)).join(wrapped(words, _WIDTH - len(head)))
         self.line(head + text, style="bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:
-        """What the model made, indented, and the files it lies in."""
+        """Print a sample, indented, and the names of its files."""
         self.line(f"sample at step {step}" + (f": {', '.join(names)}" if names else ""), style="bold")
         for part in text.splitlines():
             self.line(f"  | {part}", style="cyan")
 
     def config(self, title: str, config: dict[str, Any], base: dict[str, Any], parent: tuple[str, dict[str, Any]] | None) -> None:
-        """Every resolved value (nested, as saved), with `*` on changes against the preset and `~` against the parent run."""
+        """Print every resolved value, with `*` on changes against the preset and `~` against the parent run."""
         new = flat(config)
         changed = diff(flat(base), new)
         moved = diff(flat(parent[1]), new) if parent else {}
@@ -94,7 +95,7 @@ class Console:
             self._differences("~", f"changed against {parent[0]}", moved)
 
     def close(self) -> None:
-        """Take the progress line off the screen and let go of the file."""
+        """Clear the progress line and close the log file."""
         self._status = ""
         self._show(None)
         if self._appender is not None:
@@ -102,7 +103,7 @@ class Console:
             self._appender = None
 
     def _differences(self, mark: str, title: str, changes: dict[str, tuple[Any, Any]]) -> None:
-        words = [f"{key} {spell(old)} -> {spell(new)}" for key, (old, new) in changes.items()] or ["nothing"]
+        words = [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in changes.items()] or ["nothing"]
         for index, text in enumerate(wrapped([f"{title}: {words[0]}", *words[1:]], _WIDTH - 6, " · ")):
             self.line(f"  {' ' if index else mark} {text}", style="yellow" if changes else "")
 
@@ -137,7 +138,7 @@ class Console:
                 out.write(clip(self._status, self._rich.width - 1))
             out.flush()
         except (OSError, ValueError):
-            # The reader of a pipe has gone, or the terminal has: the run and its console.log go on.
+            # The reader of a pipe or the terminal is gone: the run and its console.log continue.
             self._closed_pipe = True
 
     def _record(self, text: str) -> None:
@@ -148,21 +149,18 @@ class Console:
             self._appender.write(text.encode(errors="replace") + b"\n")
 
 
-def _columns(row: dict[str, Any]) -> list[str]:
-    """The parts of a log line that this row has numbers for, each of a fixed width."""
-    shown = [f"loss {_loss(row.get('loss')):>8}"]
-    if row.get("lr") is not None:
-        shown.append(f"lr {row['lr']:.1e}")
-    if row.get("items_per_s") is not None:
-        shown.append(f"{scaled(row['items_per_s']):>5} items/s")
-    for name in ("wait", "mfu"):
-        if row.get(name) is not None:
-            shown.append(f"{name} {row[name]:>3.0%}")
-    if row.get("memory") is not None:
-        shown.append(f"{size(row['memory']):>7}")
-    return shown
-
-
 def _loss(value: Any) -> str:
     """Eight characters at most, so that columns stay in place."""
-    return f"{value:.6g}" if isinstance(value, float) and 1000 <= abs(value) < 1e5 else number(value)
+    text = f"{value:.6g}" if isinstance(value, float) and 1000 <= abs(value) < 1e5 else number(value)
+    return f"loss {text:>8}"
+
+
+# The columns of a log line in order: key of the row, and its text of fixed width. A recipe's file may add its own.
+COLUMNS: dict[str, Callable[[Any], str]] = {
+    "loss": _loss,
+    "lr": lambda value: f"lr {value:.1e}",
+    "items_per_s": lambda value: f"{scaled(value):>5} items/s",
+    "wait": lambda value: f"wait {value:>3.0%}",
+    "mfu": lambda value: f"mfu {value:>3.0%}",
+    "memory": lambda value: f"{size(value):>7}",
+}

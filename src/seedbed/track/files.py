@@ -1,9 +1,11 @@
-"""The write layer: whatever must survive a crash goes through these few functions, and fault drills patch them here."""
+"""The write layer: everything that must survive a crash is written by these functions; drills inject faults here."""
 
 import contextlib
 import errno
 import itertools
 import os
+import re
+import stat
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -11,18 +13,22 @@ from pathlib import Path
 
 _counter = itertools.count()
 
-# What appended lines may wait in memory while a disk is full; beyond it the oldest are dropped.
+# Bytes of appended lines kept in memory while the disk is full; beyond it the oldest lines are dropped.
 _MAX_WAITING = 1 << 20
 
 
 def open_write(path: Path) -> int:
-    """A file descriptor on an empty file."""
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    """File descriptor of an empty file; a symbolic link at the path is refused, since it may point to another file."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
 
 
 def open_append(path: Path) -> int:
-    """A file descriptor whose writes go to the end of the file."""
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    """File descriptor that appends to a regular file; symbolic links are refused."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
 
 
 def write(fd: int, data: bytes) -> None:
@@ -41,7 +47,7 @@ def replace(source: Path, target: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable; some network disks cannot, and need no telling."""
+    """fsync a folder, so that its names are durable; network disks that cannot are ignored."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fsync(fd)
@@ -53,7 +59,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """A new file with its bytes on the disk; atomic only inside a folder that is itself built aside."""
+    """Write a new file and fsync it; atomic only in a folder that is renamed into place afterwards."""
     fd = open_write(path)
     try:
         write(fd, data)
@@ -63,7 +69,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, data: bytes | str) -> None:
-    """The old content or the new, at every instant and after a power cut; never a mixture."""
+    """Replace a file atomically: readers, and a restart after a power cut, see the old content or the new one."""
     content = data.encode(errors="replace") if isinstance(data, str) else data
     aside = path.with_name(f".{path.name}.{os.getpid()}-{next(_counter)}.tmp")
     try:
@@ -77,7 +83,7 @@ def write_atomic(path: Path, data: bytes | str) -> None:
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add one line; a half-written line before it stays apart."""
+    """Append one line; a half-written line before it stays separate."""
     appender = Appender(path)
     try:
         appender.write(line.encode(errors="replace") + b"\n")
@@ -86,7 +92,7 @@ def append_line(path: Path, line: str) -> None:
 
 
 class Appender:
-    """A file that grows by whole lines. After a failed write the file is cut back and the lines wait for the next one."""
+    """Appends whole lines to a file. After a failed write the file is truncated back and the lines wait for the next write."""
 
     def __init__(self, path: Path):
         self._fd = open_append(path)
@@ -96,7 +102,7 @@ class Appender:
         self._waiting: deque[bytes] = deque()
 
     def write(self, line: bytes) -> None:
-        """Write the lines that waited and this one, or raise OSError and keep them."""
+        """Write the pending lines and this one, or raise OSError and keep them pending."""
         if self._waiting or self._prefix:
             self._waiting.append(line)
             line = self._prefix + b"".join(self._waiting)
@@ -110,8 +116,16 @@ class Appender:
         self._prefix = b""
 
     def sync(self) -> None:
-        """What was written so far survives a power cut."""
+        """fsync what was written so far."""
         fsync(self._fd)
+
+    def content(self) -> bytes:
+        """All of the file, even when its name is gone, and the pending lines."""
+        found, at = [], 0
+        while part := os.pread(self._fd, 1 << 20, at):
+            found.append(part)
+            at += len(part)
+        return b"".join([*found, *([self._prefix] if self._waiting else []), *self._waiting])
 
     def _keep(self, line: bytes) -> None:
         with contextlib.suppress(OSError):
@@ -125,23 +139,59 @@ class Appender:
         os.close(self._fd)
 
 
+def open_regular(path: Path | str) -> int:
+    """File descriptor for reading. Links to regular files are followed; a FIFO, a device or a folder is an OSError."""
+    # Checked before opening, since opening a device can have effects; and after, since the name may change in between.
+    # Without O_NONBLOCK opening a FIFO blocks until there is a writer.
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return fd
+
+
+def read_regular(path: Path | str, limit: int) -> bytes:
+    """All bytes of a regular file; OSError for anything else, and for more than `limit` bytes."""
+    with open(open_regular(path), "rb") as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB" if limit >> 20 else f"larger than {limit} bytes", str(path))
+    return content
+
+
 def tail_lines(path: Path, num_bytes: int = 1 << 15) -> list[bytes]:
     """The whole lines among the last `num_bytes` of a file; none when it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
             file.seek(start)
             lines = file.read(num_bytes).split(b"\n")
     except OSError:
         return []
-    # The first piece may lack its beginning, the last is empty or still being written.
+    # The first part may lack its beginning, the last one is empty or still being written.
     return lines[1 if start else 0 : -1]
 
 
-def leftovers(folder: Path, older_than: float = 3600.0) -> Iterator[Path]:
-    """Things a killed process built aside in `folder` and nobody will ask for again."""
-    now = time.time()
+# Temporary names: files of `write_atomic`, and folders of runs that are being created or removed.
+_ASIDE_FILE = re.compile(r"\..+\.\d+-\d+\.tmp", re.DOTALL)
+_ASIDE_FOLDER = re.compile(r"\.(new-\d+|removed-.+)-\d+\.tmp", re.DOTALL)
+
+
+def leftover_files(folder: Path) -> Iterator[Path]:
+    """Temporary files that a killed process left in `folder`, of any age: the caller holds the folder's lock."""
     for path in folder.glob(".*.tmp"):
         with contextlib.suppress(OSError):
-            if now - path.lstat().st_mtime > older_than:
+            if _ASIDE_FILE.fullmatch(path.name) and stat.S_ISREG(path.lstat().st_mode):
+                yield path
+
+
+def leftover_folders(root: Path, older_than: float = 3600.0) -> Iterator[Path]:
+    """Temporary folders that a killed process left while it created or removed a run."""
+    now = time.time()
+    for path in root.glob(".*.tmp"):
+        with contextlib.suppress(OSError):
+            found = path.lstat()
+            if _ASIDE_FOLDER.fullmatch(path.name) and stat.S_ISDIR(found.st_mode) and now - found.st_mtime > older_than:
                 yield path

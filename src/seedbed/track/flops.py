@@ -45,7 +45,7 @@ def nominal_peak(device_name: str) -> float | None:
 
 
 def measured_peak(device: torch.device, size: int = 8192, seconds: float = 0.2) -> float:
-    """FLOP/s that a large bf16 matrix product really reaches on this CUDA device."""
+    """Measured FLOP/s of a large bf16 matrix product on this CUDA device."""
     import torch
 
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)
@@ -63,7 +63,7 @@ def measured_peak(device: torch.device, size: int = 8192, seconds: float = 0.2) 
 
 
 def memory_bytes(device: torch.device) -> int:
-    """The most this process has held: device memory on CUDA, host memory elsewhere."""
+    """Peak memory of this process: device memory on CUDA, host memory elsewhere."""
     import torch
 
     if device.type == "cuda":
@@ -73,7 +73,7 @@ def memory_bytes(device: torch.device) -> int:
 
 
 class Meter:
-    """Turns counters into rates between two readings. MFU is left out where the peak is unknown: no guess."""
+    """Turns counters into rates between two readings. MFU is left out where the peak is unknown."""
 
     def __init__(self, flops_per_item: float, device: torch.device, precision: str) -> None:
         import torch
@@ -86,7 +86,7 @@ class Meter:
         self._last = (0, 0.0, 0.0)
 
     def start(self, items: int, seconds: float, wait: float) -> None:
-        """Count from here: what came before belongs to another process or to the warm-up."""
+        """Start counting here: earlier steps belong to another process or to the warm-up."""
         self._last = (items, seconds, wait)
 
     def read(self, items: int, seconds: float, wait: float) -> dict[str, float]:

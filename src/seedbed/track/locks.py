@@ -1,4 +1,4 @@
-"""Locks on files: held by one process, freed by the system at once when it dies, never inherited by its children."""
+"""File locks: held by one process, released by the system when it dies, never inherited by its children."""
 
 import contextlib
 import fcntl
@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from seedbed.track import lines
+from seedbed.track import files, jsonl
 
-# Locks live on open files, and a forked child shares them: it must let go, or a dead parent would seem alive.
+# Locks belong to open files, which a forked child shares: it must close them, or a dead parent would seem alive.
 _held: set[int] = set()
 
 
@@ -23,14 +23,14 @@ os.register_at_fork(after_in_child=_release_in_child)
 
 
 def open_lock(path: Path) -> int:
-    """A file to lock, made where it is missing; `release` closes it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    """Open a lock file, created if missing; `release` closes it."""
+    fd = files.open_append(path)  # no symbolic links: the file is written to
     _held.add(fd)
     return fd
 
 
 def try_lock(fd: int) -> bool:
-    """Whether the lock is ours now; OSError on a disk that has no locks."""
+    """Try to take the lock; OSError on a disk without locks."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -40,7 +40,7 @@ def try_lock(fd: int) -> bool:
 
 @contextlib.contextmanager
 def waiting_turn(path: Path) -> Iterator[None]:
-    """Alone with the file at `path` while the block runs; on a disk without locks, as it comes."""
+    """Hold an exclusive lock on `path` inside the block; without effect on a disk without locks."""
     fd = open_lock(path)
     try:
         with contextlib.suppress(OSError):
@@ -51,10 +51,10 @@ def waiting_turn(path: Path) -> Iterator[None]:
 
 
 def sign(fd: int, since: str) -> None:
-    """Write into the file who holds the lock, for others to read."""
+    """Write the holder of the lock into the file."""
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
-        os.pwrite(fd, lines.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": since}), 0)
+        os.pwrite(fd, jsonl.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": since}), 0)
 
 
 def release(fd: int) -> None:
@@ -63,9 +63,9 @@ def release(fd: int) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a live process holds the lock; looking takes it for an instant."""
+    """Whether a live process holds the lock; the test takes the lock for an instant."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = files.open_regular(path)
     except OSError:
         return False
     try:

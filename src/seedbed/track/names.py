@@ -1,7 +1,8 @@
-"""Names for runs: date, recipe and two readable words, the same for the same moment and never one that is taken."""
+"""Names of runs (date, recipe and two words) and of checkpoint folders (by step)."""
 
 import datetime
 import hashlib
+import os
 import re
 from collections.abc import Container
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 from seedbed.errors import UserError
 
 _FIRST_WORDS = """
-amber autumn basalt blue bold brave bright bronze calm cedar civil clear clever copper coral crimson crisp dawn deep
+amber autumn basalt blue bold brave bright bronze candid cedar civil clear clever copper coral crimson crisp dawn deep
 early eager fair fern fleet frost gentle gilded glad golden grand green hardy hazel honest humble indigo ivory jade keen
 kind late light lively lofty lucid lunar mellow mild misty noble north ochre olive open patient plain proud quiet rapid
 rare russet rustic sage scarlet silent silver smooth solar spring steady still stone summer sunny swift tidy topaz true
@@ -30,7 +31,7 @@ _LEGAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def two_words(seed: int) -> str:
-    """Two words joined by a dash; neighbouring seeds give unrelated pairs."""
+    """Two words joined by a dash, by a hash of the seed."""
     number = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
     number, second = divmod(number, len(_SECOND))
     return f"{_FIRST[number % len(_FIRST)]}-{_SECOND[second]}"
@@ -48,7 +49,33 @@ def new_name(recipe: str, moment: datetime.datetime, taken: Container[str]) -> s
 
 
 def check_name(name: str) -> str:
-    """`name` itself when it may name a folder: no slash, no leading dot, nothing a shell or a web page trips over."""
+    """`name` if it is a valid run name: no slash, no leading dot, no special characters."""
     if not _LEGAL.fullmatch(name):
         raise UserError(f"{name!r} cannot name a run: use letters, digits, dots, dashes and underscores, 100 at most")
     return name
+
+
+# ---- checkpoint folders ----------------------------------------------------------------------------------------------
+
+# Six digits, more where the step needs them: a name with other zeros, or with anything behind, is not one of ours.
+_NAME = re.compile(r"step-(\d{6}|[1-9]\d{6,18})")
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint folder's name; None for other names."""
+    found = _NAME.fullmatch(name) if name.isascii() else None
+    return int(found[1]) if found else None
+
+
+def step_names(folder: Path) -> list[str]:
+    """The checkpoint folders by step, oldest first; links, files and other names are ignored."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e.name for e in entries if step_of(e.name) is not None and e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda name: step_of(name) or 0)

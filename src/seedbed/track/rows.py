@@ -1,4 +1,4 @@
-"""Readers that follow a run while it is written: each look costs what was added since the last, and a half line waits."""
+"""Incremental readers of a run's files while they grow: a refresh reads only what was added; a partial line waits."""
 
 import array
 import functools
@@ -10,24 +10,24 @@ import re
 from pathlib import Path
 from typing import Any
 
-from seedbed.track import lines
+from seedbed.track import files, jsonl
 
 _CHUNK = 1 << 22
-# Whole lines read for a thumbnail come from pieces of this size; rows are a few hundred bytes.
+# Size of the chunks in which a thumbnail looks for whole lines; rows are a few hundred bytes.
 _PIECE = 2048
 
 
 class Tail:
-    """The whole lines that a file gains. A file that was replaced or cut short is read from its start again."""
+    """The new whole lines of a growing file. A file that was replaced or truncated is read again from its start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._inode = self._at = 0
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """Whether everything read before is void, and the lines since then; a file that is gone has none."""
+        """Whether everything read before is invalid, and the lines since then; none for a missing file."""
         try:
-            with open(self.path, "rb") as file:
+            with open(files.open_regular(self.path), "rb") as file:
                 found = os.fstat(file.fileno())
                 again = found.st_ino != self._inode or found.st_size < self._at
                 self._inode, self._at = found.st_ino, 0 if again else self._at
@@ -48,7 +48,7 @@ class Tail:
 
 
 class Objects:
-    """The JSON objects of a file of lines, kept and followed: events, mostly."""
+    """The JSON objects of a growing file of lines, such as events."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -61,7 +61,7 @@ class Objects:
 
 
 class Columns:
-    """The numbers of a file of rows, a column of doubles per name; nested ones are dotted, and NaN means none."""
+    """The numbers of a growing file of rows, one column of doubles per name; nested keys are dotted, missing values are NaN."""
 
     def __init__(self, path: Path) -> None:
         self._tail = Tail(path)
@@ -80,7 +80,7 @@ class Columns:
         return list(self._columns)
 
     def column(self, name: str) -> array.array:
-        """One column, to be left as it is; NaN where no row has it."""
+        """One column, read-only; NaN where a row lacks it."""
         found = self._columns.get(name)
         return found if found is not None else _nothing(self.num_rows)
 
@@ -91,17 +91,23 @@ class Columns:
     def _add(self, found: list[dict[str, Any]]) -> None:
         new = _columns(found)
         names = dict.fromkeys((*self._columns, *new))
-        # New arrays in place of longer ones: a shallow copy that somebody reads meanwhile stays as it was.
+        # New arrays instead of extended ones: shallow copies that other threads read stay unchanged.
         self._columns = {n: self.column(n) + (new.get(n) or _nothing(len(found))) for n in names}
         self.num_rows += len(found)
 
 
 def _decode(found: list[bytes]) -> list[dict[str, Any]]:
-    """The objects of many lines, as one JSON list: half the time of one by one, which is left for broken lines."""
-    try:
-        return [value for value in json.loads(b"[" + b",".join(filter(None, found)) + b"]") if isinstance(value, dict)]
-    except (ValueError, RecursionError):
-        return lines.decode(found)
+    """Parse many lines as one JSON list, in half the time; falls back to single lines when one is broken."""
+    whole = [line for line in found if line]
+    # Otherwise two broken lines could combine into a valid one.
+    if all(line[:1] == b"{" and line[-1:] == b"}" and not jsonl.may_be_deep(line) for line in whole):
+        try:
+            values = json.loads(b"[" + b",".join(whole) + b"]")
+            if len(values) == len(whole):
+                return values
+        except (ValueError, RecursionError):
+            pass
+    return jsonl.decode(found)
 
 
 def _nothing(num: int) -> array.array:
@@ -109,7 +115,7 @@ def _nothing(num: int) -> array.array:
 
 
 def _columns(found: list[dict[str, Any]], prefix: str = "") -> dict[str, array.array]:
-    """Rows turned into columns, a key at a time: most keys hold a number in every row, and that is the quick way."""
+    """Transpose rows to columns, with a fast path for keys that hold a number in every row."""
     out = {}
     for key in dict.fromkeys(itertools.chain.from_iterable(found)):
         values = [row.get(key) for row in found]
@@ -132,10 +138,10 @@ def _number(value: Any) -> float:
         return math.inf
 
 
-def glimpse(path: Path, key: str, num: int) -> list[float]:
-    """About `num` values of one key, evenly spread over a file of rows, without reading the rest of it."""
+def thumbnail(path: Path, key: str, num: int) -> list[float]:
+    """About `num` values of one key, evenly spaced over a file of rows, without reading all of it."""
     try:
-        with open(path, "rb") as file:
+        with open(files.open_regular(path), "rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size <= num * _PIECE:
                 found = file.read().split(b"\n")[:-1]
@@ -150,19 +156,19 @@ def glimpse(path: Path, key: str, num: int) -> list[float]:
 
 
 def _line_at(fd: int, size: int, share: float) -> bytes:
-    """The first whole line of a piece of the file."""
+    """The first whole line of a chunk of the file."""
     parts = os.pread(fd, _PIECE, int(share * (size - _PIECE))).split(b"\n")
     return parts[1] if len(parts) > 2 else b""
 
 
 @functools.cache
 def _beginning(key: str) -> re.Pattern[bytes]:
-    """A row as the loop writes it, up to a number right behind its step."""
+    """Pattern of a row up to a number directly after its step."""
     return re.compile(rb'\{"step":\s*\d+,\s*"%b":\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[,}]' % re.escape(key).encode())
 
 
 def _value(line: bytes, key: str) -> float:
-    # The loss stands at the beginning of a row: there is no need to read the rest of it.
+    # The loss is at the beginning of a row: the rest need not be parsed.
     if found := _beginning(key).match(line):
         return float(found[1])
     try:

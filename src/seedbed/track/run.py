@@ -1,6 +1,6 @@
-"""The run folder: everything one training run leaves behind, in open files that a crash cannot half-write.
+"""The run folder: config, code state, rows, events and status of one training run, written crash-safely.
 
-Every listing loads this module, so what only a new run needs is imported where it is used.
+Every listing loads this module, so what only new runs need is imported inside functions.
 """
 
 import contextlib
@@ -10,17 +10,18 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from seedbed.errors import UserError
-from seedbed.track import files, lines, locks, names
-from seedbed.track.text import spell
+from seedbed.track import events, files, folders, jsonl, locks, names
+from seedbed.track.names import step_names
+from seedbed.track.text import format_value
 
 
 class Listener(Protocol):
-    """Hears what is written to a run, as it is written; must neither raise nor wait."""
+    """Receives the rows and events of a run as they are written; must neither raise nor block."""
 
     def row(self, values: dict[str, Any]) -> None: ...
     def event(self, values: dict[str, Any]) -> None: ...
@@ -35,8 +36,15 @@ class Run:
         self.name = path.name
         self.warn = _warn
         self.listeners: list[Listener] = []
+        self.wall: Callable[[], dict[str, float]] | None = None  # seconds by kind of work, of the process that trains it
+        self.was_removed = False
+        self.on_removed: Callable[[], None] = lambda: None
         self._appenders: dict[str, files.Appender] = {}
-        self._troubled: set[str] = set()
+        self._failing: set[str] = set()
+        self._step = 0
+        self._held: folders.FolderHandle | None = None
+        self._kept_files: dict[str, bytes] = {}
+        self._new_lock: int | None = None
 
     @classmethod
     def create(
@@ -53,13 +61,14 @@ class Run:
         base: Any = None,
         sweep: str | None = None,
     ) -> "Run":
-        """A new run folder, complete or not there at all. `base` is the preset's own config: the changes are recorded."""
+        """Create a run folder atomically. Differences from `base`, the preset's config, are recorded."""
         root = Path(root)
         parent = cls.open(root, parent).name if parent else None
         if name is not None and os.path.lexists(root / names.check_name(name)):
-            raise UserError(f"run {name} exists already; choose another --run NAME, or go on with: seedbed resume {name}")
+            raise UserError(f"run {name} exists already; choose another --run NAME, or continue with: seedbed resume {name}")
         now = datetime.datetime.now().astimezone()
         facts = {
+            "id": os.urandom(8).hex(),
             "recipe": recipe,
             "preset": preset,
             **_described(config, base),
@@ -78,13 +87,13 @@ class Run:
 
     @classmethod
     def open(cls, root: Path, name: str) -> "Run":
-        """An existing run by its name, or by its path as the shell completes it."""
+        """Open an existing run by its name or its path."""
         root = Path(root)
         typed = Path(name)
-        if len(typed.parts) > 1 and typed.parent.resolve() == root.resolve():
+        if len(typed.parts) > 1 and os.path.realpath(typed.parent) == os.path.realpath(root):
             name = typed.name
         path = root / name
-        if name and Path(name).name == name and not name.startswith(".") and path.is_dir():
+        if name and Path(name).name == name and not name.startswith(".") and os.path.isdir(path):
             return cls(path)
         import difflib
 
@@ -96,7 +105,7 @@ class Run:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the run for this process; a UserError names the process that has it. The system frees it when we die."""
+        """Lock the run for this process; a UserError names the process that holds it."""
         try:
             fd = locks.open_lock(self.path / "lock")
         except OSError as error:
@@ -104,11 +113,75 @@ class Run:
         try:
             self._acquire(fd)
             locks.sign(fd, _now())
-            for leftover in files.leftovers(self.path, older_than=0):
-                leftover.unlink(missing_ok=True)
+            for leftover in files.leftover_files(self.path):
+                with contextlib.suppress(OSError):
+                    leftover.unlink()
+            self._open_folder()
             yield
         finally:
+            self._close_folder()
             locks.release(fd)
+
+    def _open_folder(self) -> None:
+        """Open the folder, and keep in memory the files needed to create it again."""
+        with contextlib.suppress(OSError):
+            self._held = folders.FolderHandle(self.path)
+        self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(path.name for path in self.path.glob("*.py")))
+
+    def remember(self, *names: str) -> None:
+        """Keep the content of small files in memory, in case the folder is removed during training."""
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._kept_files[name] = (self.path / name).read_bytes()
+
+    def _close_folder(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if self._new_lock is not None:
+            locks.release(self._new_lock)
+            self._new_lock = None
+
+    def locate(self) -> Path:
+        """The current path of the run's folder, looked up before every write while the run is locked.
+
+        A renamed folder is followed. A removed one is created again under another name, and `on_removed` is called.
+        """
+        held = self._held
+        if held is None or held.is_at(self.path):
+            return self.path
+        self._held = None  # no recursion by the writes below
+        old, found = self.path, held.find()
+        if found is None:
+            held = self._recreate(held)
+        elif found != Path(os.path.realpath(old)):
+            self.path = folders.like(old, found)
+            self.warn(f"the run's folder {old} was renamed: going on in {self.path}")
+        if self.path != old:
+            self.name = self.path.name
+            self.event(self._step, "moved", path=str(self.path), was=str(old), removed=found is None)
+        self._held = held
+        return self.path
+
+    def _recreate(self, held: folders.FolderHandle) -> folders.FolderHandle:
+        """Create a folder next to the removed one; keep the old handle when that fails."""
+        old = self.path
+        try:
+            self.path = folders.recreate(old, self._kept_files, self._appenders.items())
+            self.close()
+            self._new_lock = locks.open_lock(self.path / "lock")
+            locks.try_lock(self._new_lock)
+            locks.sign(self._new_lock, _now())
+            new = folders.FolderHandle(self.path)
+            held.close()
+            self.warn(f"the run's folder {old} was removed: what is left of the run goes to {self.path}, and it stops there")
+        except OSError as error:
+            new = held
+            self._warn_once("", error)
+        if not self.was_removed:
+            self.was_removed = True
+            self.on_removed()
+        return new
 
     def _acquire(self, fd: int) -> None:
         deadline = time.monotonic() + 0.5
@@ -119,124 +192,177 @@ class Run:
             except OSError as error:
                 self.warn(f"{self.path} is on a disk without locks ({error.strerror}): train this run from one process only")
                 return
-            # A listing in another process touches the lock for an instant; a training process keeps it.
+            # A listing in another process holds the lock for an instant; a training process keeps it.
             if time.monotonic() > deadline:
                 raise UserError(self._holder())
             time.sleep(0.02)
 
     def _holder(self) -> str:
         try:
-            facts = json.loads((self.path / "lock").read_bytes())
+            facts = json.loads(files.read_regular(self.path / "lock", 1 << 16))
             who = f"process {facts['pid']} on {facts['host']} since {facts['since']}"
         except (OSError, ValueError, KeyError, TypeError):
             who = "another process"
         return f"run {self.name} is in use by {who}; stop that one first or wait for it"
 
     def is_running(self) -> bool:
-        """Whether a live process holds the lock; what status.json says does not matter."""
+        """Whether a live process holds the lock, whatever status.json says."""
         return locks.is_locked(self.path / "lock")
+
+    def is_ours(self) -> bool:
+        """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
+        with contextlib.suppress(UserError):
+            self.config_json()
+            return True
+        return "version" in self.code_json()
 
     def config_json(self) -> dict[str, Any]:
         """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
-        facts = lines.read_object(self.path / "config.json")
+        facts = jsonl.read_object(self.path / "config.json")
         if not isinstance(facts.get("config"), dict) or not all(isinstance(facts.get(k), str) for k in ("recipe", "preset")):
             raise UserError(f"{self.path / 'config.json'} is damaged: it lacks recipe, preset or config")
+        if not all(isinstance(facts.get(k) or kind(), kind) for k, kind in _KINDS.items()) or not _is_history(
+            facts.get("history")
+        ):
+            raise UserError(f"{self.path / 'config.json'} is damaged: it holds values of another kind than we write")
         return facts
 
-    def change_config(self, config: Any, base: Any = None) -> None:
-        """Let config.json say what the run trains with from now on; without `base`, changes add to those it tells of."""
+    @property
+    def id(self) -> str | None:
+        """Unique id of the run, independent of its folder's name; None for runs of older versions."""
+        return self.config_json().get("id")
+
+    def origin(self, config: Any) -> dict[str, Any]:
+        """What a checkpoint records about its run; empty in a folder that is not a run, such as those of checks."""
+        from seedbed import config as configs
+
+        if not (self.path / "config.json").exists():
+            return {}
+        return {"id": self.id, "name": self.name, "hash": configs.digest(config), "config": configs.to_json(config)}
+
+    def change_config(self, config: Any, base: Any = None, history: list[dict[str, Any]] | None = None) -> None:
+        """Update config.json to the settings from now on; without `base`, changes are added to the recorded ones.
+
+        `history` lists the changes during the run, by the step from which they apply.
+        """
+        self.locate()
         facts = self.config_json()
-        new = {**facts, **_described(config, base)}
+        new = {**facts, **_described(config, base), **({} if history is None else {"history": history})}
         if base is None:
             from seedbed.config import diff
 
             since = {key: now for key, (_, now) in diff(flat(facts["config"]), flat(new["config"])).items()}
             new["changes"] = {**(facts.get("changes") or {}), **since}
         if new != facts:
-            files.write_atomic(self.path / "config.json", lines.pretty(new))
+            self._kept_files["config.json"] = jsonl.pretty(new)
+            files.write_atomic(self.path / "config.json", self._kept_files["config.json"])
 
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
         try:
-            return lines.read_object(self.path / "code.json")
+            return jsonl.read_object(self.path / "code.json")
         except UserError:
             return {}
+
+    def write_code(self, facts: dict[str, Any]) -> None:
+        """Replace code.json."""
+        self._kept_files["code.json"] = jsonl.pretty(facts)
+        files.write_atomic(self.locate() / "code.json", self._kept_files["code.json"])
 
     def status(self) -> dict[str, Any]:
         """status.json as it was last written; empty when it is lost."""
         try:
-            return lines.read_object(self.path / "status.json")
+            return jsonl.read_object(self.path / "status.json")
         except UserError:
             return {}
 
     def set_status(self, status: str, **facts: Any) -> None:
         """Record running, done, interrupted, failed, stalled, nan or diverged; facts (step, loss ...) add to the earlier ones."""
+        self.locate()
         earlier = {key: value for key, value in self.status().items() if key != "error"}
-        values = {**earlier, "status": status, **facts, "updated": _now()}
+        wall = {"wall": self.wall()} if self.wall else {}
+        values = {**earlier, "status": status, **facts, **wall, "updated": _now()}
         try:
-            files.write_atomic(self.path / "status.json", lines.pretty(values))
-            self._troubled.discard("status.json")
+            files.write_atomic(self.path / "status.json", jsonl.pretty(values))
+            self._failing.discard("status.json")
         except OSError as error:
-            self._tolerate("status.json", error)
+            self._warn_once("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
         """Append one log point to rows.jsonl."""
+        self._step = values.get("step", self._step)
         self._append("rows.jsonl", values)
         for listener in self.listeners:
             listener.row(values)
 
     def event(self, step: int, kind: str, **facts: Any) -> None:
-        """Append to events.jsonl. The first number of an "eval" event is the one that decides `best`."""
-        values = {"step": step, "kind": kind, **facts, "time": round(time.time(), 3)}
+        """Append to events.jsonl. `kind` is one of seedbed.track.events; the first number of an "eval" decides `best`."""
+        self._step = step
+        values = {"step": step, "kind": kind, **facts}
+        if events.is_at_least("notice", values):
+            values["severity"] = events.severity_of(values)
+        values["time"] = round(time.time(), 3)
         self._append("events.jsonl", values)
         for listener in self.listeners:
             listener.event(values)
 
     def _append(self, name: str, values: dict[str, Any]) -> None:
-        line = lines.encode(values)
+        self.locate()
+        line = jsonl.encode(values)
         try:
             appender = self._appenders.get(name)
             if appender is None:
                 appender = self._appenders[name] = files.Appender(self.path / name)
             appender.write(line)
-            self._troubled.discard(name)
+            self._failing.discard(name)
         except OSError as error:
-            self._tolerate(name, error)
+            self._warn_once(name, error)
 
     def sync(self) -> None:
-        """Rows and events survive a power cut from here on: a checkpoint must not outlive the story that led to it."""
+        """fsync rows and events, so that a checkpoint never survives a power cut without them."""
         for name, appender in self._appenders.items():
             try:
                 appender.sync()
             except OSError as error:
-                self._tolerate(name, error)
+                self._warn_once(name, error)
         with contextlib.suppress(OSError):
             files.sync_folder(self.path)
 
-    def _tolerate(self, name: str, error: OSError) -> None:
-        """Training can do without this write: the first failure of a series warns, and nothing is raised."""
-        if name not in self._troubled:
-            self._troubled.add(name)
+    def _warn_once(self, name: str, error: OSError) -> None:
+        """Warn once per series of failed writes instead of raising: training can continue without them."""
+        if name not in self._failing:
+            self._failing.add(name)
             reason = error.strerror or error
             self.warn(f"{self.path / name} cannot be written ({reason}); training goes on, lines may be lost")
 
     def rows(self) -> list[dict[str, Any]]:
-        return lines.read(self.path / "rows.jsonl")
+        return jsonl.read(self.path / "rows.jsonl")
 
     def events(self) -> list[dict[str, Any]]:
-        return lines.read(self.path / "events.jsonl")
+        return jsonl.read(self.path / "events.jsonl")
 
     def rewind(self, step: int, *, events: bool = True) -> None:
-        """Forget rows (and events) after `step`, and any half-written tail: training will write them again."""
+        """Drop rows (and events) after `step` and any partial last line: training will write them again."""
+        self.locate()
         self.close()
         for name in ("rows.jsonl", "events.jsonl") if events else ("rows.jsonl",):
             path = self.path / name
-            old = path.read_bytes() if path.exists() else b""
+            old = self._whole(path)
             kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
             if kept != old:
                 files.write_atomic(path, kept)
         for listener in self.listeners:
             listener.rewind(step)
+
+    @staticmethod
+    def _whole(path: Path) -> bytes:
+        try:
+            with open(files.open_regular(path), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
     def close(self) -> None:
         """Close the open files; the next row opens them again."""
@@ -246,15 +372,9 @@ class Run:
 
     def checkpoints(self) -> tuple[list[str], str | None]:
         """Names of the checkpoint folders, oldest first, and the one that `best` points at."""
-        folder = self.path / "checkpoints"
-        try:
-            found = sorted(e.name for e in os.scandir(folder) if e.name.startswith("step-") and e.is_dir(follow_symlinks=False))
-        except OSError:
-            return [], None
-        try:
-            best = os.readlink(folder / "best")
-        except OSError:
-            return found, None
+        found, best = step_names(self.path / "checkpoints"), None
+        with contextlib.suppress(OSError):
+            best = os.readlink(self.path / "checkpoints" / "best")
         return found, best if best in found else None
 
     def title(self) -> str:
@@ -263,41 +383,76 @@ class Run:
         return f"{full_name(facts['recipe'], facts['preset'])}, config {facts.get('hash')}, seedbed {facts.get('version')}"
 
     def command(self) -> str:
-        """What to type to train this run again."""
+        """The commands that repeat this run, including stops at the steps where settings were changed."""
         import shlex
 
         facts = self.config_json()
-        changes = facts.get("changes") or {}
-        words = [f"{key}={spell(value)}" for key, value in changes.items()]
-        return shlex.join(["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *words])
+        history = facts.get("history") or []
+        begun = dict(facts.get("changes") or {})
+        for past in reversed(history):
+            begun |= {key: old for key, (old, _) in past["changed"].items()}
+        commands = [["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *_words(begun)]]
+        for past in history:
+            commands[0] += ["--run", f"{self.name}-again"] * (past is history[0])
+            commands[-1] += ["--until", str(past["step"])]
+            commands.append(
+                ["seedbed", "resume", f"{self.name}-again", *_words({k: new for k, (_, new) in past["changed"].items()})]
+            )
+        return " && ".join(map(shlex.join, commands))
+
+
+# Types of the optional parts of config.json.
+_KINDS = {"id": str, "hash": str, "changes": dict, "parent": str, "why": str, "created": str, "sweep": str, "accepted": list}
+
+
+def _is_history(value: Any) -> bool:
+    """Whether this is a valid history of changes: steps, and old and new values by key."""
+    return value is None or (
+        isinstance(value, list)
+        and all(isinstance(past, dict) and type(past.get("step")) is int for past in value)
+        and all(isinstance(past.get("changed"), dict) for past in value)
+        and all(isinstance(pair, list) and len(pair) == 2 for past in value for pair in past["changed"].values())
+    )
 
 
 def run_names(root: Path) -> list[str]:
-    """Every folder that is or was meant to be a run, in order of name."""
+    """Names of all folders that may be runs, sorted."""
     try:
         with os.scandir(root) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+            return sorted(e.name for e in entries if not e.name.startswith(".") and _may_be_run(e))
     except OSError:
         return []
 
 
+def _may_be_run(entry: os.DirEntry[str]) -> bool:
+    """A folder, or an entry that cannot be examined, such as a link to itself: it is listed with the reason."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return True
+
+
 def full_name(recipe: str, preset: str) -> str:
-    """How a recipe and its preset are typed: gpt/demo, or path/to/file.py:preset, relative where that is shorter."""
+    """How a recipe and its preset are written on the command line: gpt/demo, or path/to/file.py:preset."""
     if not recipe.endswith(".py"):
         return f"{recipe}/{preset}"
     return f"{min(recipe, os.path.relpath(recipe), key=len)}:{preset}"
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Dotted key to value for a config as it is saved."""
+    """Flatten a nested config to dotted keys."""
     found = {}
     for key, value in values.items():
         found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
     return found
 
 
+def _words(values: dict[str, Any]) -> list[str]:
+    return [f"{key}={format_value(value)}" for key, value in values.items()]
+
+
 def _described(config: Any, base: Any) -> dict[str, Any]:
-    """The parts of config.json that follow from the values; `changes` are those that differ from the preset's."""
+    """The parts of config.json derived from the values; `changes` are those that differ from the preset."""
     from seedbed import config as configs
 
     new = configs.to_json(config)
@@ -310,14 +465,14 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
 
     from seedbed.track.code import keep
 
-    for leftover in files.leftovers(root):
+    for leftover in files.leftover_folders(root):
         shutil.rmtree(leftover, ignore_errors=True)
     aside = root / f".new-{os.getpid()}-{time.monotonic_ns()}.tmp"
     aside.mkdir()
     try:
         (aside / "samples").mkdir()
         (aside / "checkpoints").mkdir()
-        files.write_synced(aside / "config.json", lines.pretty(facts))
+        files.write_synced(aside / "config.json", jsonl.pretty(facts))
         keep(code, aside)
         files.sync_folder(aside)
     except OSError:
@@ -348,7 +503,7 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
 
 
 def _is_upto(line: bytes, step: int) -> bool:
-    found = lines.decode([line])
+    found = jsonl.decode([line])
     at = found[0].get("step") if found else None
     return bool(found) and not (isinstance(at, int | float) and at > step)
 

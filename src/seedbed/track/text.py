@@ -1,4 +1,4 @@
-"""Numbers, lengths of time and tables as plain text: quick to load, aligned, and safe to show on a terminal."""
+"""Formatting of numbers, durations and tables as plain text that is safe to print on a terminal."""
 
 import datetime
 import math
@@ -13,7 +13,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud
 
 
 def safe(text: str) -> str:
-    """The text without control characters: a model or a stranger's file may have written them."""
+    """The text without control characters, which a model or an untrusted file may contain."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -26,7 +26,7 @@ def clip(text: str, width: int) -> str:
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A measurement at a glance: four decimals where they mean something, an exponent where they would not."""
+    """A number with about four decimals, or in scientific notation."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "-" if value is None else one_line(str(value))
     if isinstance(value, int):
@@ -89,9 +89,9 @@ def age_seconds(created: Any, now: datetime.datetime | None = None) -> float | N
 
 
 def width() -> int:
-    """Columns to write for: the terminal's, and 120 where there is none."""
+    """Width of the terminal; 120 where there is none or it is unknown."""
     try:
-        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns
+        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(sys.stdout.fileno()).columns or 120
     except (ValueError, OSError):
         return 120
 
@@ -103,7 +103,7 @@ def table(
     max_width: int | None = None,
     paint: dict[int, Callable[[str], str]] | None = None,
 ) -> str:
-    """Aligned columns; those numbered in `right` are flush right, and the last one gives way when lines grow too long.
+    """Aligned columns; those numbered in `right` are right-aligned, and the last one is clipped to the width.
 
     `paint` colours columns by their number, after everything has found its place: colours have no width.
     """
@@ -125,7 +125,7 @@ def _painted(line: str, widths: Sequence[int], paint: dict[int, Callable[[str], 
 
 
 def wrapped(words: Sequence[str], max_width: int, gap: str = "  ") -> list[str]:
-    """Words on as few lines as they fit on, none of them broken."""
+    """Words joined to lines of at most this width; no word is split."""
     out: list[str] = []
     for word in map(one_line, words):
         if out and len(out[-1]) + len(gap) + len(word) <= max_width:
@@ -135,21 +135,23 @@ def wrapped(words: Sequence[str], max_width: int, gap: str = "  ") -> list[str]:
     return out
 
 
-def spell(value: Any) -> str:
-    """A config value as the command line reads it."""
+def format_value(value: Any) -> str:
+    """A config value as it is written on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
-    return ",".join(map(spell, value)) if isinstance(value, list | tuple) else str(value)
+    return ",".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def config_lines(config: dict[str, Any], marks: dict[str, Container[str]], max_width: int) -> list[str]:
-    """A flat config as a compact table, a group to a line; each mark is put behind the keys it holds."""
+    """A flat config as a compact table, one group per line; marks follow the keys they apply to."""
     groups: dict[str, list[str]] = {"run": []}
     for key, value in config.items():
         group, _, name = key.rpartition(".")
-        groups.setdefault(group or "run", []).append(f"{name}={spell(value)}" + "".join(m for m in marks if key in marks[m]))
+        groups.setdefault(group or "run", []).append(
+            f"{name}={format_value(value)}" + "".join(m for m in marks if key in marks[m])
+        )
     indent = 2 + max(map(len, groups)) + 2
     out = []
     for group, words in groups.items():

@@ -1,4 +1,4 @@
-"""Autograd's anomaly mode for a whole run: the backward pass stops at the first NaN, and the line that led to it is told."""
+"""Autograd's anomaly mode for a whole run: the backward pass stops at the first NaN and names the forward line."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from seedbed.train.loop import Job
+    from seedbed.train.job import Job
 
 _TORCH = str(Path(torch.__file__).parent)
 
 
 def last_line_outside_torch(text: str, skip: tuple[str, ...] = ()) -> tuple[str, str, str] | None:
-    """File, line and function of the innermost frame of a traceback in text that is not torch's own."""
+    """File, line and function of the innermost frame of a printed traceback that is not in torch."""
     frames = re.findall(r'File "([^"]+)", line (\d+), in (.+)', text)
     kept = [frame for frame in frames if not frame[0].startswith((_TORCH, "<", *skip))]
     return kept[-1] if kept else None
@@ -38,17 +38,17 @@ def detecting(job: Job) -> Iterator[None]:
                 raise
             raise UserError(_explain(job, str(error), [str(w.message) for w in caught])) from None
         finally:
-            _pass_on([str(w.message) for w in caught], job.console.warn)
+            _repeat_warnings([str(w.message) for w in caught], job.console.warn)
 
 
-def _explain(job: Job, problem: str, told: list[str]) -> str:
-    found = last_line_outside_torch(next((t for t in told if "forward call" in t), ""))
+def _explain(job: Job, problem: str, messages: list[str]) -> str:
+    found = last_line_outside_torch(next((t for t in messages if "forward call" in t), ""))
     where = f"{found[0]}:{found[1]} {found[2]}" if found else "an unknown line"
     what = problem.strip().rstrip(".").splitlines()[0]
     job.run.event(job.step + 1, "anomaly", what=what, where=where)
     return f"step {job.step + 1}: {what}; its forward call is at {where}\n`seedbed train` without --anomaly guards and replays it"
 
 
-def _pass_on(told: list[str], warn: Callable[[str], None]) -> None:
-    for text in dict.fromkeys(t for t in told if "forward call" not in t):
+def _repeat_warnings(messages: list[str], warn: Callable[[str], None]) -> None:
+    for text in dict.fromkeys(t for t in messages if "forward call" not in t):
         warn(text)

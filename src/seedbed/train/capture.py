@@ -1,6 +1,6 @@
 """One step as one call: compiled where asked, captured as one CUDA graph per variant where possible, eager otherwise.
 
-Measurements leave the device as one small vector that is read a step later, so nobody waits for it.
+Measurements leave the device as one small vector that is read a step later, so that the host never waits for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from seedbed.train.low import num_float8
+from seedbed.train.oom import is_out_of_memory
 
 if TYPE_CHECKING:
     from seedbed.config import Config
@@ -35,22 +35,35 @@ class Steps(Protocol):
     config: Config
     device: torch.device
     variant: Hashable
-    rate: Tensor
+    lr_factor: Tensor
     halted: Tensor
     compiled: set[str]
 
     def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]: ...
-    def rehearsal(self) -> AbstractContextManager[None]: ...
+    def dry_run(self) -> AbstractContextManager[None]: ...
 
 
-def compile_system(system: System, mode: str) -> list[nn.Module]:
+def compile_system(system: System, mode: str, say: Callable[[str], None] = print) -> list[nn.Module]:
     """Compile in place, so that parameter names stay as they are; returns the compiled modules."""
     if mode != "off":
-        torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations
-    units = {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
+        _load_compiler(say)
+    units = units_to_compile(system, mode)
     for unit in units:
-        unit.compile(dynamic=False)
+        unit.compile(dynamic=False, options=dict(system.compile_options) or None)
     return units
+
+
+def _load_compiler(say: Callable[[str], None]) -> None:
+    from seedbed.train import compile_cache
+
+    compile_cache.enable(say)
+    torch.compiler.reset()  # an earlier system in this process must not count towards the limit of recompilations
+
+
+def units_to_compile(system: System, mode: str) -> list[nn.Module]:
+    """The modules that a mode of `compile` compiles."""
+    mode = system.auto_compile if mode == "auto" else mode
+    return {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
 
 
 class StepRunner:
@@ -59,11 +72,15 @@ class StepRunner:
     def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
         self.engine, self.feed, self.say = engine, feed, say
         if engine.compiled:
-            torch.compiler.reset()
+            _load_compiler(say)
         self.mode = engine.config.compile
+        # With several ranks steps are not timed before they are compiled, and on a CPU compiling is seldom worth it.
+        self.is_undecided = self.mode == "auto" and engine.device.type == "cuda" and engine.config.dist.world == 1
+        if self.mode == "auto":
+            self.mode = "off" if self.is_undecided or engine.device.type != "cuda" else engine.system.auto_compile
         if self.mode == "whole" and engine.config.dist.shard > 1:
             self.mode = "blocks"  # weights are gathered between them, which no compiled code can do
-        self.units = compile_system(engine.system, self.mode)
+        self.units = compile_system(engine.system, self.mode, say)
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.names: list[str] = []
         self.why_not = self._why_not_captured()
@@ -83,9 +100,11 @@ class StepRunner:
     def _further(self) -> str:
         """What else is not plain about a step."""
         config, found = self.engine.config, ""
-        if config.recompute != "none":
-            found += f", {config.recompute} recompute"
+        if config.remat != "none":
+            found += f", {config.remat} remat"
         if config.float8:
+            from seedbed.train.float8 import num_float8
+
             found += f", float8: {num_float8(self.engine.system)} layers converted"
         return found
 
@@ -106,27 +125,33 @@ class StepRunner:
         if not self._compiled() and self.why_not:
             return
         try:
-            self._rehearse()
+            self._dry_run()
         except Exception as error:
-            if not self._compiled() or isinstance(error, torch.OutOfMemoryError):
+            if not self._compiled() or is_out_of_memory(error):
                 raise
-            self._give_up_compiling(error)
-            self._rehearse()
+            self._compile_again(error)
         if not self.why_not:
             self._capture(variant)
 
+    def settle(self, mode: str) -> None:
+        """Apply the decision of `compile=auto`; prepared steps are prepared again if they are to be compiled."""
+        self.is_undecided, self.mode = False, mode
+        if mode != "off":
+            self.forget()
+            self.units = compile_system(self.engine.system, mode, self.say)
+
     def forget(self) -> None:
-        """Let go of every captured step, and of its memory: the next one is prepared anew."""
+        """Release every captured step and its memory: the next step is captured again."""
         self.graphs.clear()
         self.ready.clear()
         self.why_not = self._why_not_captured()
 
-    def _rehearse(self) -> None:
-        with self.engine.rehearsal():
+    def _dry_run(self) -> None:
+        with self.engine.dry_run():
             if self.engine.device.type != "cuda":
                 self._body()
                 return
-            # One stream for all rehearsals: products keep a workspace of tens of megabytes for every stream that they ever saw.
+            # One stream for all dry runs: cuBLAS keeps a workspace of tens of megabytes for every stream it was used on.
             self.side = self.side or torch.cuda.Stream()
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
@@ -139,16 +164,16 @@ class StepRunner:
         graph = torch.cuda.CUDAGraph()
         pool = next(iter(self.graphs.values()))[0].pool() if self.graphs else None
         generator = torch.cuda.default_generators[self.engine.device.index]
-        dice = generator.clone_state()
+        rng = generator.clone_state()
         try:
-            with self.engine.rehearsal(), torch.cuda.graph(graph, pool=pool):
+            with self.engine.dry_run(), torch.cuda.graph(graph, pool=pool):
                 vector = self._body()
         except Exception as error:
             self.why_not = _first_line(error)
             self.graphs.clear()
             torch.cuda.synchronize()
-            generator.graphsafe_set_state(dice)  # the old state would believe for ever that it is being captured
-            if isinstance(error, torch.OutOfMemoryError):
+            generator.graphsafe_set_state(rng)  # the old generator state would stay marked as being captured
+            if is_out_of_memory(error):
                 raise
             self.say(f"the step could not be captured and runs uncaptured: {self.why_not}")
             return
@@ -156,7 +181,7 @@ class StepRunner:
 
     def _body(self) -> Tensor:
         measured = self.engine.step(self.feed.part)
-        measured["rate"], measured["halted"] = self.engine.rate, self.engine.halted
+        measured["lr_factor"], measured["halted"] = self.engine.lr_factor, self.engine.halted
         self.names = list(measured)
         shape = self.engine.halted.shape
         return torch.stack([v.detach().float().reshape(shape) for v in measured.values()])
@@ -167,6 +192,20 @@ class StepRunner:
         if self.engine.config.dist.world > 1:
             return "several ranks take it together"
         return "capture=off" if self.engine.config.capture == "off" else ""
+
+    def _compile_again(self, error: Exception) -> None:
+        """After a failure: into another folder where the disk was the reason, and not at all otherwise."""
+        from seedbed.train import compile_cache
+
+        if compile_cache.is_disk_error(error):
+            torch.compiler.reset()
+            compile_cache.use_temporary_folder(f"it could not be written ({_first_line(error)})", self.say)
+            try:
+                return self._dry_run()
+            except Exception as second:
+                error = second
+        self._give_up_compiling(error)
+        self._dry_run()
 
     def _give_up_compiling(self, error: Exception) -> None:
         for unit in self.units:

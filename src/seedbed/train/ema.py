@@ -10,7 +10,7 @@ from seedbed.dist.ranks import local
 
 
 class Ema:
-    """Shadow weights; `decay` is reached by a warm-up so that a short run is not an average of its birth."""
+    """Averaged weights; `decay` is reached by a warm-up, so that a short run does not average over its initialisation."""
 
     def __init__(self, module: nn.Module, decay: float) -> None:
         self.decay = decay

@@ -1,4 +1,4 @@
-"""Garbage lies while steps are taken, so that collecting never makes one late, and is swept up where time is not counted."""
+"""Pauses Python's garbage collector during steps and collects between them, so that no collection falls into a timed step."""
 
 import contextlib
 import ctypes
@@ -6,10 +6,12 @@ import functools
 import gc
 from collections.abc import Callable, Iterator
 
+_num_collections = 0
+
 
 @contextlib.contextmanager
-def left_lying() -> Iterator[None]:
-    """Nothing is collected inside but by `sweep`; what exists already is never looked at again."""
+def gc_paused() -> Iterator[None]:
+    """Disable automatic collection inside; `gc_collect` still collects. Objects that exist already are frozen."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -20,18 +22,25 @@ def left_lying() -> Iterator[None]:
         gc.unfreeze()
 
 
-def sweep() -> None:
-    """After an evaluation, a sample or a save: what refers to itself would stay for the rest of the run.
+def gc_collect() -> None:
+    """Collect reference cycles, after an evaluation, a sample or a save.
 
-    What was freed goes back to the system: left in pieces, it would look like a leak.
+    Freed memory is returned to the system: left fragmented, it would look like a leak.
     """
+    global _num_collections
     gc.collect()
     _give_back()(0)
+    _num_collections += 1
+
+
+def num_collections() -> int:
+    """How often this process has collected: between two collections there are only steps."""
+    return _num_collections
 
 
 @functools.cache
 def _give_back() -> Callable[[int], int]:
-    """glibc's own way; other C libraries have none and need none."""
+    """glibc's malloc_trim; other C libraries do not have it."""
     try:
         return ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):

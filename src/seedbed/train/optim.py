@@ -1,6 +1,6 @@
-"""Optimizers that never ask the host: AdamW in one fused call, Muon batched by shape, learning rates as tensors.
+"""Optimizers without host synchronisation: AdamW in one fused call, Muon batched by shape, learning rates as tensors.
 
-Both leave weights and moments exactly as they were when `skip` is 1, so a bad step is undone by not happening.
+With `skip` = 1 both leave weights and moments exactly as they were, so a bad step need not be undone.
 """
 
 import functools
@@ -29,11 +29,10 @@ def param_groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Para
             continue
         kind = kind_of(name, owners[id(param)], param)
         scale, decay = settings_of(param)
-        use_muon = optim.kind == "muon" and kind == "matrix" and param.ndim == 2
-        lr = (optim.muon_lr if use_muon else optim.lr) * scale
-        base_decay = optim.muon_weight_decay if use_muon else optim.weight_decay
+        algo = optim.kind if OPTIMIZERS[optim.kind].takes(kind, param) else "adamw"
+        lr, base_decay = OPTIMIZERS[algo].base(optim)
         wants_decay = kind != "scalar" and param.ndim >= 2 if decay is None else decay
-        found[("muon" if use_muon else "adamw", kind, lr, base_decay if wants_decay else 0.0)][prefix + name] = param
+        found[(algo, kind, lr * scale, base_decay if wants_decay else 0.0)][prefix + name] = param
     if not found:
         raise UserError("the system has no trainable parameter; nothing would be learned")
     return [
@@ -43,23 +42,34 @@ def param_groups(module: nn.Module, optim: Optim, prefix: str = "") -> list[Para
 
 
 def gradients(params: Sequence[Tensor]) -> list[Tensor]:
-    """The gradients; by the time they are asked for, the engine has seen to it that all are there."""
+    """The gradients of the parameters; the engine has made sure that all exist."""
     return [p.grad for p in params if p.grad is not None]
 
 
 class AdamW:
-    """Decoupled AdamW over one group, as one fused kernel; gradients are divided by `divisor` inside it."""
+    """AdamW over one group, as one fused kernel, which also divides gradients by `divisor`."""
+
+    @staticmethod
+    def takes(kind: str, param: Tensor) -> bool:
+        """Whether it trains parameters of this kind; AdamW trains those that no other optimizer takes."""
+        return True
+
+    @staticmethod
+    def base(optim: Optim) -> tuple[float, float]:
+        """The base learning rate and weight decay."""
+        return optim.lr, optim.weight_decay
 
     def __init__(self, group: ParamGroup, optim: Optim) -> None:
         self.group, self.optim = group, optim
         self.names = list(group.params)
+        self.is_sharded = any(hasattr(p, "to_local") for p in group.params.values())
         self.params = [local(p).detach() if hasattr(p, "to_local") else p for p in group.params.values()]
         self.means = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.squares = [torch.zeros_like(p, memory_format=torch.preserve_format) for p in self.params]
         self.count = torch.zeros((), device=self.params[0].device)
         self._counts = [self.count] * len(self.params)
 
-    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+    def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         self.count += 1.0 - skip
         # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
         torch._fused_adamw_(
@@ -69,7 +79,7 @@ class AdamW:
             self.squares,
             [],
             self._counts,
-            lr=rate * self.group.lr,
+            lr=lr_factor * self.group.lr,
             beta1=self.optim.beta1,
             beta2=self.optim.beta2,
             weight_decay=self.group.weight_decay,
@@ -80,12 +90,12 @@ class AdamW:
             found_inf=skip,
         )
 
-    def plain_step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        """The same as arithmetic, for a compiler to merge. `where`, never a product with 0: 0 x NaN is NaN."""
+    def plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        """The same in plain tensor operations, for a compiler to fuse. `where`, never a product with 0: 0 x NaN is NaN."""
         optim, keep = self.optim, skip == 0
         self.count += 1.0 - skip
         count = self.count.clamp_min(1.0)
-        lr, fix1, fix2 = rate * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
+        lr, fix1, fix2 = lr_factor * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
         for param, grad, mean, square in zip(self.params, self._gradients(), self.means, self.squares, strict=True):
             grad = grad / divisor
             new_mean = torch.lerp(mean, grad, 1.0 - optim.beta1)
@@ -96,8 +106,9 @@ class AdamW:
                 old.copy_(torch.where(keep, new, old))
 
     def _gradients(self) -> list[Tensor]:
-        """Of the pieces that this rank holds."""
-        return [local(grad) for grad in gradients(list(self.group.params.values()))]
+        """The gradients of this rank's shards."""
+        grads = gradients(list(self.group.params.values()))
+        return [local(grad) for grad in grads] if self.is_sharded else grads
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield f"count.{self.names[0]}", self.count
@@ -122,14 +133,16 @@ def orthogonalise(x_kmn: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(x_kmn.dtype)
 
 
-def _whole_gradients(params: list[nn.Parameter]) -> dict[int, Tensor]:
-    """Gradients by parameter; those that are cut are gathered, since only a whole matrix can be orthogonalised."""
+def _full_gradients(params: list[nn.Parameter]) -> dict[int, Tensor]:
+    """Gradients by parameter; sharded ones are gathered, since only a full matrix can be orthogonalised."""
     grads = zip(params, gradients(params), strict=True)
     return {id(p): g.full_tensor() if hasattr(g, "full_tensor") else g for p, g in grads}  # type: ignore[operator]
 
 
 def _own_rows(param: nn.Parameter, first: int, height: int) -> tuple[Tensor, slice]:
-    """What this rank holds of `height` rows from `first` on, and where among them that lies."""
+    """This rank's part of the `height` rows from `first` on, and its slice of them."""
+    if not hasattr(param, "to_local"):
+        return param.detach()[first : first + height], slice(None)
     mine, start = local(param).detach(), getattr(param, "first_row", 0)
     low = min(max(first, start), start + len(mine))
     high = max(low, min(first + height, start + len(mine)))
@@ -137,7 +150,15 @@ def _own_rows(param: nn.Parameter, first: int, height: int) -> tuple[Tensor, sli
 
 
 class Muon:
-    """Momentum orthogonalised per matrix; matrices of one shape, fused ones taken apart, are processed as one batch."""
+    """Momentum orthogonalised per matrix; matrices of one shape, with fused ones split, are processed as one batch."""
+
+    @staticmethod
+    def takes(kind: str, param: Tensor) -> bool:
+        return kind == "matrix" and param.ndim == 2
+
+    @staticmethod
+    def base(optim: Optim) -> tuple[float, float]:
+        return optim.muon_lr, optim.muon_weight_decay
 
     def __init__(self, group: ParamGroup, optim: Optim) -> None:
         self.group, self.optim = group, optim
@@ -150,20 +171,20 @@ class Muon:
         self.buckets = list(shapes.items())
         self.momenta = [local(params[0][1]).new_zeros(len(params), *shape) for shape, params in self.buckets]
 
-    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        lr, keep = rate * self.group.lr, skip == 0
+    def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
+        lr, keep = lr_factor * self.group.lr, skip == 0
         shrink = 1.0 - lr * self.group.weight_decay * keep
-        for (shape, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
+        for (shape, matrices), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             height = shape[0]
-            whole = _whole_gradients([p for _, p, _ in pieces])
-            grad_kmn = torch.stack([whole[id(p)][first : first + height] for _, p, first in pieces]) / divisor
+            full = _full_gradients([p for _, p, _ in matrices])
+            grad_kmn = torch.stack([full[id(p)][first : first + height] for _, p, first in matrices]) / divisor
             blended = torch.lerp(momentum_kmn, grad_kmn, 1.0 - self.optim.momentum)
             # `where`, never a product with 0: 0 x NaN is NaN.
             momentum_kmn.copy_(torch.where(keep, blended, momentum_kmn))
             nesterov = torch.lerp(grad_kmn, momentum_kmn, self.optim.momentum)
             scale = 0.2 * math.sqrt(max(shape))
             change = torch.where(keep, orthogonalise(nesterov) * (-scale * lr), 0.0)
-            mine = [_own_rows(p, first, height) for _, p, first in pieces]
+            mine = [_own_rows(p, first, height) for _, p, first in matrices]
             weights = [weight for weight, _ in mine]
             torch._foreach_mul_(weights, shrink)
             torch._foreach_add_(weights, [one[rows] for one, (_, rows) in zip(change.unbind(), mine, strict=True)])
@@ -171,39 +192,43 @@ class Muon:
     plain_step = step
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        for (_, pieces), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
-            for (name, _, _), momentum in zip(pieces, momentum_kmn.unbind(), strict=True):
+        for (_, matrices), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
+            for (name, _, _), momentum in zip(matrices, momentum_kmn.unbind(), strict=True):
                 yield f"momentum.{name}", momentum
 
 
+# Name to class, the values of `optim.kind`. A new optimizer is a class like these and a line here.
+OPTIMIZERS: dict[str, type[AdamW] | type[Muon]] = {"adamw": AdamW, "muon": Muon}
+
+
 class Optimizer:
-    """All groups of one player: audited once, stepped together, saved by parameter name."""
+    """All parameter groups of one named optimizer: stepped together, saved by parameter name."""
 
     def __init__(self, groups: list[ParamGroup], optim: Optim) -> None:
         self.groups = groups
-        self.parts = [(Muon if g.kind == "muon" else AdamW)(g, optim) for g in groups]
+        self.parts = [OPTIMIZERS[g.kind](g, optim) for g in groups]
         self.params = [p for g in groups for p in g.params.values()]
 
     @torch.no_grad()
-    def step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+    def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         for part in self.parts:
-            part.step(rate, divisor, skip)
+            part.step(lr_factor, divisor, skip)
 
     @functools.cached_property
     def compiled_step(self) -> Callable[[Tensor, Tensor, Tensor], None]:
-        """The same as compiled arithmetic, equal to `step` but for rounding."""
+        """The step as compiled code, equal to `step` up to rounding."""
         return torch.compile(self._plain_step, backend=BACKEND, dynamic=False)
 
     @torch.no_grad()
-    def _plain_step(self, rate: Tensor, divisor: Tensor, skip: Tensor) -> None:
+    def _plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         for part in self.parts:
-            part.plain_step(rate, divisor, skip)
+            part.plain_step(lr_factor, divisor, skip)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for part in self.parts for name, tensor in part.tensors()}
 
     def audit(self) -> list[dict]:
-        """One line per parameter: name, shape, group, base rate, decay. For the console and the checks."""
+        """One row per parameter: name, shape, group, base learning rate, weight decay. For the console and the checks."""
         return [
             {"name": n, "shape": tuple(p.shape), "group": g.name, "lr": g.lr, "weight_decay": g.weight_decay}
             for g in self.groups

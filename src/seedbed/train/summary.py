@@ -1,4 +1,4 @@
-"""A model at a glance: its layers with shapes, parameters and operations, from one item passed through it before step 0."""
+"""Model summary: layers with shapes, parameters and FLOPs, from one item passed through the model before step 0."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from torch.overrides import TorchFunctionMode
 
 from seedbed.data.feed import Data, Feed
 from seedbed.nn.narrow import narrow_attention
-from seedbed.train.engine import Engine, forked_dice
+from seedbed.train import capabilities
+from seedbed.train.engine import Engine, fork_rng
 from seedbed.train.system import Batch
 
 
 def summarise(engine: Engine, data: Data) -> dict[str, Any]:
     """Plain JSON values: totals, a row per module, and the parameters that the loss does not reach.
 
-    Weights, buffers and dice are as before. Where the pass fails, the parameters are listed all the same: training will tell.
+    Weights, buffers and random generators are unchanged. Where the pass fails, the parameters are still listed.
     """
     system = engine.system
     facts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in system.parameters()),
         "trained": sum(p.numel() for p in system.parameters() if p.requires_grad),
-        "flops_per_item": float(system.flops_per_item()) or None,
+        "flops_per_item": float(capabilities.flops_per_item(system)) or None,
     }
     before = {name: buffer.clone() for name, buffer in system.named_buffers()}
-    state, variant, look = system.state(), engine.variant, _Look()
+    state, variant, look = system.state(), engine.variant, _ForwardPass()
     try:
-        with forked_dice(engine.device):
+        with fork_rng(engine.device):
             engine.variant = system.variant(0, engine.config.steps)
             look.at(engine, _one_item(engine, data))
-    except Exception as error:  # whatever a recipe cannot do with a single item
+    except Exception as error:  # a recipe may not support a single item
         facts["unseen"] = f"{type(error).__name__}: {error}".partition("\n")[0]
     finally:
         engine.variant = variant
@@ -52,8 +53,8 @@ def _one_item(engine: Engine, data: Data) -> Batch:
         feed.close()
 
 
-class _Still:
-    """The engine as a recipe sees it, except that nothing descends."""
+class _ForwardOnly:
+    """The engine as a recipe sees it, except that `minimize` only records the loss."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -63,15 +64,15 @@ class _Still:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def descend(self, loss: Tensor, name: str = "main") -> None:
+    def minimize(self, loss: Tensor, name: str = "main") -> None:
         self.losses.append(loss)
         self.turns.add(name)
 
 
 class _Products(TorchFunctionMode):
-    """Counts the operations of products, convolutions and attention.
+    """Counts the FLOPs of matrix products, convolutions and attention.
 
-    `seedbed plan` asks torch's own counter, which sees every operation; to load that takes a second, and this runs before
+    `seedbed plan` uses torch's own counter, which sees every operation; loading that takes a second, and this runs before
     every training.
     """
 
@@ -116,8 +117,8 @@ _RULES: dict[Any, Any] = {
 }
 
 
-class _Look:
-    """What one pass shows: the shape that each module gives, its operations, and which parameters took part."""
+class _ForwardPass:
+    """The result of one pass: output shape and FLOPs of each module, and the parameters that took part."""
 
     def __init__(self) -> None:
         self.shapes: dict[str, list[int]] = {}
@@ -125,7 +126,7 @@ class _Look:
         self.unreached: list[str] = []
 
     def at(self, engine: Engine, batch: Batch) -> None:
-        system, still = engine.system, _Still(engine)
+        system, still = engine.system, _ForwardOnly(engine)
         counter = _Products()
         hooks = [hook for path, module in system.named_modules() if path for hook in self._hooks(path, module, counter)]
         try:
@@ -135,8 +136,13 @@ class _Look:
             for hook in hooks:
                 hook.remove()
         reached = _leaves(still.losses)
-        # A player whose stage has not come has no turn yet.
-        waiting = {id(p) for name, player in system.players().items() if name not in still.turns for p in player.parameters()}
+        # An optimizer that starts in a later stage has no loss yet.
+        waiting = {
+            id(p)
+            for name, module in capabilities.named_optimizers(system).items()
+            if name not in still.turns
+            for p in module.parameters()
+        }
         asked = [(n, p) for n, p in system.named_parameters() if p.requires_grad and id(p) not in waiting]
         self.unreached = [n for n, p in asked if id(p) not in reached]
 
@@ -165,7 +171,7 @@ class _Look:
 
 
 def _leaves(losses: list[Tensor]) -> set[int]:
-    """The tensors that a backward pass would give a gradient, by walking the graph: nothing is computed."""
+    """The tensors that a backward pass would give a gradient, found by traversing the graph without computing it."""
     waiting: list[Any] = [loss.grad_fn for loss in losses if loss.grad_fn is not None]
     seen, found = set(waiting), set()
     while waiting:

@@ -1,33 +1,46 @@
-"""The seam: one class per recipe holds the model and the objective, and one loop runs them all."""
+"""The interface between recipes and the loop: a `System` holds a model and its objective.
+
+What a recipe may offer in addition (export, packing, sharding, probes ...) is in capabilities.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
+from seedbed.train.options import NoOptions, read_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 
-    from seedbed.config import Config
     from seedbed.data.feed import Source
-    from seedbed.train.engine import Engine
-    from seedbed.train.playing import Player
-    from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
+    from seedbed.train.engine import Engine, EvalEngine
+    from seedbed.train.job import Action
 
 T = TypeVar("T")
 Batch = dict[str, Tensor]
+# Methods of a `System` that have another name now.
+RENAMED = {
+    "players": "named_optimizers",
+    "why_one_rank": "single_rank_reason",
+    "working": "rank_local_buffers",
+    "think": "inference_curve",
+    "packs": "packable_keys",
+    "envelope": "padded_config",
+    "dials": "settings_tensors",
+    "lesson": "stage_metric",
+}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Something a person looks at: a text, or files written beside it (pictures, videos)."""
+    """Output for a person to look at: a text, or files (images, videos)."""
 
     text: str = ""
     files: tuple[Path, ...] = ()
@@ -36,29 +49,28 @@ class Sample:
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody wants to see: the options they gave, a folder for files, and where text goes as it comes."""
+    """A request for a sample: the given options, a folder for files, and a callback for streamed text."""
 
     folder: Path
     options: dict[str, Any] = field(default_factory=dict)
     write: Callable[[str], None] | None = None
 
-    def read(self, **defaults: Any) -> dict[str, Any]:
-        """The options over a recipe's defaults; one the recipe does not know is an error."""
-        for name in self.options:
-            if name not in defaults:
-                known = ", ".join("--" + n.replace("_", "-") for n in defaults)
-                raise UserError(f"this recipe does not know --{name.replace('_', '-')}; it knows {known}")
-        return {**defaults, **self.options}
+    def read(self, kind: type[T] | None = None, **old: Any) -> T:
+        """The options as a dataclass of options; an unknown option is an error."""
+        if kind is None:
+            names = f" with the fields {', '.join(old)}" if old else ""
+            raise UserError(f"Request.read takes a dataclass of options{names}; declare it as `sample_options` of the System")
+        return read_options(kind, self.options)
 
 
-def own_share(things: Iterable[T], engine: Engine | None) -> Iterable[T]:
-    """What this rank does of work that ranks divide; all of it for who asks without an engine."""
-    return things if engine is None else engine.ranks.mine(things)
+def own_share(items: Iterable[T], engine: EvalEngine) -> Iterable[T]:
+    """This rank's share of items that ranks divide among them."""
+    return engine.ranks.shard_of(items)
 
 
-def over_ranks(total: float, engine: Engine | None) -> float:
+def over_ranks(total: float, engine: EvalEngine) -> float:
     """A sum over this rank's share as the sum over all."""
-    return total if engine is None else engine.together(torch.tensor(total, dtype=torch.float64)).item()
+    return engine.all_reduce_sum(torch.tensor(total, dtype=torch.float64)).item()
 
 
 @dataclass(frozen=True)
@@ -73,90 +85,57 @@ class ParamGroup:
 
 
 class System(nn.Module):
-    """A recipe's model and objective. Override `loss`; override `update` only when one loss is not the story.
+    """A recipe's model and objective. Override `loss`; override `update` only when there is more than one loss.
 
-    `lesson` names the measurement that tells which lesson of a curriculum is under way: when it changes, the loss may jump.
+    `stage_metric` names the metric that is the stage of a curriculum: when it changes, the loss may jump.
+    `auto_compile` is what `compile=auto` compiles where that pays; `compile_options` go to `torch.compile` as they are.
+    `evaluation_steers` means that evaluations influence training, so that their number is part of the run.
+    `num_cpu_threads` is the best number of CPU threads for its tensors, 0 for torch's default; `actions` are run between steps,
+    in addition to evaluating, sampling and saving (`Action` of train/job.py).
+    `sample_options` is the dataclass of options that `sample` reads; its fields are made by `option`.
     """
 
-    lesson: ClassVar[str] = ""
+    stage_metric: ClassVar[str] = ""
+    auto_compile: ClassVar[Literal["blocks", "whole"]] = "blocks"
+    compile_options: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    evaluation_steers: ClassVar[bool] = False
+    num_cpu_threads: int = 0
+    actions: Sequence[Action] = ()
+    sample_options: ClassVar[type] = NoOptions
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for old in RENAMED.keys() & vars(cls).keys():
+            raise UserError(f"{cls.__name__}.{old} is now called {RENAMED[old]}; rename it in the recipe")
+
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over this batch's targets, and further measurements."""
         raise NotImplementedError
 
     def update(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
-        """One step on one batch: call `engine.descend` once per player."""
+        """One step on one batch: call `engine.minimize` once per optimizer."""
         loss, extra = self.loss(batch, engine)
-        engine.descend(loss)
+        engine.minimize(loss)
         return {"loss": loss.detach(), **extra}
 
     def num_targets(self, batch: Batch) -> Tensor | int:
-        """How many targets the loss of this batch averages; unequal parts of a step are weighted by it."""
+        """The number of targets that the loss of this batch averages over; micro-batches are weighted by it."""
         return len(next(iter(batch.values())))
 
-    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
-        """The recipe's own numbers on held-out data, exact and deterministic. The first entry decides `best`, lower is better."""
+    def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
+        """The recipe's metrics on validation data, exact and deterministic. The first one decides `best`; lower is better."""
         raise NotImplementedError
 
-    def sample(self, request: Request, engine: Engine) -> Sample:
-        """What to show a person, while training or on request. Deterministic for equal weights and options."""
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
+        """A sample for a person to look at, during training or on request. Deterministic for equal weights and options."""
         return Sample()
-
-    def think(self, request: Request, engine: Engine) -> Sample:
-        """What more steps of thought buy, for recipes whose predictions take steps."""
-        raise UserError("predictions of this recipe take no steps of thought; those of ebt do")
-
-    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        """What the recipe's own measurements warn of at a log point; each kind is raised once in a run."""
-        return []
-
-    def describe(self) -> dict[str, Any]:
-        """What a person wants to know before step 0, beside the number of parameters."""
-        return {}
-
-    def export(self, folder: Path) -> list[Path]:
-        """Write what is needed to use the weights elsewhere; the files written."""
-        raise UserError("this recipe has no export")
-
-    def play(self, runtime: str) -> Player:
-        """What `seedbed play` walks through, with the weights as they are now, run by torch or by onnx."""
-        raise UserError("runs of this recipe cannot be played; those of world can")
-
-    def export_web(self, folder: Path) -> list[Path]:
-        """Write a network and all that a web page needs to run it without Python; the files written."""
-        raise UserError("this recipe has no web page; world has one")
-
-    def players(self) -> dict[str, nn.Module]:
-        """The modules that descend under their own name; one player called "main" unless a recipe says otherwise."""
-        return {"main": self}
 
     def compile_units(self) -> Iterator[nn.Module]:
         """The modules that `compile=blocks` compiles one by one."""
         return iter(())
 
-    def shard_units(self) -> Iterator[nn.Module]:
-        """Modules called once in a forward pass, which `dist.shard` gathers one by one; all other weights stay for the step."""
-        return iter(())
-
-    def why_one_rank(self) -> str:
-        """Why a batch of this system cannot be spread over ranks, in words; empty where it can."""
-        return ""
-
-    def working(self) -> frozenset[str]:
-        """Saved buffers that are work under way, not part of the model: every rank has its own, and checkpoints keep the first
-        rank's beside the optimizer."""
-        return frozenset()
-
     def variant(self, step: int, num_steps: int) -> Hashable:
-        """What the host decides before a step (a length, a number of iterations); every value is captured apart."""
-        return None
-
-    def flops_per_item(self) -> float:
-        """Floating-point operations to train on one item, forward and backward; 0 when unknown."""
-        return 0.0
-
-    def probe(self, batch: Batch) -> Probe | None:
-        """The system opened up for the checks; without it, checks that need to look inside are skipped."""
+        """What the host decides before a step (a length, a number of iterations); every value is captured separately."""
         return None
 
     def state(self) -> dict[str, Any]:
@@ -164,26 +143,4 @@ class System(nn.Module):
         return {}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
-
-    # ---- several runs as one stacked model (train/pack.py): optional, these four together ------------------------------
-
-    def packs(self) -> frozenset[str] | str:
-        """The config keys in which runs of one pack may differ beside rates, schedule, seed and length; or why none may."""
-        return "the recipe does not offer a packed objective"
-
-    def envelope(self, configs: Sequence[Config]) -> Config:
-        """One config whose shapes hold all of these. Parameters of a smaller run are the first rows of the larger ones."""
-        return configs[0]
-
-    def dials(self) -> dict[str, Tensor]:
-        """This run's settings as tensors; those of a smaller run are padded with 0 to the envelope's, which must mean off."""
-        return {}
-
-    def packed_loss(self, index_B: Tensor, dials: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """Loss, measurements and new values of saved buffers for the items with these counters: a pure function.
-
-        Called through `vmap` with the parameters, buffers and dials of each run on the system built from the envelope:
-        no random numbers but those that follow from counters and dials, no host decisions on what tensors hold, no writes.
-        """
-        raise NotImplementedError
+        """Restore what `state` returned."""

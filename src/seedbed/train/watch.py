@@ -1,6 +1,6 @@
-"""What a live run is watched for beside its loss: data, memory, layers, rates and evaluations. Nothing here waits for the device.
+"""Watchers of a live run: data loading, memory, layers, learning rates and evaluations. Nothing here waits for the device.
 
-Looks happen at log points, between steps, so a captured step stays as it is. Every kind of alarm is raised once.
+They run at log points, between steps, so a captured step is unchanged. Every kind of alarm is raised once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import torch
 from torch import Tensor
 
 from seedbed.dist.ranks import local
+from seedbed.nn.eager import eagerly
+from seedbed.train import capabilities, garbage
+from seedbed.train.growth import MEGA, Blocks, Levels
 from seedbed.train.schedule import multiplier
 
 if TYPE_CHECKING:
@@ -27,14 +30,16 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Feed
     from seedbed.train.engine import Engine
 
-MEGA = 1e6
-# Data: waiting counts from this share on, over this many steps, and never below what no loader can be blamed for. Where the
-# host gathers for itself, clean runs spend 10 to 60 microseconds a step, ten times that on a crowded machine.
+# Data: the share of waiting that raises an alarm, over this many steps, and the seconds per step below which none is raised:
+# where the host gathers batches itself, clean runs spend 10 to 60 microseconds a step, ten times that on a busy machine.
 WAIT_SHARE, WAIT_STEPS = 0.10, 100
 WAIT_SECONDS = {"cpu": 1e-3, "cuda": 2e-4, "mps": 2e-4}
-# Host memory: clean runs grow 0 to 1 MB in 2,400 steps, a list of loss tensors 63 MB in 1,000.
-LEAK_RATE, LEAK_SHARE, LEAK_SEEN = 16 * MEGA / 1000, 0.25, 64 * MEGA
-MEMORY_EVERY, MEMORY_FROM, MIN_SAMPLES, MAX_SAMPLES, JUDGE_EVERY = 20, 50, 24, 500, 4
+# Memory, in bytes per step and in total: after a garbage collection, memory of clean runs varies by at most 0.6 MB on the host,
+# and not at all on a GPU. Blocks of this many steps raise a suspicion, short ones for fast growth; a collection then decides.
+MEMORY_EVERY, MEMORY_FROM, BLOCK, SHORT_BLOCK, CONFIRM = 20, 50, 100, 20, 3
+HOST_RATE, DEVICE_RATE, FAST_RATE = 5 * MEGA / 1000, 0.4 * MEGA / 1000, 50 * MEGA / 1000
+HOST_LEAST, DEVICE_LEAST, MUCH = 3 * MEGA, 0.2 * MEGA, 32 * MEGA
+NUM_SHORT_BLOCKS = 12
 # Layers: a tensor's first moment this far below its own peak, while the model as a whole still learns, is dead.
 DEAD, ALIVE = 1e-6, 1e-3
 LAYERS_FROM, LAYERS_EVERY = 10, 100
@@ -46,7 +51,7 @@ STUCK_EVALUATIONS, STUCK_RATE = 3, 0.01
 
 @dataclass(frozen=True)
 class Alarm:
-    """What was seen, where, why it matters and what to do; `kind` is the event's."""
+    """What was seen, where, why it matters and what to do; `kind` is the kind of the event."""
 
     kind: str
     what: str
@@ -64,7 +69,7 @@ class Point(NamedTuple):
     seconds: float
     wait: float
     loss: float
-    rate: float
+    lr_factor: float
     progress: float
 
 
@@ -92,11 +97,11 @@ class Watch:
         return self._new([self.evaluations.look(step, numbers, rate), self.floor.look(step, progress, engine, feed)])
 
     def end(self) -> list[Alarm]:
-        """What the last look still has to tell."""
+        """Alarms of the last readings."""
         return self._new(self.layers.read())
 
     def _new(self, found: Sequence[Alarm | None]) -> list[Alarm]:
-        if not any(found):  # nearly always
+        if not any(found):  # nearly always empty
             return []
         fresh = {alarm.kind: alarm for alarm in found if alarm and alarm.kind not in self.raised}
         self.raised |= fresh.keys()
@@ -104,7 +109,7 @@ class Watch:
 
 
 class Loader:
-    """The share of time for which data held the loop up, over at least a hundred steps."""
+    """The share of time that the loop waited for data, over at least a hundred steps."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
@@ -120,7 +125,7 @@ class Loader:
         steps = point.step - first.step
         if steps < WAIT_STEPS or point.wait - first.wait < 0.5 * WAIT_SHARE * (point.seconds - first.seconds):
             return None
-        # Medians: an interval in which the machine was busy with something else says nothing about the loader.
+        # Medians: intervals in which the machine was busy with something else do not count.
         pairs = [(a, b) for a, b in itertools.pairwise(self.points) if b.seconds > a.seconds]
         if not pairs:
             return None
@@ -132,7 +137,7 @@ class Loader:
             "data_wait",
             f"waiting for data took {share:.0%} of the last {steps} steps, {1e3 * wait:.1f} ms a step (limit 10 %)",
             f"{type(self.feed.source).__name__}, {self.feed.describe()}",
-            "the device idles while the source is read: the run takes longer than it must",
+            "the device idles while the source is read, and the run takes longer than necessary",
             _LOADER_FIX[self.feed.tier],
             {"share": round(share, 4)},
         )
@@ -146,13 +151,19 @@ _LOADER_FIX = {
 
 
 class HostMemory:
-    """The slope of this process's own memory; pages of mapped files do not count."""
+    """Growth of this process's own memory during steps; pages of mapped files do not count.
+
+    Readings at log points raise a suspicion; memory left after a garbage collection confirms it.
+    """
 
     kind = "host_leak"
+    rate, least = HOST_RATE, HOST_LEAST
 
     def __init__(self) -> None:
-        self.samples: deque[tuple[int, float]] = deque(maxlen=MAX_SAMPLES)
-        self.taken = self.last_step = self.num_read = 0
+        self.blocks = {self.rate: Blocks(BLOCK), max(FAST_RATE, self.rate): Blocks(SHORT_BLOCK, NUM_SHORT_BLOCKS)}
+        self.levels = Levels(self.rate, self.least, MUCH)
+        self.taken = self.last_step = self.last_read = 0
+        self.wait: dict[float, int] = dict.fromkeys(self.blocks, 0)
 
     def read(self) -> float:
         found = _resident()
@@ -160,32 +171,41 @@ class HostMemory:
         return found
 
     def look(self, point: Point) -> Alarm | None:
-        # Steps that this process has taken: a roll-back takes the run back, not its memory.
+        # Steps of this process: a roll-back resets the run's step, not its memory.
         self.taken += max(point.step - self.last_step, 0) if self.last_step else 0
         self.last_step = point.step
-        if self.taken < MEMORY_FROM or (self.samples and self.taken - self.samples[-1][0] < MEMORY_EVERY):
+        if self.taken < MEMORY_FROM or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
             return None
-        self.samples.append((self.taken, self.read()))
-        self.num_read += 1
-        if self.num_read % JUDGE_EVERY:
-            return None
-        slope, grown = steady_growth(self.samples)
-        return self.judge(slope, grown, point) if slope > 0 else None
+        self.last_read, value, part = self.taken, self.read(), garbage.num_collections()
+        suspected = False
+        for rate, blocks in self.blocks.items():
+            blocks.add(self.taken, value, part if blocks.span == BLOCK else 0)  # short blocks detect fast growth
+            if blocks.num_closed >= self.wait[rate] and blocks.rising(rate):
+                self.wait[rate], suspected = blocks.num_closed + CONFIRM, True
+        return self._confirm(point) if suspected else None
 
-    def judge(self, slope: float, grown: float, point: Point) -> Alarm | None:
+    def _confirm(self, point: Point) -> Alarm | None:
+        garbage.gc_collect()
+        self.levels.add(self.taken, self.read())
+        slope, grown = self.levels.growth()
+        return self.alarm(slope, grown, point) if slope > 0 else None
+
+    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
         projected = slope * max(point.last_step - point.step, 0)
-        if slope < LEAK_RATE or (projected < LEAK_SHARE * _available() and grown < LEAK_SEEN):
-            return None
         what = f"host memory grows by {1000 * slope / MEGA:.0f} MB per 1,000 steps ({grown / MEGA:.0f} MB seen)"
         fix = "store plain numbers (`.item()` at log points, never tensors) and bound every list that grows"
-        why = f"at this rate it takes {projected / MEGA:,.0f} MB more before the run ends, and may be killed for it"
-        return Alarm(self.kind, what, _growing_type(), why, fix, {"mb_per_1000_steps": round(1000 * slope / MEGA, 1)})
+        share = projected / _available()
+        end = f", {share:.0%} of what is free, and may be killed for it" if share >= 0.1 else ""
+        why = f"neither garbage nor free memory, and at this rate {projected / MEGA:,.0f} MB more before the run ends{end}"
+        facts = {"mb_per_1000_steps": round(1000 * slope / MEGA, 1), "mb_after_sweeps": self.levels.in_mega()}
+        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
 
 
 class DeviceMemory(HostMemory):
-    """Memory that tensors on the GPU hold between steps."""
+    """Memory of GPU tensors between steps, without what the allocator has cached."""
 
     kind = "device_leak"
+    rate, least = DEVICE_RATE, DEVICE_LEAST
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -194,35 +214,16 @@ class DeviceMemory(HostMemory):
     def read(self) -> float:
         return float(torch.cuda.memory_allocated(self.device))
 
-    def judge(self, slope: float, grown: float, point: Point) -> Alarm | None:
-        if grown < MEGA:
-            return None
-        what = f"GPU memory between steps grows by {200 * slope / MEGA:.1f} MB per 200 steps ({grown / MEGA:.0f} MB seen)"
+    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
+        what = f"GPU memory between steps grows by {200 * slope / MEGA:.1f} MB per 200 steps ({grown / MEGA:.1f} MB seen)"
         why = "something keeps tensors of past steps alive; the run will end out of memory"
         fix = "detach what is kept across steps (`x.detach()`), and keep numbers, not tensors"
-        return Alarm(self.kind, what, _growing_type(), why, fix, {"mb_per_200_steps": round(200 * slope / MEGA, 2)})
-
-
-def steady_growth(samples: deque[tuple[int, float]]) -> tuple[float, float]:
-    """Bytes per step and bytes in all when memory grows steadily through all quarters of the window, else zeros.
-
-    Medians of quarters are deaf to an evaluation's peak; a jump that stays is one large quarter and three flat ones.
-    """
-    if len(samples) < MIN_SAMPLES:
-        return 0.0, 0.0
-    size = len(samples) // 4
-    kept = list(samples)[-4 * size :]
-    middle = [statistics.median(v for _, v in kept[k * size : (k + 1) * size]) for k in range(4)]
-    gains = [b - a for a, b in itertools.pairwise(middle)]
-    mean = sum(gains) / 3
-    if mean <= 0 or min(gains) < mean / 3:
-        return 0.0, 0.0
-    distance = (kept[-1][0] - kept[0][0]) * 3 / 4
-    return 3 * mean / distance, kept[-1][1] - kept[0][1]
+        facts = {"mb_per_200_steps": round(200 * slope / MEGA, 2), "mb_after_sweeps": self.levels.in_mega()}
+        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
 
 
 def _resident() -> float | None:
-    """Bytes of this process's own memory; None where the system does not tell."""
+    """Bytes of this process's own memory; None where the system does not provide it."""
     file = _open_statm(os.getpid())
     if file is None:
         return None
@@ -232,7 +233,7 @@ def _resident() -> float | None:
 
 @functools.cache
 def _open_statm(pid: int) -> int | None:
-    """Kept open, since to open it costs more than the rest of a look; by process, since it tells of the one that opened it."""
+    """Kept open, since opening costs more than reading; by process, since it describes the process that opened it."""
     try:
         return os.open(f"/proc/{pid}/statm", os.O_RDONLY)
     except OSError:
@@ -248,7 +249,7 @@ def _available() -> float:
 
 
 def _growing_type() -> str:
-    """What there is most of among the objects made since training began; older ones are frozen away from the collector."""
+    """The most frequent type of object created since training began; older objects are frozen and not listed."""
     new = gc.get_objects()
     tensors = [x for x in new if type(x) is Tensor]
     if len(tensors) > 100:
@@ -260,7 +261,7 @@ def _growing_type() -> str:
 
 
 class Rates:
-    """The learning rate that a step really used, against base rate times schedule."""
+    """The learning rate that a step used, compared with base learning rate times schedule."""
 
     def __init__(self, engine: Engine) -> None:
         self.config: Config = engine.config
@@ -268,15 +269,15 @@ class Rates:
         self.base = [g.lr for g in self.groups]
 
     def look(self, point: Point) -> Alarm | None:
-        wanted = multiplier(self.config.schedule, point.progress)
+        wanted = multiplier(self.config.schedule, point.progress, point.step)
         for group, base in zip(self.groups, self.base, strict=True):
-            used, meant = group.lr * point.rate, base * wanted
+            used, meant = group.lr * point.lr_factor, base * wanted
             if abs(used - meant) > 1e-5 * base:
                 return Alarm(
                     "schedule",
                     f"step {point.step} used a learning rate of {used:.4g} in group {group.name}, the schedule says {meant:.4g}",
                     "train/engine.py Engine.begin, train/schedule.py multiplier",
-                    f"schedule={self.config.schedule.kind} is declared, another course is trained",
+                    f"schedule={self.config.schedule.kind} is declared, another schedule is used",
                     "set rates only through the config; a recipe must not write to the optimizer's groups",
                     {"used": used, "meant": meant},
                 )
@@ -284,30 +285,30 @@ class Rates:
 
 
 class Layers:
-    """Norms of every weight and of its first moment, taken between steps and read at the next look."""
+    """Norms of every weight and of its first moment, computed between steps and read at the next log point."""
 
     def __init__(self, engine: Engine) -> None:
         self.device = engine.device
         self.names: list[str] = []
-        self.players: list[str] = []
+        self.optimizers: list[str] = []
         params: list[Tensor] = []
         self.moments: list[Tensor] = []
-        for player, optimizer in engine.optimizers.items():
+        for optimizer_name, optimizer in engine.optimizers.items():
             found = {n: p for g in optimizer.groups for n, p in g.params.items()}
             for name, tensor in optimizer.tensors().items():
                 prefix, _, rest = name.partition(".")
                 if prefix in ("mean", "momentum"):
                     owner = rest if prefix == "mean" else rest.rpartition(".")[0]
                     self.names.append(owner)
-                    self.players.append(player)
+                    self.optimizers.append(optimizer_name)
                     self.moments.append(tensor)
                     params.append(found[owner])
         self.params = [local(p).detach() for p in params]
         self.ranks = engine.ranks
-        # Weights that are cut, and the moments that follow them; Muon's momenta are whole everywhere.
-        is_cut = [hasattr(p, "to_local") for p in params]
-        is_cut += [hasattr(p, "to_local") and m.shape == local(p).shape for p, m in zip(params, self.moments, strict=True)]
-        self.cut = torch.tensor(is_cut, device=self.device) if any(is_cut) else None
+        # Sharded weights and their moments; Muon's momenta are not sharded.
+        sharded = [hasattr(p, "to_local") for p in params]
+        sharded += [hasattr(p, "to_local") and m.shape == local(p).shape for p, m in zip(params, self.moments, strict=True)]
+        self.is_sharded = torch.tensor(sharded, device=self.device) if any(sharded) else None
         self.sizes = [p.numel() for p in params]
         self.pending: tuple[int, Tensor, Any] | None = None
         self.first: list[float] | None = None
@@ -322,8 +323,8 @@ class Layers:
         found = self.read()
         self.looks, self.last_look = self.looks + 1, step
         vector = torch.stack(torch._foreach_norm([*self.params, *self.moments])).float()
-        if self.cut is not None:
-            vector = torch.where(self.cut, self.ranks.total_of_pieces(vector.square()).sqrt(), vector)
+        if self.is_sharded is not None:
+            vector = torch.where(self.is_sharded, self.ranks.sum_over_shards(vector.square()).sqrt(), vector)
         event = None
         if self.device.type == "cuda":
             host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
@@ -334,7 +335,7 @@ class Layers:
         return found
 
     def read(self) -> list[Alarm]:
-        """Judge the look before this one, whose numbers have arrived long ago."""
+        """Check the previous reading, which has arrived by now."""
         if self.pending is None:
             return []
         step, vector, event = self.pending
@@ -350,9 +351,9 @@ class Layers:
         return found
 
     def _unused(self, step: int) -> list[Alarm]:
-        """Tensors whose gradient has been zero at every step; a player that has not begun is not blamed."""
-        begun = {player for player, peak in zip(self.players, self.peaks, strict=True) if peak > 0}
-        names = {n: None for n, p, m in zip(self.names, self.players, self.peaks, strict=True) if m == 0 and p in begun}
+        """Tensors whose gradient has been zero at every step, except those of an optimizer that has not started."""
+        begun = {name for name, peak in zip(self.optimizers, self.peaks, strict=True) if peak > 0}
+        names = {n: None for n, o, m in zip(self.names, self.optimizers, self.peaks, strict=True) if m == 0 and o in begun}
         if not names:
             return []
         shown = ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -390,7 +391,7 @@ class Layers:
 
 
 class Evaluations:
-    """Numbers on held-out data that never move are not measured, whatever they say."""
+    """Metrics on validation data that never change are not being measured."""
 
     def __init__(self) -> None:
         self.seen: deque[dict[str, float]] = deque(maxlen=STUCK_EVALUATIONS)
@@ -407,13 +408,13 @@ class Evaluations:
             "stuck_eval",
             f"{STUCK_EVALUATIONS} evaluations in a row gave the same numbers to the last bit: {shown}",
             "System.evaluate",
-            "the weights have changed and the answer has not: it is stale, or does not depend on the model",
+            "the weights have changed and the metrics have not: they are stale, or do not depend on the model",
             "evaluate the live module, drop caches between evaluations, check what `evaluate` really computes",
         )
 
 
 class Floor:
-    """The loss against the easiest trivial predictor that the recipe declares."""
+    """The loss compared with that of the easiest trivial predictor that the recipe declares."""
 
     def __init__(self) -> None:
         self.losses: deque[float] = deque(maxlen=FLOOR_LOSSES)
@@ -433,17 +434,17 @@ class Floor:
             "floor",
             f"after {step} steps the loss {loss:.4g} is still above {floor:.4g}, that of the trivial predictor `{name}`",
             "System.loss",
-            "whatever is being learned, it is worth less than an answer that looks at nothing",
+            "the model is worse than a prediction that ignores its input",
             "run `seedbed check` on this preset; try a higher learning rate, or `seedbed overfit` on one batch",
             {"loss": loss, "baseline": floor},
         )
 
 
 def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
-    """What the recipe declares, on the batch at hand; easiest first. A probe that fails must not end a run."""
+    """The recipe's baselines on the loaded batch, easiest first. A probe that fails must not end a run."""
     try:
-        with engine.evaluating(), torch.compiler.set_stance("force_eager"):  # one call is not worth compiling
-            probe = engine.system.probe(feed.part(0))
+        with engine.evaluating(), eagerly():  # one call is not worth compiling
+            probe = capabilities.probe(engine.system, feed.part(0))
             return probe.baselines(probe.batch) if probe and probe.baselines else {}
     except Exception:
         return {}

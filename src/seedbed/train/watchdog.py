@@ -1,6 +1,6 @@
-"""A watch over the loop: a step or a wait for data that never ends is told with the stack of every thread, and the run ends.
+"""Stall watchdog: when a step or a wait for data does not end, it prints the stack of every thread and ends the run.
 
-The watch only reads: a step costs nothing more for being watched.
+It only reads, so steps cost nothing more.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seedbed.errors import EXIT_STALLED
 from seedbed.track import files
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from seedbed.train.loop import Job
+    from seedbed.train.job import Job
 
 # What schedulers read as "try again later": the run can be resumed.
-EXIT_STALLED = 75
-# A disk that hangs would hang the last words too; then the process ends without them.
+# A disk that hangs would block the report too; then the process ends without it.
 LAST_WORDS = 10.0
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 @contextlib.contextmanager
 def watching(job: Job) -> Iterator[None]:
-    """While the block runs, end the process when training stands still for longer than `guard.stall` seconds."""
+    """End the process when training in the block makes no progress for longer than `guard.stall` seconds."""
     limit, over = job.config.guard.stall, threading.Event()
     if limit is None:
         yield
@@ -52,10 +52,10 @@ def _watch(job: Job, limit: float, over: threading.Event) -> None:
     period = min(limit / 4, 5.0)
     seen, since = (-1, 0.0), time.monotonic()
     while not over.wait(period):
-        # Should a call in C keep Python itself from running, this timer is the one that still goes off.
+        # This timer still fires when a call in C keeps Python from running.
         _arm(limit + 60.0)
         now = (job.step, job.items)
-        if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving take what they take
+        if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving have no limit
             seen, since = now, time.monotonic()
         elif time.monotonic() - since > limit:
             _give_up(job, time.monotonic() - since)
@@ -72,14 +72,14 @@ def _give_up(job: Job, seconds: float) -> None:
     where = _where(stacks.get(threading.main_thread().ident or 0, []))
     samples = f"samples {job.counter} to {job.counter + job.config.batch - 1}"
     what = f"step {job.step + 1} ({samples}) has not ended after {seconds:.0f} s"
-    told = "\n".join(_spell(ident, stack) for ident, stack in stacks.items())
-    print(f"\n{told}\nseedbed: {what}; it stands at {where}", file=sys.stderr)
+    report = "\n".join(_format_stack(ident, stack) for ident, stack in stacks.items())
+    print(f"\n{report}\nseedbed: {what}; it is at {where}", file=sys.stderr)
     print(f"seedbed: stopped; go on from the last checkpoint with: seedbed resume {job.run.name}", file=sys.stderr, flush=True)
-    rank = "" if job.ranks.is_first else f"-rank{job.ranks.rank}"
+    rank = "" if job.ranks.is_primary else f"-rank{job.ranks.rank}"
     with contextlib.suppress(OSError):
-        files.write_atomic(job.run.path / f"stacks{rank}.txt", f"{what}\n\n{told}\n")
+        files.write_atomic(job.run.path / f"stacks{rank}.txt", f"{what}\n\n{report}\n")
     job.run.event(job.step + 1, "stall", what=what, where=where, seconds=round(seconds, 1))
-    job.run.set_status("stalled", step=job.step, error=f"{what}; it stands at {where}")
+    job.run.set_status("stalled", step=job.step, error=f"{what}; it is at {where}")
     os._exit(EXIT_STALLED)
 
 
@@ -91,12 +91,12 @@ def _stacks() -> dict[int, list[traceback.FrameSummary]]:
 
 
 def _where(stack: list[traceback.FrameSummary]) -> str:
-    """The innermost line that is the user's or ours, not a library's."""
+    """The innermost line of the user's code or of seedbed, not a library's."""
     own = [f for f in stack if f.filename.startswith(_PACKAGE) or not re.search(r"site-packages|/lib/python", f.filename)]
     found = (own or stack)[-1:]
     return f"{found[0].filename}:{found[0].lineno} in {found[0].name}" if found else "an unknown line"
 
 
-def _spell(ident: int, stack: list[traceback.FrameSummary]) -> str:
+def _format_stack(ident: int, stack: list[traceback.FrameSummary]) -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return f"thread {names.get(ident, ident)}\n{''.join(traceback.format_list(stack))}"

@@ -1,1 +1,1 @@
-"""Instruments that answer before a run is paid for: find-lr, find-batch, profile and plan, for any recipe."""
+"""Instruments that measure a recipe before a run: find-lr, find-batch, profile, plan, ablate and sweep."""

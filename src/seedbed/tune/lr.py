@@ -1,284 +1,299 @@
-"""find-lr: ramp one multiplier over every group's learning rate and read from the loss where it falls and where it breaks."""
+"""find-lr: the best learning rate of a run, from short trials at several rates, extrapolated to the run's length."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from seedbed.config import Config
+from seedbed.data.feed import Source
 from seedbed.errors import UserError
-from seedbed.tune.bench import Bench, Rig, num_parameters, preserved, rigged
+from seedbed.train.schedule import multiplier
+from seedbed.tune.lr_curve import GRID, LrCurve, vertex
+from seedbed.tune.lr_trial import Study, Trial, num_scored
+from seedbed.tune.workload import Rig, Workload, num_parameters, preserved, rigged
 
-REACH = 1000.0  # how far below and above the configured rate the ramp goes
-EXPLODED = 4.0  # a loss of so many times the best ends a ramp
-WATCH_BETA = 0.9  # slow enough that a lucky batch is not the best and an unlucky one no explosion
-AGREEMENT = 3.0  # repeats that differ by more than this factor have found nothing
-MOST_STEPS, FEWEST_STEPS, GOOD_STEPS = 200, 30, 100
-CPU_SECONDS = 40.0
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """One pass over the rates, as far as it got: the learning rate and the loss of every step, raw and smoothed."""
-
-    rates: np.ndarray
-    losses: np.ndarray
-    smooth: np.ndarray
-    broke: bool
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one ramp says: where the smoothed loss falls fastest and where it is lowest; `found` is False on a plain."""
-
-    steepest: float
-    minimum: float
-    found: bool
+# The best rate falls with the length of a run, roughly as a power of it: -0.12 to 0.54 in five shortened presets, by
+# `benchmarks/find_lr.py`. Without decay at the end the noise stays in the weights, and the power is less certain.
+DRIFT = {"decayed": (0.21, 0.33), "constant": (0.35, 0.45)}
+REACH = 64.0  # search range below and above the configured rate
+TRUSTED = 1.6  # an answer that may be wrong by more than this factor is given as a range
+SCAN = 2  # distance between rates of the first scan, in powers of two
+SCAN_SHARE = 8  # trials of the first scan are shorter by this factor
+NUM_TRIALS = 7.5  # total cost, in trials of full length
+NUM_EVALUATIONS = 8  # trials of full length that are evaluated, mostly
+MAX_EVALUATION = 0.5  # of the time to spend: an evaluation that takes more of it is not made
+MOST_RATES = 7  # a flat range wider than this many powers of two is not followed to its ends
+SAME = 0.05  # a training loss that begins this near the evaluation's number is the same quantity
+FEWEST_STEPS, FEWEST_SCANNED = 20, 10
+SECONDS = {"cpu": 110.0, "cuda": 60.0, "mps": 60.0}
 
 
 @dataclass(frozen=True)
-class Suggestion:
-    """A rate worth trying, its ratio to the configured one, and the range over the repeats where there is one."""
+class LrResult:
+    """The result of find-lr; rates are values of `optim.lr`, and `assignments` are the keys to change, if any.
 
-    name: str
-    lr: float
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Everything find-lr has to tell; `assignments` are the keys to change, none where the configured rate is fine."""
+    `lr` is None where the trials do not single out a rate; `low` and `high` are the likely range of the best one, and `lowest`
+    is the minimum of the trials, extrapolated to the run.
+    """
 
     configured: float
-    assignments: dict[str, float]
-    num_params: int
-    suggestions: list[Suggestion]
+    lr: float | None
+    lowest: float
+    low: float
+    high: float
     clear: bool
     advice: str
+    assignments: dict[str, float]
+    num_params: int
+    run_steps: int
+    trial_steps: int
     notes: list[str]
-    ramps: list[Ramp]
+    trials: list[Trial]
+    metric: str
+
+    @property
+    def ratio(self) -> float | None:
+        """The factor on all configured rates."""
+        return self.lr / self.configured if self.lr is not None else None
+
+    @property
+    def compared(self) -> list[Trial]:
+        """The trials that have the metric, with it as their loss."""
+        if self.metric == TRAINING_LOSS.name:
+            return self.trials
+        return [replace(t, loss=t.score) for t in self.trials if t.score is not None]
 
     def to_json(self) -> dict[str, Any]:
-        ramps = [
-            {"lr": r.rates.tolist(), "loss": r.losses.tolist(), "smoothed": r.smooth.tolist(), "broke": r.broke}
-            for r in self.ramps
-        ]
-        suggestions = {s.name: {"lr": s.lr, "ratio": s.ratio, "low": s.low, "high": s.high} for s in self.suggestions}
-        plain = {"configured": self.configured, "parameters": self.num_params, "clear": self.clear, "advice": self.advice}
-        return {**plain, "try": self.assignments, "suggestions": suggestions, "notes": self.notes, "ramps": ramps}
+        found = asdict(self)
+        found["try"] = found.pop("assignments")
+        for trial, name in itertools.product(found["trials"], ("loss", "score")):
+            trial[name] = trial[name] if trial[name] is not None and math.isfinite(trial[name]) else None
+        return {**found, "ratio": self.ratio}
 
 
-def prior(num_params: int) -> float:
-    """A power law through the sizes and learning rates of GPT-3's table: 5.7e-4 at 124M parameters."""
-    return 1.952 * num_params**-0.4368
+def scan(study: Study, num_steps: int, limits: tuple[int, int]) -> int:
+    """The power of two with the lowest loss after a few steps, among every second one.
+
+    By the training loss: an evaluation may not change in so few steps.
+    """
+    return local_minimum(lambda k: study.trial(2.0**k, num_steps, evaluated=False).loss, 0, SCAN, limits)
 
 
-def smooth(losses: Sequence[float] | np.ndarray, beta: float) -> np.ndarray:
-    """Exponential weights to both sides of every point, divided by their sum: no bias at the ends and no lag behind the ramp."""
-    values = np.asarray(losses, dtype=np.float64)
-    forward, backward = _decayed(values, beta), _decayed(values[::-1], beta)[::-1]
-    ones = np.ones_like(values)
-    weight = _decayed(ones, beta) + _decayed(ones, beta)[::-1] - ones
-    return (forward + backward - values) / weight
+def local_minimum(loss: Callable[[int], float], start: int, step: int, limits: tuple[int, int]) -> int:
+    """Moves downhill until both neighbours are higher, or a limit is reached."""
+    best = start
+    while True:
+        near = [k for k in (best - step, best, best + step) if limits[0] <= k <= limits[1]]
+        lowest = min(near, key=lambda k: (loss(k), abs(k - best), k))
+        if not math.isfinite(loss(lowest)):  # all of them diverge
+            lowest = near[0]
+        if lowest == best:
+            return best
+        best = lowest
 
 
-def cut(losses: np.ndarray) -> np.ndarray:
-    """The explosion cut off as far above the start as the best is below: its height says nothing, and would drown the rest."""
-    start = float(np.median(losses[: max(len(losses) // 10, 3)]))
-    return np.minimum(losses, start + max(start - float(losses.min()), 0.1 * abs(start)))
+def search(score: Callable[[int, int], float], repeats: int, start: int, limits: tuple[int, int]) -> LrCurve:
+    """Finds the best rate by trials of full length, then repeats it and its neighbours on other items.
+
+    While the last rate on a side equals the best within noise, the next is tried too.
+    """
+
+    def curve(ks: Iterable[int]) -> LrCurve:
+        scores = {k: [score(k, r) for r in range(repeats)] for k in sorted(ks)}
+        found = LrCurve(scores, False, limits)
+        return replace(found, bracketed=limits[0] < found.best < limits[1])
+
+    best = local_minimum(lambda k: score(k, 0), start, GRID, limits)
+    if repeats > 1:
+        best = local_minimum(lambda k: statistics.fmean(score(k, r) for r in range(repeats)), best, GRID, limits)
+    found = curve(k for k in (best - GRID, best, best + GRID) if limits[0] <= k <= limits[1])
+    while len(found.scores) < MOST_RATES and math.isfinite(found.mean[found.best]) and (more := found.open_ends()):
+        found = curve({*found.scores, *more})
+    return found
 
 
-def _decayed(values: np.ndarray, beta: float) -> np.ndarray:
-    out, total = np.empty_like(values), 0.0
-    for i, value in enumerate(values):
-        out[i] = total = beta * total + value
-    return out
+@dataclass(frozen=True)
+class Metric:
+    """What trials are compared by: the first number of the recipe's evaluation on `valid`, or the training loss.
+
+    `caveat` says why that is not the run's own metric; `seconds` is the time of one evaluation.
+    """
+
+    name: str = "training loss"
+    valid: Source | None = None
+    caveat: str = ""
+    seconds: float = 0.0
 
 
-class Watch:
-    """Follows a ramp while it runs: a bias-corrected average, its best, and whether the loss has exploded."""
-
-    def __init__(self, beta: float, patience: int) -> None:
-        self.beta, self.patience = beta, patience
-        self.total = self.weight = 0.0
-        self.seen, self.first, self.best = 0, math.nan, math.inf
-
-    def exploded(self, loss: float) -> bool:
-        """Take the next loss. The first few are too few to average, neither for the best nor for an explosion."""
-        self.total = self.beta * self.total + (1.0 - self.beta) * loss
-        self.weight = self.beta * self.weight + (1.0 - self.beta)
-        average = self.total / self.weight
-        self.first = average if not self.seen else self.first
-        self.seen += 1
-        if self.seen >= self.patience:
-            self.best = min(self.best, average)
-        return self.seen > self.patience and average > self._limit()
-
-    def _limit(self) -> float:
-        if self.best > 0:
-            return EXPLODED * self.best
-        # "Times the best" means nothing below zero; the same distance, measured by what was gained so far.
-        return self.best + (EXPLODED - 1.0) * max(-self.best, self.first - self.best)
+TRAINING_LOSS = Metric()
 
 
-def beta_for(num_steps: int) -> float:
-    """Smoothing over a fixed share of the ramp, a tenth of it: 0.9 at 200 steps."""
-    return max(0.0, 1.0 - 20.0 / num_steps)
-
-
-def run_ramp(rig: Rig, multipliers: np.ndarray, base: float, repeat: int, tick: Callable[[], None]) -> Ramp:
-    """Train once along the ramp on data of its own; ends early where the loss explodes or is no longer finite."""
-    num_steps, losses = len(multipliers), []
-    beta = beta_for(num_steps)
-    watch, broke = Watch(WATCH_BETA, num_steps // 5), False
-    batch = rig.engine.config.batch
-    for i in range(num_steps + 1):
-        if i < num_steps:
-            step = repeat * num_steps + i
-            rig.step(step, step * batch, rate=float(multipliers[i]))
-        measured = rig.read(leave=1 if i < num_steps else 0)
-        tick()
-        if measured is None:
-            continue
-        if measured["halted"] or not math.isfinite(measured["loss"]):
-            broke = True
-            break
-        losses.append(measured["loss"])
-        if watch.exploded(measured["loss"]):
-            broke = True
-            break
-    rig.readback.drop()
-    if len(losses) < 3:
-        raise UserError("the loss is not finite at the lowest rate of the ramp; lower it with --low, or look at the data")
-    values = np.array(losses)
-    return Ramp(base * multipliers[: len(losses)], values, smooth(cut(values), beta), broke)
-
-
-def read(ramp: Ramp, beta: float) -> Reading:
-    """The steepest descent before the lowest point, and that point; both need a fall that stands out of the noise."""
-    lowest = int(np.argmin(ramp.smooth))
-    slope = np.gradient(ramp.smooth, np.log(ramp.rates))
-    steepest = int(np.argmin(slope[: lowest + 1]))
-    quiet = max(len(ramp.losses) // 3, 3)  # the first third hardly learns: what moves there is noise
-    noise = float(np.std(ramp.losses[:quiet] - ramp.smooth[:quiet])) * math.sqrt((1.0 - beta) / (1.0 + beta))
-    fall = float(ramp.smooth[0] - ramp.smooth[lowest])
-    return Reading(float(ramp.rates[steepest]), float(ramp.rates[lowest]), fall > max(4.0 * noise, 1e-6 * abs(ramp.smooth[0])))
-
-
-def spread(values: Sequence[float]) -> float:
-    return max(values) / min(values)
-
-
-def conclude(ramps: list[Ramp], readings: list[Reading], configured: float, num_params: int, muon: float | None) -> Finding:
-    """Weigh the repeats against each other, the prior and the configured rate, in numbers and in a sentence."""
-    steepest, lowest = [r.steepest for r in readings], [r.minimum / 10.0 for r in readings]
-    guess = prior(num_params)
-    suggestions = [
-        _suggest("steepest", steepest, configured),
-        _suggest("minimum/10", lowest, configured),
-        _suggest("prior for size", [guess], configured),
-    ]
-    notes = _notes(ramps, readings)
-    # The valley is where its lowest point is; the steepest one may slide along a straight slope and says so itself.
-    agree = all(r.found for r in readings) and spread(lowest) <= AGREEMENT
-    advice = _advise(suggestions, configured) if agree else _no_valley(readings, spread(lowest), guess)
-    change = suggestions[1].lr if agree and not _covered(suggestions, configured) else None
-    assignments = {} if change is None else {"optim.lr": change}
-    if change is not None and muon is not None:
-        assignments["optim.muon_lr"] = change * muon / configured
-    return Finding(configured, assignments, num_params, suggestions, agree, advice, notes, ramps)
-
-
-def _suggest(name: str, values: list[float], configured: float) -> Suggestion:
-    middle = statistics.median(values)
-    return Suggestion(name, middle, middle / configured, min(values), max(values))
-
-
-def _covered(suggestions: list[Suggestion], configured: float) -> bool:
-    """Whether the configured rate lies among the suggestions, give or take a factor of 2."""
-    return min(s.lr for s in suggestions) / 2 <= configured <= 2 * max(s.lr for s in suggestions)
-
-
-def _advise(suggestions: list[Suggestion], configured: float) -> str:
-    low, high = min(s.lr for s in suggestions), max(s.lr for s in suggestions)
-    if _covered(suggestions, configured):
-        return f"the configured {configured:.2g} lies within the suggestions: no reason to change it"
-    side = "below" if configured < low else "above"
-    factor = low / configured if configured < low else configured / high
-    return f"the configured {configured:.2g} lies {factor:.1f}x {side} every suggestion: try {suggestions[1].lr:.2g}"
-
-
-def _no_valley(readings: list[Reading], ratio: float, guess: float) -> str:
-    found = all(r.found for r in readings)
-    why = f"the repeats disagree by {ratio:.1f}x" if found else "the loss does not fall by more than its noise"
-    return f"no clear valley: {why}. More --steps or a larger batch may show one; until then the prior says {guess:.2g}"
-
-
-def _notes(ramps: list[Ramp], readings: list[Reading]) -> list[str]:
-    notes = []
-    if any(r.minimum == ramp.rates[-1] and not ramp.broke for r, ramp in zip(readings, ramps, strict=True)):
-        notes.append("the loss still falls at the highest rate tried: the minimum lies beyond; raise --high")
-    if len(ramps[0].rates) < 10:
-        notes.append("the loss exploded almost at once: lower --low")
-    return notes
+def choose_metric(rig: Rig, valid: Source, seconds: float) -> Metric:
+    """The recipe's own evaluation, where it takes no more than its share of the time."""
+    engine = rig.engine
+    start = time.perf_counter()
+    try:
+        with preserved(engine), engine.evaluating():
+            name, value = next(iter(engine.system.evaluate(valid, engine).items()))
+    except NotImplementedError:
+        return TRAINING_LOSS
+    took = time.perf_counter() - start
+    if took * NUM_EVALUATIONS <= MAX_EVALUATION * seconds:
+        return Metric(name, valid, seconds=took)
+    with preserved(engine):
+        loss = Study(rig, 1).trial(0.0, FEWEST_STEPS).loss
+    if not engine.system.evaluation_steers and abs(loss - value) <= SAME * abs(value):
+        return TRAINING_LOSS
+    return Metric(caveat=f"the run is judged by {name}, and an evaluation takes {took:.3g} s, too long to compare trials by it")
 
 
 def find(
-    bench: Bench,
+    workload: Workload,
     *,
     num_steps: int | None = None,
-    repeats: int = 3,
+    repeats: int = 2,
+    seconds: float | None = None,
     low: float | None = None,
     high: float | None = None,
     tick: Callable[[int, int], None] = lambda done, total: None,
-) -> Finding:
-    """Ramp the rate `repeats` times from the same weights over different data; nothing is left changed."""
-    optim = bench.config.optim
-    low, high = _range(optim.lr, low, high)
-    if repeats < 3:
-        raise UserError(f"repeats={repeats}: one or two ramps cannot show whether they agree; use at least 3")
+    make_study: Callable[[Rig, int, Callable[[], None], Source | None], Study] = Study,
+) -> LrResult:
+    """Short trials at several rates, the best of them repeated, and the result for the run. All state is restored."""
+    config = workload.config
+    limits = _limits(config.optim.lr, low, high)
     if num_steps is not None and num_steps < FEWEST_STEPS:
-        raise UserError(f"steps={num_steps} is too few for a ramp; use at least {FEWEST_STEPS}")
-    engine, said = bench.build(), []
-    with rigged(engine, bench.data, said.append) as rig:
-        if num_steps is None:
-            num_steps = _affordable(rig, repeats)
-            if num_steps < GOOD_STEPS:
-                said.append(f"{num_steps} steps per ramp, to stay within a minute here; --steps {GOOD_STEPS} sees more")
-        multipliers = np.geomspace(low, high, num_steps) / optim.lr
-        ramps = []
-        for repeat in range(repeats):
-            done = iter(range(repeat * num_steps, (repeat + 2) * num_steps))
-            with preserved(engine):
-                ramps.append(run_ramp(rig, multipliers, optim.lr, repeat, lambda d=done: tick(next(d), repeats * num_steps)))
-    readings = [read(ramp, beta_for(num_steps)) for ramp in ramps]
-    muon = optim.muon_lr if optim.kind == "muon" else None
-    finding = conclude(ramps, readings, optim.lr, num_parameters(engine.system), muon)
-    finding.notes.extend(said)
-    return finding
+        raise UserError(f"steps={num_steps} is too few to distinguish rates; use at least {FEWEST_STEPS}")
+    engine, notes = workload.build(), []
+    with rigged(engine, workload.data, notes.append) as rig:
+        per_step = _seconds_per_step(rig)
+        run_steps = run_length(config, per_step)
+        spend = SECONDS[workload.device.type] if seconds is None else seconds
+        metric = choose_metric(rig, workload.data.valid, math.inf if num_steps else spend)
+        length = min(num_steps or affordable(spend - NUM_EVALUATIONS * metric.seconds, per_step), run_steps)
+        counter = iter(range(1 << 62))
+        total = int(NUM_TRIALS * (length + num_scored(length)))
+        study = make_study(rig, run_steps, lambda: tick(min(next(counter), total), total), metric.valid)
+        start = scan(study, max(length // SCAN_SHARE, min(FEWEST_SCANNED, length)), limits)
+        curve, untrained, metric = compare(study, metric, length, repeats, start, limits)
+    if metric.valid is not None and engine.system.evaluation_steers:
+        notes.append("evaluations steer this run, and trials have none before their end")
+    if repeats < 2:
+        notes.append("one repeat shows no noise: whether the curve is flat is not known")
+    muon = config.optim.muon_lr if config.optim.kind == "muon" else None
+    facts = {"num_params": num_parameters(engine.system), "run_steps": run_steps, "trial_steps": length}
+    drift = DRIFT["constant" if multiplier(config.schedule, 1.0) > 0.5 else "decayed"]
+    return conclude(curve, untrained, config.optim.lr, muon, facts, notes, list(study.trials.values()), drift, metric)
 
 
-def _range(configured: float, low: float | None, high: float | None) -> tuple[float, float]:
-    if configured <= 0:
-        raise UserError("optim.lr=0 cannot be ramped; give a starting value such as optim.lr=1e-3")
-    low = configured / REACH if low is None else low
-    high = configured * REACH if high is None else high
-    if not (low > 0 and math.isfinite(high) and low * 10 <= high):
-        raise UserError(f"low={low:g} and high={high:g} are no range for a ramp; it must span at least a factor of 10")
-    return low, high
+def compare(
+    study: Study, metric: Metric, length: int, repeats: int, start: int, limits: tuple[int, int]
+) -> tuple[LrCurve, float, Metric]:
+    """The curve by the metric; by the training loss, with a note, where trials do not change the metric."""
+
+    def loss(k: int, repeat: int) -> float:
+        return study.trial(2.0**k, length, repeat).loss
+
+    def score(k: int, repeat: int) -> float:
+        found = study.trial(2.0**k, length, repeat).score
+        assert found is not None
+        return found
+
+    untrained = study.trial(0.0, length)
+    if metric.valid is None or untrained.score is None:
+        return search(loss, repeats, start, limits), untrained.loss, metric
+    curve = search(score, repeats, start, limits)
+    if curve.mean[curve.best] < untrained.score - curve.noise():
+        return curve, untrained.score, metric
+    caveat = f"the run is judged by {metric.name}, which trials of {length:,} steps do not move from {untrained.score:.4g}"
+    caveat += " by more than their noise" if curve.noise() else ""
+    return search(loss, repeats, start, limits), untrained.loss, Metric(caveat=caveat)
 
 
-def _affordable(rig: Rig, repeats: int) -> int:
-    """As many steps as the instrument is worth; fewer where a step takes long and no accelerator is at hand."""
-    if rig.engine.device.type != "cpu":
-        return MOST_STEPS
+def run_length(config: Config, per_step: float) -> int:
+    """The steps of the run; with a time budget, as many as fit into it."""
+    return max(1, int(config.budget / per_step)) if config.budget else config.steps
+
+
+def affordable(seconds: float, per_step: float) -> int:
+    """Steps per trial such that all trials together take `seconds`."""
+    return max(FEWEST_STEPS, int(seconds / per_step / NUM_TRIALS / (1.0 + 1.0 / 8.0)))
+
+
+def _seconds_per_step(rig: Rig) -> float:
     with preserved(rig.engine):
         rig.take_steps(1)
-        seconds = rig.seconds_per_step(0.5, fewest=1)
-    return int(min(max(CPU_SECONDS / repeats / seconds, FEWEST_STEPS), MOST_STEPS))
+        return rig.seconds_per_step(0.5, fewest=1)
+
+
+def _limits(configured: float, low: float | None, high: float | None) -> tuple[int, int]:
+    """The range of powers of two to search."""
+    if configured <= 0:
+        raise UserError("optim.lr=0 has no multiples; give a starting value such as optim.lr=1e-3")
+    low = configured / REACH if low is None else low
+    high = configured * REACH if high is None else high
+    if not (low > 0 and math.isfinite(high) and low * 8 <= high and low <= configured <= high):
+        raise UserError(
+            f"low={low:g} and high={high:g} are no range: it must hold the configured {configured:g} and span a factor of 8"
+        )
+    return math.ceil(math.log2(low / configured) - 1e-9), math.floor(math.log2(high / configured) + 1e-9)
+
+
+def conclude(
+    curve: LrCurve,
+    untrained: float,
+    configured: float,
+    muon: float | None,
+    facts: dict[str, int],
+    notes: Sequence[str],
+    trials: list[Trial],
+    drift: tuple[float, float],
+    metric: Metric = TRAINING_LOSS,
+) -> LrResult:
+    """A rate, its likely range and a sentence; or why there is none."""
+    longer, (power, error) = facts["run_steps"] / facts["trial_steps"], drift
+    bottom = vertex(curve.mean, curve.best)
+    lr = configured * 2.0**bottom * longer**-power
+    # The power is known only roughly, and noise limits which rates can be distinguished.
+    ends = (min(max(end, curve.limits[0]), curve.limits[1]) for end in curve.flat_range())
+    low, high = (math.hypot(error * math.log(longer), (end - bottom) * math.log(2.0)) for end in ends)
+    low, high = lr * math.exp(-low), lr * math.exp(high)
+    common = {"configured": configured, "lowest": lr, "low": low, "high": high, "notes": list(notes), "trials": trials, **facts}
+    common["metric"] = metric.name
+    within = low <= configured <= high
+    left_alone = ". The configured rate lies within: no reason to change it" if within else ""
+    if reason := _why_no_rate(curve, untrained, (lr, low, high), facts, metric):
+        reason += left_alone if reason.startswith("no single") else ""
+        return LrResult(**common, lr=None, clear=False, advice=reason, assignments={})
+    assignments = {} if within else {"optim.lr": lr} | ({"optim.muon_lr": lr * muon / configured} if muon is not None else {})
+    text = f"train at about {lr:.2g}, {lr / configured:.2g} times the configured {configured:.2g}; likely {low:.2g} to {high:.2g}"
+    return LrResult(**common, lr=lr, clear=True, advice=text + left_alone, assignments=assignments)
+
+
+def _why_no_rate(
+    curve: LrCurve, untrained: float, rates: tuple[float, float, float], facts: dict[str, int], metric: Metric
+) -> str:
+    """Why no single rate is named; empty where one is."""
+    lr, low, high = rates
+    best = curve.mean[curve.best]
+    if not math.isfinite(best) or not best < untrained - 1e-6 * abs(untrained):
+        return f"no answer: at no rate does the loss fall below {untrained:.4g}, where it begins; look at the data or the model"
+    if not curve.bracketed:
+        side, option = ("highest", "--high") if curve.best > 0 else ("lowest", "--low")
+        return f"no answer: the {side} rate that was tried is the best; set {option}"
+    between = f"between {low:.2g} and {high:.2g}, lowest at {lr:.2g}"
+    if metric.caveat:
+        return f"no answer: {metric.caveat}. By the training loss it lies {between}; more --seconds help"
+    reach = max(high / lr, lr / low)
+    if reach <= TRUSTED:
+        return ""
+    bottom = vertex(curve.mean, curve.best)
+    if max(abs(end - bottom) for end in curve.flat_range()) * math.log(2.0) > math.log(reach) / math.sqrt(2.0):
+        return f"no single best rate: {between}, the {metric.name} is the same within its noise; more --repeats narrow it"
+    reason = f"trials of {facts['trial_steps']:,} steps say too little about {facts['run_steps']:,}"
+    return f"no single best rate: {reason}. It likely lies {between}; more --seconds narrow it"

@@ -1,4 +1,4 @@
-"""plan: what a run will need (parameters, items, operations, memory) and what that means in hours and money per GPU."""
+"""plan: parameters, items, FLOP and memory of a run, and its hours and cost per GPU."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
-from seedbed.track.facts import is_number, median
+from seedbed.report.facts import is_number, median
 from seedbed.track.flops import GPUS, TERA, Gpu
 from seedbed.track.run import Run
-from seedbed.tune.paper import Counted, count
+from seedbed.tune.estimate import Estimate, estimate_costs
 
 CHINCHILLA = 20.0
 ASSUMED_MFU = 0.40
 TOLERANCE = 0.01
 GIB = 2**30
-# Beside what the step holds: the CUDA context and libraries, and what an allocator cannot use.
+# In addition to the step: the CUDA context and libraries, and fragmentation.
 CONTEXT, WASTE = 1 * GIB, 1.1
-# Below this a step is bound by launches and not by arithmetic, whatever the share of the peak.
+# Below this a step is bound by launches, not by arithmetic.
 SHORT_STEP = 2e-3
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Dollars per GPU-hour by name, as somebody wrote them down on a date."""
+    """Dollars per GPU-hour by name, with the date of the user's file."""
 
     date: str
     by_gpu: dict[str, float]
@@ -38,7 +38,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Rate:
-    """The share of the nominal peak that a run reaches: assumed, or measured in a run that is named."""
+    """The MFU of a run: assumed, or measured in a named run."""
 
     mfu: float
     source: str
@@ -61,9 +61,9 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything plan has to tell."""
+    """The result of plan."""
 
-    counted: Counted
+    estimate: Estimate
     items: int
     unique_items: int
     memory: dict[str, int]
@@ -74,19 +74,19 @@ class Plan:
 
     @property
     def flops_difference(self) -> float | None:
-        """How far formula and count are apart, as a share of the count; None where there is no formula or nothing to count."""
-        counted = self.counted
-        if not counted.flops_formula or not counted.flops_counted:
+        """Relative difference between formula and count; None where one is missing."""
+        estimate = self.estimate
+        if not estimate.flops_formula or not estimate.flops_counted:
             return None
-        return counted.flops_formula / counted.flops_counted - 1.0
+        return estimate.flops_formula / estimate.flops_counted - 1.0
 
     @property
     def needed(self) -> int:
         return int(sum(self.memory.values()) * WASTE) + CONTEXT
 
     def tokens(self) -> dict[str, float]:
-        """Targets seen and unique, in all and per parameter, and the number that Chinchilla asks for."""
-        each, num = self.counted.targets_per_item, self.counted.num_params
+        """Targets seen and unique, in all and per parameter, and the Chinchilla-optimal number."""
+        each, num = self.estimate.targets_per_item, self.estimate.num_params
         seen, unique = self.items * each, self.unique_items * each
         return {
             "per_item": each,
@@ -129,7 +129,7 @@ def read_prices(path: Path) -> Prices:
 
 
 def measured_rate(run: Run) -> Rate:
-    """The middle MFU of a run's rows."""
+    """The median MFU of a run's rows."""
     found = median(run.rows(), "mfu")
     if not found:
         raise UserError(f"run {run.name} has no MFU in its rows: it is measured on a known GPU in bf16 or fp16 only")
@@ -137,13 +137,13 @@ def measured_rate(run: Run) -> Rate:
 
 
 def make(recipe: Recipe, config: Config, data: Data, *, rate: Rate | None = None, prices: Prices | None = None) -> Plan:
-    """Count on paper, then multiply out."""
-    counted = count(recipe, config, data)
+    """Estimates the costs, then extrapolates to the run."""
+    estimate = estimate_costs(recipe, config, data)
     rate = rate or Rate(ASSUMED_MFU, "assumed")
-    memory = counted.memory(config.batch // config.accum, data_bytes(data))
-    flops = counted.flops_formula or counted.flops_counted
+    memory = estimate.memory(config.batch // config.accum, data_bytes(data))
+    flops = estimate.flops_formula or estimate.flops_counted
     plan = Plan(
-        counted=counted,
+        estimate=estimate,
         items=config.steps * config.batch,
         unique_items=data.train.num_items,
         memory=memory,
@@ -183,6 +183,6 @@ def _notes(plan: Plan, config: Config, flops: float) -> list[str]:
     slowest = min(gpu.bf16 for gpu in GPUS) * TERA * plan.rate.mfu
     if flops and flops * config.batch / slowest < SHORT_STEP:
         notes.append("a step is so small that launches bound it and not arithmetic: the hours are a lower limit")
-    if not plan.counted.on_paper:
-        notes.append("the system asks for real numbers on the way, so it was really run, one and two items at a time")
+    if not plan.estimate.fake_tensors:
+        notes.append("the system needs real values, so it was run with one and two items")
     return notes

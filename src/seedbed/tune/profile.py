@@ -1,4 +1,4 @@
-"""profile: where a step's time goes, by phase, by operation and by kind of work, with a trace that Perfetto opens."""
+"""profile: the time of a step by phase, by operation and by kind of work, with a Perfetto trace."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from torch.profiler import profile as torch_profile
 
 from seedbed.config import Config
 from seedbed.errors import UserError
+from seedbed.report.verdict import ATTENTION, MATMUL, MEMORY, Setup, Shares, Verdict, judge
 from seedbed.train.engine import Engine
 from seedbed.train.system import Batch, System
-from seedbed.tune.bench import Bench, Rig, rigged, synchronize
-from seedbed.tune.verdict import ATTENTION, MATMUL, MEMORY, Setup, Shares, Verdict, judge
+from seedbed.tune.workload import Rig, Workload, rigged, synchronize
 
 PHASES = ("data", "transfer", "forward", "backward", "optimizer")
 NUM_OPS = 12
@@ -49,7 +49,7 @@ _MATMUL = (
 
 
 def kind_of_work(name: str) -> str:
-    """Attention, matmul, or memory traffic: everything that is neither reads and writes more than it computes."""
+    """Attention, matmul, or memory traffic for everything else."""
     low = name.lower()
     if any(word in low for word in _ATTENTION):
         return ATTENTION
@@ -57,7 +57,7 @@ def kind_of_work(name: str) -> str:
 
 
 class Phases:
-    """Attributes time to the innermost phase: on the host by its clock, on CUDA by events in the stream as well."""
+    """Attributes time to the innermost phase: host clock, and on CUDA also events in the stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda, self.device = device.type == "cuda", device
@@ -81,14 +81,14 @@ class Phases:
 
     def _mark(self, name: str) -> None:
         if self.device.type == "mps":
-            torch.mps.synchronize()  # no events there: the host's clock must see the work itself
+            torch.mps.synchronize()  # no events there: the host clock needs a synchronisation
         event = torch.cuda.Event(enable_timing=True) if self.cuda else None
         if event:
             event.record()
         self.marks.append((name, time.perf_counter(), event))
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds per phase since the last call, on the host and (CUDA only) in the stream; waits for the device."""
+        """Seconds per phase since the last call, on the host and (CUDA only) in the stream; synchronises."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
         host: dict[str, float] = {name: 0.0 for name in PHASES}
@@ -102,7 +102,7 @@ class Phases:
 
 
 class TimedEngine(Engine):
-    """An engine that tells its phases apart. What is not the system's own work (clipping, averages) counts as optimizer."""
+    """An engine that times its phases. What is not the system's work (clipping, EMA) counts as optimizer."""
 
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         super().__init__(system, config, device)
@@ -120,18 +120,18 @@ class TimedEngine(Engine):
         with self.phases("forward"):
             return super()._update(batch, part)
 
-    def descend(self, loss: torch.Tensor, name: str = "main") -> None:
+    def minimize(self, loss: torch.Tensor, name: str = "main") -> None:
         with self.phases("backward"):
-            super().descend(loss, name)
+            super().minimize(loss, name)
 
-    def _finish(self, name: str, optimizer: Any) -> None:
+    def apply_gradients(self, name: str, optimizer: Any) -> None:
         with self.phases("optimizer"):
-            super()._finish(name, optimizer)
+            super().apply_gradients(name, optimizer)
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a trace holds, per step: busy seconds by kind of work and by phase, and the operations that cost most."""
+    """A trace per step: busy seconds by kind of work and by phase, and the most expensive operations."""
 
     kinds: dict[str, float]
     phases: dict[str, float]
@@ -145,10 +145,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Profile:
-    """Everything profile has to tell; times in seconds per step."""
+    """The result of profile; times in seconds per step."""
 
     device: str
-    how: str
+    execution: str
     seconds: float
     uncaptured: float
     items_per_s: float
@@ -164,14 +164,14 @@ class Profile:
         return {**asdict(self), "verdict": verdict}
 
 
-def run(bench: Bench, folder: Path, *, num_steps: int = 20, tick: Callable[[str], None] = lambda text: None) -> Profile:
-    """Time steps as a run would take them, then take the same steps apart, uncaptured and under the profiler."""
+def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable[[str], None] = lambda text: None) -> Profile:
+    """Times steps as a run takes them, then the same steps uncaptured by phase and under the profiler."""
     if num_steps < 5:
         raise UserError(f"steps={num_steps} is too few to time; use at least 5")
-    said: list[str] = []
-    engine = bench.build(make=TimedEngine)
+    messages: list[str] = []
+    engine = workload.build(make=TimedEngine)
     assert isinstance(engine, TimedEngine)
-    with rigged(engine, bench.data, said.append) as rig:
+    with rigged(engine, workload.data, messages.append) as rig:
         tick("warming up")
         rig.take_steps(3)
         tick("timing steps as a run takes them")
@@ -179,23 +179,25 @@ def run(bench: Bench, folder: Path, *, num_steps: int = 20, tick: Callable[[str]
         seconds = rig.seconds_per_step(0.0, fewest=-(-num_steps // ROUNDS), rounds=ROUNDS)
         wait = (rig.feed.wait - waited) / (ROUNDS * -(-num_steps // ROUNDS))
         tick("timing the phases")
-        uncaptured, host, stream = take_apart(rig, num_steps)
+        uncaptured, host, stream = time_phases(rig, num_steps)
         tick("tracing operations")
         trace = folder / "trace.json"
         work = trace_steps(rig, trace)
-        per_op = seconds_per_op() if bench.device.type != "cuda" else 0.0
-        setup = Setup(bench.device.type, bench.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier)
-        how = rig.runner.how
-    on_host = bench.device.type != "cuda"
-    shares = weigh_host(uncaptured, host, work, per_op) if on_host else weigh_device(seconds, wait, work)
+        per_op = seconds_per_op() if workload.device.type != "cuda" else 0.0
+        setup = Setup(
+            workload.device.type, workload.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier
+        )
+        execution = rig.runner.how
+    on_host = workload.device.type != "cuda"
+    shares = host_shares(uncaptured, host, work, per_op) if on_host else device_shares(seconds, wait, work)
     rows = host_rows(uncaptured, host) if on_host else device_rows(seconds, wait, host, stream, work)
-    rate = bench.config.batch / seconds
+    rate = workload.config.batch / seconds
     return Profile(
-        str(bench.device), how, seconds, uncaptured, rate, rows, work, per_op, shares, judge(shares, setup), str(trace)
+        str(workload.device), execution, seconds, uncaptured, rate, rows, work, per_op, shares, judge(shares, setup), str(trace)
     )
 
 
-def take_apart(rig: Rig, num_steps: int) -> tuple[float, dict[str, float], dict[str, float]]:
+def time_phases(rig: Rig, num_steps: int) -> tuple[float, dict[str, float], dict[str, float]]:
     """Seconds of an uncaptured step, and of its phases on the host and in the stream."""
     engine = rig.engine
     assert isinstance(engine, TimedEngine)
@@ -210,7 +212,7 @@ def take_apart(rig: Rig, num_steps: int) -> tuple[float, dict[str, float], dict[
         synchronize(engine.device)
         rows.append((time.perf_counter() - start, *engine.phases.take()))
     engine.phases.on = False
-    # The middle third by length: a neighbour's burst of work on this machine is not the step's.
+    # The middle third by length, so that other load on this machine is excluded.
     rows = sorted(rows, key=lambda row: row[0])[num_steps // 3 : num_steps - num_steps // 3]
     return statistics.fmean(row[0] for row in rows), _mean([row[1] for row in rows]), _mean([row[2] for row in rows])
 
@@ -223,19 +225,19 @@ def _one_step(rig: Rig, step: int) -> None:
     engine = rig.engine
     assert isinstance(engine, TimedEngine)
     with engine.phases("data"):
-        rig.load(step, step * engine.config.batch)
-    rig.begin(step)
+        rig.load(step, step * engine.config.batch, engine.config.steps)
+    engine.begin(step, rig.progress(step))
     engine.step(rig.feed.part)
 
 
 def trace_steps(rig: Rig, path: Path) -> Work:
-    """A few steps under torch's profiler: the trace as a file, and what it says."""
+    """A few steps under the torch profiler: writes the trace and returns its summary."""
     engine = rig.engine
     assert isinstance(engine, TimedEngine)
     cuda = engine.device.type == "cuda"
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
     engine.phases.on = True
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would announce its start and its end on the error stream
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print to stderr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler warns about its own set-up
         with torch_profile(activities=activities) as profiler:
@@ -251,7 +253,7 @@ def trace_steps(rig: Rig, path: Path) -> Work:
 
 
 def top_ops(averages: Any, cuda: bool, compiled: bool) -> list[dict[str, Any]]:
-    """The operations that take longest themselves, without those they call; kernels where a compiler has merged operations."""
+    """The operations with the largest self time; kernels where operations are compiled."""
     side = DeviceType.CUDA if cuda and compiled else DeviceType.CPU
 
     def own(entry: Any) -> float:
@@ -267,7 +269,7 @@ def top_ops(averages: Any, cuda: bool, compiled: bool) -> list[dict[str, Any]]:
 
 
 def read_trace(events: list[dict[str, Any]], ops: list[dict[str, Any]], num_steps: int, cuda: bool) -> Work:
-    """Sort a trace's work by kind and by phase: kernels on CUDA, on a CPU the own time of every operation."""
+    """Work of a trace by kind and by phase: kernels on CUDA, self time of operations on a CPU."""
     spans = [
         (e["ts"], e["ts"] + e["dur"], e["name"].removeprefix(_MARK))
         for e in events
@@ -283,12 +285,12 @@ def read_trace(events: list[dict[str, Any]], ops: list[dict[str, Any]], num_step
 
 
 def _phase_at(spans: list[tuple[float, float, str]], when: float) -> str:
-    """The innermost phase at a moment: the one that began last."""
+    """The innermost phase at a time: the one that began last."""
     return max(((start, name) for start, end, name in spans if start <= when < end), default=(0.0, "optimizer"))[1]
 
 
 def kernels(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
-    """Name, moment of launch on the host, and duration (both in microseconds) of everything that ran on the GPU."""
+    """Name, launch time on the host, and duration (both in microseconds) of everything that ran on the GPU."""
     launches = {
         e["args"]["correlation"]: e["ts"]
         for e in events
@@ -300,7 +302,7 @@ def kernels(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, b
 
 
 def host_ops(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
-    """Name, start, own time (in microseconds, without what it calls) of every operation on the CPU, and whether it calls none."""
+    """Name, start, self time (in microseconds) of every CPU operation, and whether it is a leaf."""
     by_thread = defaultdict(list)
     for e in events:
         if e.get("cat") == "cpu_op":
@@ -319,7 +321,7 @@ def host_ops(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, 
 
 
 def seconds_per_op(rounds: int = 20, count: int = 200) -> float:
-    """What one operation costs the host before it computes anything: the best of some rounds on a tensor of one number."""
+    """Host overhead of one operation: the best of some rounds on a tensor of one number."""
     x, times = torch.zeros(1, requires_grad=True), []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -329,16 +331,16 @@ def seconds_per_op(rounds: int = 20, count: int = 200) -> float:
     return min(times)
 
 
-def weigh_host(seconds: float, host: dict[str, float], work: Work, per_op: float) -> Shares:
-    """On a CPU host and device are one: what an operation costs before it computes is the price of launching it."""
+def host_shares(seconds: float, host: dict[str, float], work: Work, per_op: float) -> Shares:
+    """Shares on a CPU, where the overhead of an operation counts as launching."""
     data = host["data"] + host["transfer"]
     unnamed = max(seconds - sum(host.values()), 0.0)
     gap = min(unnamed + work.num_ops * per_op, seconds - data)
     return _shares(seconds, data, gap, work.kinds)
 
 
-def weigh_device(seconds: float, wait: float, work: Work) -> Shares:
-    """On a device the host works ahead: data costs what it kept the host waiting, the rest of the idle time is launches."""
+def device_shares(seconds: float, wait: float, work: Work) -> Shares:
+    """Shares on a device: data is the wait of the host, other idle time is launches."""
     return _shares(seconds, min(wait, seconds), max(seconds - work.busy - wait, 0.0), work.kinds)
 
 
@@ -348,7 +350,7 @@ def _shares(seconds: float, data: float, gap: float, kinds: dict[str, float]) ->
 
 
 def host_rows(seconds: float, host: dict[str, float]) -> list[dict[str, Any]]:
-    """The phases of a step on a CPU, and what is left between them."""
+    """The phases of a step on a CPU, and the rest."""
     parts = {**host, "host gap": max(seconds - sum(host.values()), 0.0)}
     return [{"phase": name, "ms": 1e3 * s, "share": s / seconds} for name, s in parts.items()]
 
@@ -356,9 +358,9 @@ def host_rows(seconds: float, host: dict[str, float]) -> list[dict[str, Any]]:
 def device_rows(
     seconds: float, wait: float, host: dict[str, float], stream: dict[str, float], work: Work
 ) -> list[dict[str, Any]]:
-    """The phases of a step on a device: the host's time, the stream's by events, and how long kernels really ran.
+    """The phases of a step on a device: host time, stream time by events, and kernel time.
 
-    Shares are of the step as a run takes it, so they add up: data by waiting, phases by kernels, and the gap that is left.
+    Shares are of the step as a run takes it and add up: data by waiting, phases by kernels, and the remaining gap.
     """
     rows = []
     for name in PHASES:

@@ -1,8 +1,9 @@
-"""How the instruments speak: tables and sentences for a terminal of 100 columns, and a progress line that leaves no trace."""
+"""Terminal output of the instruments: tables for 100 columns, progress bars and status lines."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console
@@ -11,8 +12,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from seedbed.track import text
-from seedbed.tune.batch import GIB, BatchFinding, Trial
-from seedbed.tune.lr import AGREEMENT, Finding, Suggestion
+from seedbed.tune import lr_trial
+from seedbed.tune.batch import GIB, BatchResult, Trial
+from seedbed.tune.lr import LrResult
 from seedbed.tune.plan import CHINCHILLA, Plan
 from seedbed.tune.profile import Profile
 
@@ -25,7 +27,7 @@ def console(stderr: bool = False) -> Console:
 
 @contextlib.contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on the error stream while something long runs; only where a person is looking."""
+    """A progress bar on stderr; only on a terminal."""
     out = console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
@@ -34,8 +36,8 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextlib.contextmanager
-def telling(label: str) -> Iterator[Callable[[str], None]]:
-    """A line on the error stream that says what is being done; only where a person is looking."""
+def status_line(label: str) -> Iterator[Callable[[str], None]]:
+    """A status line on stderr; only on a terminal."""
     out = console(stderr=True)
     if not out.is_terminal:
         yield lambda now: None
@@ -45,7 +47,7 @@ def telling(label: str) -> Iterator[Callable[[str], None]]:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, wrap: int | None = None) -> Table:
-    """A plain table: the first `left` columns are flush left, the others flush right; column `wrap` may take several lines."""
+    """A plain table: the first `left` columns are left-aligned, the others right-aligned; column `wrap` may wrap."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold", no_wrap=i != wrap)
@@ -59,13 +61,12 @@ def _notes(out: Console, notes: Sequence[str]) -> None:
         out.print(f"note: {note}", markup=False)
 
 
-def find_lr(finding: Finding, name: str, picture: str) -> None:
+def find_lr(finding: LrResult, name: str, picture: str) -> None:
     out = console()
-    num_steps = max(len(r.rates) for r in finding.ramps)
-    size = f"{text.scaled(finding.num_params)} parameters"
-    out.print(f"[bold]find-lr {escape(name)}[/]  {size}, {len(finding.ramps)} ramps of up to {num_steps} steps")
-    out.print(grid(("suggestion", "lr", "x configured", "over the repeats"), [_suggestion(s) for s in finding.suggestions]))
-    out.print(f"configured optim.lr {finding.configured:.3g}", markup=False)
+    size = f"{text.scaled(finding.num_params)} parameters, a run of {finding.run_steps:,} steps"
+    out.print(f"[bold]find-lr {escape(name)}[/]  {size}")
+    metric_name = "" if finding.compared == finding.trials else f"{finding.metric}, by repeat"
+    out.print(grid(("optim.lr", "x configured", "steps", "loss after it, by repeat", metric_name), _trials(finding), left=0))
     out.print(finding.advice, style="bold green" if finding.clear else "bold yellow", markup=False)
     if finding.assignments:
         out.print("try: " + " ".join(f"{k}={v:.2g}" for k, v in finding.assignments.items()), markup=False)
@@ -73,48 +74,67 @@ def find_lr(finding: Finding, name: str, picture: str) -> None:
     out.print(f"plot  {picture}", markup=False, soft_wrap=True)
 
 
-def _suggestion(s: Suggestion) -> tuple[str, ...]:
-    apart = s.high / s.low
-    band = f"{s.low:.2g} .. {s.high:.2g}  ({apart:.1f}x{', they disagree' if apart > AGREEMENT else ''})" if apart > 1 else ""
-    return s.name, f"{s.lr:.2e}", f"{s.ratio:.2g}", band
+def _trials(finding: LrResult) -> list[tuple[str, ...]]:
+    """One row per rate and length, shortest trials first; repeats side by side."""
+    rows: dict[tuple[int, float], list[lr_trial.Trial]] = {}
+    for trial in sorted(finding.trials, key=lambda t: (t.num_steps, t.factor, t.repeat)):
+        rows.setdefault((trial.num_steps, trial.factor), []).append(trial)
+    shown = []
+    for (num_steps, factor), trials in rows.items():
+        losses = "  ".join(f"{t.loss:.4f}" if math.isfinite(t.loss) else "diverged" for t in trials)
+        scores = "  ".join(f"{t.score:.4f}" if math.isfinite(t.score) else "" for t in trials if t.score is not None)
+        rate = f"{finding.configured * factor:.2e}" if factor else "untrained"
+        shown.append((rate, f"{factor:g}", f"{num_steps:,}", losses, scores))
+    return shown
 
 
-def find_batch(finding: BatchFinding, name: str) -> None:
-    out = console()
-    limit = f", limit {finding.limit / GIB:.1f} GiB" if finding.limit else ""
-    out.print(f"[bold]find-batch {escape(name)}[/]  on {finding.device}{limit}")
-    batch_table(out, finding.trials)
+_TRIAL_COLUMNS = "{:>9}  {:<34}  {:>11}  {:>10}  {:>12}"
+
+
+def batch_header(out: Console, name: str, device: str) -> None:
+    """The header, before the first trial ends."""
+    out.print(f"[bold]find-batch {escape(name)}[/]  on {device}")
+    out.print(_TRIAL_COLUMNS.format("batch", "", "peak memory", "ms/step", "items/s"), style="bold", markup=False)
+
+
+def batch_trial(out: Console, t: Trial) -> None:
+    """One trial, printed at once."""
+    state = ("fits" if t.fits else t.why) + (" (extrapolated)" if t.extrapolated else "") + (", compiled" if t.compiled else "")
+    peak = f"{t.peak / GIB:.2f} GiB" if t.peak else "-"
+    speed = (f"{t.seconds * 1e3:.1f}", f"{t.items_per_s:,.0f}") if t.seconds else ("-", "-")
+    out.print(_TRIAL_COLUMNS.format(f"{t.batch:,}", state, peak, *speed), markup=False)
+    out.file.flush()
+
+
+def find_batch(out: Console, finding: BatchResult) -> None:
+    """The result of the trials above."""
+    if finding.limit:
+        out.print(f"limit: {finding.limit / GIB:.1f} GiB", markup=False)
     if finding.largest:
-        how = "reckoned from the growth of smaller ones" if finding.reckoned else "measured"
-        end = f"; larger ones were not tried: {finding.capped} ends here" if finding.capped else ""
-        out.print(f"largest that fits: {finding.largest:,} ({how}){end}", markup=False)
-        if finding.saturation:
-            out.print(f"throughput is within 5 % of its best from batch {finding.saturation:,} on", markup=False)
-        elif finding.saturation is None and len(finding.trials) > 1:
-            out.print("throughput still grows at the largest batch that was timed", markup=False)
+        for words in _batch_facts(finding):
+            out.print(words, markup=False)
     out.print(finding.advice, style="bold green" if finding.largest else "bold yellow", markup=False)
 
 
-def batch_table(out: Console, trials: Sequence[Trial]) -> None:
-    out.print(grid(("batch", "", "peak memory", "ms/step", "items/s"), [_trial(t) for t in trials], left=2))
-
-
-def _trial(t: Trial) -> tuple[str, ...]:
-    state = ("fits" if t.fits else t.why) + (" (reckoned)" if t.reckoned else "")
-    peak = f"{t.peak / GIB:.2f} GiB" if t.peak else "-"
-    return (
-        f"{t.batch:,}",
-        state,
-        peak,
-        f"{t.seconds * 1e3:.1f}" if t.seconds else "-",
-        f"{t.items_per_s:,.0f}" if t.seconds else "-",
-    )
+def _batch_facts(finding: BatchResult) -> list[str]:
+    execution = "extrapolated from smaller ones" if finding.extrapolated else "measured"
+    execution += ", uncompiled" if finding.confirmed else ""
+    execution += "" if finding.exact else ", search ended by the time limit"
+    end = f"; larger ones were not tried: {finding.capped} ends here" if finding.capped else ""
+    facts = [f"largest that fits: {finding.largest:,} ({execution}){end}"]
+    if finding.confirmed:
+        facts.append("compiled steps mostly need less memory; --compiled compiles every size, which takes minutes")
+    if finding.saturation:
+        facts.append(f"throughput is within 5 % of its best from batch {finding.saturation:,} on")
+    elif len(finding.trials) > 1:
+        facts.append("throughput still grows at the largest batch that was timed")
+    return facts
 
 
 def profile(found: Profile, name: str) -> None:
     out = console()
-    out.print(f"[bold]profile {escape(name)}[/]  on {found.device}; {escape(found.how)}")
-    apart = f" (taken apart, uncaptured: {found.uncaptured * 1e3:.2f} ms)" if "not captured" not in found.how else ""
+    out.print(f"[bold]profile {escape(name)}[/]  on {found.device}; {escape(found.execution)}")
+    apart = f" (uncaptured: {found.uncaptured * 1e3:.2f} ms)" if "not captured" not in found.execution else ""
     out.print(f"{found.seconds * 1e3:.2f} ms a step, {found.items_per_s:,.0f} items/s{apart}", markup=False)
     out.print()
     on_device = any("stream_ms" in row for row in found.phases)
@@ -147,14 +167,14 @@ def _phase(row: dict, on_device: bool) -> tuple[str, ...]:
 
 
 def plan(found: Plan, name: str) -> None:
-    out, counted, tokens = console(), found.counted, found.tokens()
+    out, estimate, tokens = console(), found.estimate, found.tokens()
     out.print(f"[bold]plan {escape(name)}[/]")
     rows = [
-        ("parameters", f"{counted.num_params:,}", f"{counted.num_body:,} without embedding and head"),
-        ("targets seen", text.scaled(tokens["seen"]), _against(tokens["seen_per_parameter"])),
-        ("targets unique", *_unique(found, tokens)),
-        ("targets for 20", text.scaled(tokens["chinchilla"]), "what Chinchilla asks for at this size"),
-        ("FLOP per item", text.scaled(counted.flops_formula) if counted.flops_formula else "-", _flops(found)),
+        ("parameters", f"{estimate.num_params:,}", f"{estimate.num_non_embedding:,} non-embedding"),
+        ("tokens seen", text.scaled(tokens["seen"]), _against(tokens["seen_per_parameter"])),
+        ("unique tokens", *_unique(found, tokens)),
+        ("tokens for 20 per parameter", text.scaled(tokens["chinchilla"]), "Chinchilla-optimal at this size"),
+        ("FLOP per item", text.scaled(estimate.flops_formula) if estimate.flops_formula else "-", _flops(found)),
         ("memory", _gib(sum(found.memory.values())), _memory(found)),
     ]
     table = grid(("", "", ""), rows, left=3, wrap=2)
@@ -178,10 +198,10 @@ def _unique(found: Plan, tokens: dict[str, float]) -> tuple[str, str]:
 
 
 def _flops(found: Plan) -> str:
-    counted = text.scaled(found.counted.flops_counted)
+    estimate = text.scaled(found.estimate.flops_counted)
     if found.flops_difference is None:
-        return f"no formula; torch counts {counted}"
-    return f"by formula; torch counts {counted}, difference {found.flops_difference:+.2%}"
+        return f"no formula; torch counts {estimate}"
+    return f"by formula; torch counts {estimate}, difference {found.flops_difference:+.2%}"
 
 
 def _memory(found: Plan) -> str:

@@ -1,1 +1,1 @@
-"""ebt: an energy-based transformer that predicts by walking downhill on a score, and can be asked to walk further."""
+"""ebt: energy-based transformers, which predict by gradient descent on an energy."""

@@ -1,18 +1,28 @@
-"""Signs that a walk has come to nothing, or out of hand, read from the rows of a run."""
+"""Alarms of optimisation steps that have no effect or diverge, from the measurements of a run."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from seedbed.track import events
 from seedbed.train.watch import Alarm
 
-# How far a step may move logits, how many walks may end higher than they began, how sure a candidate may be, and how far
-# the step size may drift.
-FARTHEST, SHORTEST, UPHILL, SUREST, DRIFT = 100.0, 0.01, 0.2, 0.01, 10.0
+# Limits of how far a step changes logits, of the share of predictions whose energy rises, of the entropy of predictions, and of
+# the factor by which the step size may drift.
+MAX_MOVE, MIN_MOVE, MAX_RISING, MIN_ENTROPY, MAX_DRIFT = 100.0, 0.01, 0.2, 0.01, 10.0
+
+events.register(
+    "warning",
+    mcmc_large_step="a step changes predictions too much",
+    mcmc_small_step="a step hardly changes predictions",
+    mcmc_energy_rises="the energy of predictions rises",
+    mcmc_low_entropy="predictions have almost no entropy",
+    mcmc_alpha_drift="the step size has drifted",
+)
 
 
-class Sign(NamedTuple):
-    """A measurement, the range in which all is well, and what it means to leave it."""
+class Limits(NamedTuple):
+    """A measurement, its normal range, and the message when it leaves that range."""
 
     kind: str
     name: str
@@ -23,49 +33,47 @@ class Sign(NamedTuple):
     fix: str
 
 
-SIGNS = (
-    Sign(
-        *("walk_far", "move_rms", 0.0, FARTHEST),
-        "a step moves logits by {value:.3g} (limit {limit:g})",
-        "candidates jump past any minimum, and gradients through such steps explode",
-        "lower model.walk.alpha or optim.lr, or use model.head_init=calibrated",
+LIMITS = (
+    Limits(
+        *("mcmc_large_step", "move_rms", 0.0, MAX_MOVE),
+        "a step changes logits by {value:.3g} (limit {limit:g})",
+        "predictions overshoot any minimum, and gradients through such steps explode",
+        "lower model.mcmc.alpha or optim.lr, or use model.head_init=calibrated",
     ),
-    Sign(
-        *("walk_short", "move_rms", SHORTEST, float("inf")),
-        "a step moves logits by {value:.3g} only (limit {limit:g})",
-        "candidates stay where chance put them, and the loss cannot fall below that of a guess",
-        "raise model.walk.alpha; with space=logit it must grow with the vocabulary",
+    Limits(
+        *("mcmc_small_step", "move_rms", MIN_MOVE, float("inf")),
+        "a step changes logits by {value:.3g} only (limit {limit:g})",
+        "predictions stay at their random initial values, and the loss cannot fall below that of a guess",
+        "raise model.mcmc.alpha; with space=logit it must grow with the vocabulary",
     ),
-    Sign(
-        *("walk_uphill", "gap_negative", 0.0, UPHILL),
-        "{value:.0%} of the walks end no lower than they began (limit {limit:.0%})",
-        "the energy says nothing about how good a candidate is: more steps and more starts cannot help",
-        "lower model.walk.alpha, or train longer before asking for more thought",
+    Limits(
+        *("mcmc_energy_rises", "gap_negative", 0.0, MAX_RISING),
+        "{value:.0%} of the predictions end at no lower energy than they began (limit {limit:.0%})",
+        "the energy does not rank predictions: more steps and more samples cannot help",
+        "lower model.mcmc.alpha, or train longer before using more steps",
     ),
-    Sign(
-        *("walk_sure", "entropy", SUREST, float("inf")),
-        "candidates have an entropy of {value:.3g} nats (limit {limit:g})",
-        "all probability lies on single tokens, where the slope of a softmax is 0",
-        "lower model.walk.alpha or optim.lr",
+    Limits(
+        *("mcmc_low_entropy", "entropy", MIN_ENTROPY, float("inf")),
+        "predictions have an entropy of {value:.3g} nats (limit {limit:g})",
+        "all probability is on single tokens, where the gradient of a softmax is 0",
+        "lower model.mcmc.alpha or optim.lr",
     ),
 )
 
 
-def walk_alarms(measured: dict[str, float], first_alpha: float) -> list[Alarm]:
-    """What the measurements of a log point warn of."""
-    drift = Sign(
-        *("walk_alpha", "alpha", first_alpha / DRIFT, first_alpha * DRIFT),
-        "alpha has come to {value:.3g} (limit {limit:.3g})",
-        "the step size runs away from what the rest of the model was tuned for",
-        "start nearer to it with model.walk.alpha, or fix it with model.walk.learn_alpha=false",
+def optimization_alarms(measured: dict[str, float], first_alpha: float) -> list[Alarm]:
+    """The alarms of the measurements of one logged step."""
+    drift = Limits(
+        *("mcmc_alpha_drift", "alpha", first_alpha / MAX_DRIFT, first_alpha * MAX_DRIFT),
+        "alpha has reached {value:.3g} (limit {limit:.3g})",
+        "the step size drifts away from the one that the rest of the model was tuned for",
+        "set model.mcmc.alpha nearer to it, or fix it with model.mcmc.learn_alpha=false",
     )
-    found = [_look(sign, measured[sign.name]) for sign in (*SIGNS, drift) if sign.name in measured]
-    return [alarm for alarm in found if alarm]
-
-
-def _look(sign: Sign, value: float) -> Alarm | None:
-    limit = sign.high if value > sign.high else sign.low if value < sign.low else None
-    if limit is None:
-        return None
-    what = sign.what.format(value=value, limit=limit)
-    return Alarm(sign.kind, what, f"{sign.name} in the rows", sign.why, sign.fix, {sign.name: value})
+    found = []
+    for one in (*LIMITS, drift):
+        value = measured.get(one.name, one.low)
+        if not value < one.low and not value > one.high:  # nan raises no alarm
+            continue
+        what = one.what.format(value=value, limit=one.high if value > one.high else one.low)
+        found.append(Alarm(one.kind, what, f"{one.name} in the rows", one.why, one.fix, {one.name: value}))
+    return found

@@ -1,4 +1,4 @@
-"""Exact numbers on held-out text: every target of a split once, without noise, the mean over several starts.
+"""Evaluation on held-out text: every target of a split once, without noise, the mean over several initial predictions.
 
 Shape suffixes: B batch, T time, V vocabulary, K numbers of steps.
 """
@@ -14,21 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.data.text import TextSource, windows
-from seedbed.recipes.ebt.walk import EVALUATION, first_candidates, walk
+from seedbed.recipes.ebt.optimize import EVALUATION, initial_predictions, optimize
 from seedbed.train.system import own_share
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
 
-NUM_DRAWS = 3
-# Logits, and tokens, that one batch of evaluation may hold: a walk keeps the attention of every layer for its slope.
+NUM_SAMPLES = 3
+# Logits, and tokens, that one batch of evaluation may hold: a step keeps the attention of every layer for its gradient.
 EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}
 EVAL_TOKENS = 1 << 14
 
 
-def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Windows of a split, and the places that decide their first candidates: those in the window, the same in each.
+def windows_with_counters(source: TextSource, vocab: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """Windows of a split, and the counters of their initial predictions: positions in the window, the same in each.
 
     So a part of a split scores the same alone as within the whole.
     """
@@ -39,22 +39,22 @@ def placed_windows(source: TextSource, vocab: int, device: torch.device) -> Iter
 
 
 def nats_by_steps(
-    system: EnergySystem, source: TextSource, steps: Sequence[int], draws: int = NUM_DRAWS, engine: Engine | None = None
+    system: EnergySystem, source: TextSource, steps: Sequence[int], engine: EvalEngine, samples: int = NUM_SAMPLES
 ) -> list[float]:
-    """Nats per token after each of these numbers of steps, over every target of the split and `draws` starts."""
-    model, config = system.model, system.config.model.walk
+    """Nats per token after each of these numbers of steps, over every target of the split and `samples` samples."""
+    model, config = system.model, system.config.model.mcmc
+    num_samples = samples if config.initial_condition == "normal" else 1
     total_K = torch.zeros(len(steps), dtype=torch.float64)
-    found = placed_windows(source, model.vocab, model.embed.weight.device)
-    for tokens_BT, place_BT in own_share(found, engine):
-        memories, targets_BT = model.read(tokens_BT[:, :-1]), tokens_BT[:, 1:]
-        for draw in range(draws if config.start == "normal" else 1):
-            z_BTV = first_candidates(system.draw, config, place_BT, EVALUATION + draw, model.embed.weight.dtype)
-            for number, step in enumerate(walk(model, memories, z_BTV, max(steps), system.alpha(), config.space), 1):
+    found = windows_with_counters(source, model.vocab, model.embed.weight.device)
+    for tokens_BT, counter_BT in own_share(found, engine):
+        contexts, targets_BT = model.encode_context(tokens_BT[:, :-1]), tokens_BT[:, 1:]
+        for sample in range(num_samples):
+            z_BTV = initial_predictions(system.noise, config, counter_BT, EVALUATION + sample, model.embed.weight.dtype)
+            for number, step in enumerate(optimize(model, contexts, z_BTV, max(steps), system.alpha(), config.space), 1):
                 if number in steps:
                     total_K[list(steps).index(number)] += token_nats(step.z_BTV, targets_BT).sum(-1).cpu().double().sum()
-    num_draws = draws if config.start == "normal" else 1
-    total_K = engine.together(total_K) if engine else total_K
-    return (total_K / (num_draws * source.num_targets)).tolist()
+    total_K = engine.all_reduce_sum(total_K)
+    return (total_K / (num_samples * source.num_targets)).tolist()
 
 
 def token_nats(z_BTV: Tensor, targets_BT: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Generation by walking: each new token is a candidate, or several, that go downhill before one is drawn.
+"""Generation: for each new token one or several predictions are optimised, and the one of lowest energy is sampled from.
 
-Shape suffixes: B rows, N candidates of a row or rows that are filled, T time, L tokens of history, V vocabulary.
+Shape suffixes: B rows, N predictions of a row or rows that are filled, T time, L tokens of history, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,117 +17,118 @@ from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn import decoding
 from seedbed.nn.decoding import READ_EVERY, Decoder
+from seedbed.nn.eager import eagerly
 from seedbed.nn.sampling import Sampling, window_start
-from seedbed.recipes.ebt.model import Memory
-from seedbed.recipes.ebt.walk import GENERATION, STARTS, Draw, first_candidates, take_step
+from seedbed.recipes.ebt.model import Context
+from seedbed.recipes.ebt.optimize import GENERATION, INITIAL, CounterNormal, initial_predictions, optimize_step
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem, PlainSystem
 
 
 @dataclass(frozen=True)
-class Thinking:
-    """How long and how wide to think: steps, starts of which the lowest energy wins, and the fall that is too small."""
+class OptimizeOptions:
+    """Inference-time optimisation: steps, samples of which the lowest energy is kept, and the energy decrease to stop at."""
 
-    steps: int
+    num_steps: int
     best_of: int = 1
     early_stop: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise UserError(f"think={self.steps} is out of range: a prediction takes at least 1 step")
+        if self.num_steps < 1:
+            raise UserError(f"optimize_steps={self.num_steps} is out of range: a prediction takes at least 1 step")
         if self.best_of < 1:
-            raise UserError(f"best_of={self.best_of} is out of range: ask for at least 1 start")
+            raise UserError(f"best_of={self.best_of} is out of range: ask for at least 1 sample")
         if not 0.0 <= self.early_stop < math.inf:
-            raise UserError(f"early_stop={self.early_stop} is out of range: it is a fall of energy, and 0 never stops early")
+            raise UserError(f"early_stop={self.early_stop} is out of range: it is a decrease of energy, and 0 never stops early")
 
 
-class Thought(NamedTuple):
-    """Where candidates have arrived: logits, energies, and how many steps each took."""
+class Optimized(NamedTuple):
+    """Optimised predictions: logits, energies, and the number of steps of each."""
 
     z_BNV: Tensor
     energy_BN: Tensor
     steps_BN: Tensor
 
-    def best(self) -> Thought:
-        """The candidate of lowest energy in each row."""
+    def best(self) -> Optimized:
+        """The prediction of lowest energy in each row."""
         best_B1 = self.energy_BN.argmin(-1, keepdim=True)
         z_B1V = self.z_BNV.gather(1, best_B1[..., None].expand(-1, -1, self.z_BNV.shape[-1]))
-        return Thought(z_B1V, self.energy_BN.gather(1, best_B1), self.steps_BN.gather(1, best_B1))
+        return Optimized(z_B1V, self.energy_BN.gather(1, best_B1), self.steps_BN.gather(1, best_B1))
 
 
-def think(system: EnergySystem, memories: list[Memory], z_BNV: Tensor, thinking: Thinking) -> Thought:
-    """Walk; a candidate whose energy falls by less than `early_stop` stays where it is."""
-    last = len(memories) - 1
+def optimize_predictions(system: EnergySystem, contexts: list[Context], z_BNV: Tensor, options: OptimizeOptions) -> Optimized:
+    """Predictions after `options.num_steps`; one whose energy decreases by less than `early_stop` stops there."""
+    last = len(contexts) - 1
     energy_BN = torch.full_like(z_BNV[..., 0], math.inf)
-    awake_BN, steps_BN = torch.ones_like(energy_BN, dtype=torch.bool), torch.zeros_like(energy_BN)
-    for number in range(thinking.steps):
-        step = take_step(system.model, memories, z_BNV, number, system.alpha(), system.walk.space)
+    active_BN, steps_BN = torch.ones_like(energy_BN, dtype=torch.bool), torch.zeros_like(energy_BN)
+    for number in range(options.num_steps):
+        step = optimize_step(system.model, contexts, z_BNV, number, system.alpha(), system.mcmc.space)
         # Landscapes have scales of their own: energies are compared within the last one.
-        if thinking.early_stop and number > last:
-            awake_BN = awake_BN & (energy_BN - step.energy_BT >= thinking.early_stop)
-            if not awake_BN.any():
+        if options.early_stop and number > last:
+            active_BN = active_BN & (energy_BN - step.energy_BT >= options.early_stop)
+            if not active_BN.any():
                 break
-        z_BNV = torch.where(awake_BN[..., None], step.z_BTV, z_BNV)
-        energy_BN, steps_BN = step.energy_BT, steps_BN + awake_BN
-    return Thought(z_BNV, system.model.energy(z_BNV.softmax(-1), memories[last], last), steps_BN)
+        z_BNV = torch.where(active_BN[..., None], step.z_BTV, z_BNV)
+        energy_BN, steps_BN = step.energy_BT, steps_BN + active_BN
+    return Optimized(z_BNV, system.model.energy(z_BNV.softmax(-1), contexts[last], last), steps_BN)
 
 
-class Starts:
-    """First candidates by (seed, row, position, start), and what became of the chosen ones."""
+class InitialPredictions:
+    """Initial predictions by (seed, row, position, sample), and the energies and steps of the chosen ones."""
 
-    def __init__(self, system: EnergySystem, decoder: Decoder, thinking: Thinking, seed: int) -> None:
-        self.system, self.decoder, self.thinking = system, decoder, thinking
-        self.draw = Draw(seed, system.model.vocab)
+    def __init__(self, system: EnergySystem, decoder: Decoder, options: OptimizeOptions, seed: int) -> None:
+        self.system, self.decoder, self.options = system, decoder, options
+        self.noise = CounterNormal(seed, system.model.vocab)
         self.energy_BL = torch.zeros_like(decoder.history_BN, dtype=torch.float32)
         self.steps_BL = torch.zeros_like(self.energy_BL)
 
-    def at(self, place_BT: Tensor, number: int) -> Tensor:
-        """Start `number` at these positions of every row."""
-        rows_B1 = torch.arange(len(place_BT), device=place_BT.device)[:, None]
-        dtype, stream = self.system.model.embed.weight.dtype, GENERATION + number if number else STARTS
-        # The first row starts as the first sample of training did: with equal seeds the two can be compared.
-        return first_candidates(self.draw, self.system.walk, place_BT - 1 + (rows_B1 << 32), stream, dtype)
+    def at(self, counter_BT: Tensor, number: int) -> Tensor:
+        """Sample `number` at these positions of every row."""
+        rows_B1 = torch.arange(len(counter_BT), device=counter_BT.device)[:, None]
+        dtype, stream = self.system.model.embed.weight.dtype, GENERATION + number if number else INITIAL
+        # The first row starts as the first sample of training does: with equal seeds the two can be compared.
+        return initial_predictions(self.noise, self.system.mcmc, counter_BT - 1 + (rows_B1 << 32), stream, dtype)
 
-    def settle(self, thought: Thought) -> Tensor:
-        """Note what the token about to be appended cost; the logits to draw it from."""
-        chosen, place_B1 = thought.best(), self.decoder.count_B[:, None]
-        self.energy_BL.scatter_(1, place_B1, chosen.energy_BN.float())
-        self.steps_BL.scatter_(1, place_B1, chosen.steps_BN.float())
+    def record_best(self, optimized: Optimized) -> Tensor:
+        """Record energy and steps of the next token; the logits to sample it from."""
+        chosen, position_B1 = optimized.best(), self.decoder.count_B[:, None]
+        self.energy_BL.scatter_(1, position_B1, chosen.energy_BN.float())
+        self.steps_BL.scatter_(1, position_B1, chosen.steps_BN.float())
         return chosen.z_BNV[:, 0]
 
 
 class UncachedDecoder(Decoder):
-    """Reads the whole window again for every token, and walks at all of its places: the slow way, kept as the yardstick."""
+    """Encodes the whole window again for every token and optimises at all of its positions: the slow reference."""
 
     def __init__(
-        self, system: EnergySystem, thinking: Thinking, prompts: list[list[int]], num: int, sampling: Sampling, seed: int
+        self, system: EnergySystem, options: OptimizeOptions, prompts: list[list[int]], num: int, sampling: Sampling, seed: int
     ) -> None:
         super().__init__(system.model, prompts, num, sampling, seed)
-        self.system, self.begin = system, Starts(system, self, thinking, seed)
+        self.system, self.initial = system, InitialPredictions(system, self, options, seed)
 
     def advance(self) -> None:
         rows = list(range(len(self.lengths)))
         self.starts = [window_start(s, n, self.model.block) for s, n in zip(self.starts, self.lengths, strict=True)]
         tokens_BT, sizes = self._windows(rows, leave=0)
         first_B1 = torch.tensor(self.starts, device=tokens_BT.device)[:, None]
-        place_BT = first_B1 + torch.arange(1, tokens_BT.shape[1] + 1, device=tokens_BT.device)
-        memories, last_B = self.model.read(tokens_BT), torch.tensor(sizes, device=tokens_BT.device) - 1
+        counter_BT = first_B1 + torch.arange(1, tokens_BT.shape[1] + 1, device=tokens_BT.device)
+        contexts, last_B = self.model.encode_context(tokens_BT), torch.tensor(sizes, device=tokens_BT.device) - 1
         ends = []
-        for number in range(self.begin.thinking.best_of):
-            thought = think(self.system, memories, self.begin.at(place_BT, number), self.begin.thinking)
-            ends.append([whole[torch.arange(len(rows), device=last_B.device), last_B] for whole in thought])
-        self._append(self.begin.settle(Thought(*(torch.stack(parts, 1) for parts in zip(*ends, strict=True)))))
+        for number in range(self.initial.options.best_of):
+            optimized = optimize_predictions(self.system, contexts, self.initial.at(counter_BT, number), self.initial.options)
+            ends.append([whole[torch.arange(len(rows), device=last_B.device), last_B] for whole in optimized])
+        self._append(self.initial.record_best(Optimized(*(torch.stack(parts, 1) for parts in zip(*ends, strict=True)))))
         self.lengths = [n + 1 for n in self.lengths]
 
 
 class CachedDecoder(decoding.CachedDecoder):
-    """Keeps the real stream's keys and values; a token costs one token of it, and the steps of its candidates."""
+    """Caches the real stream's keys and values: a token costs one token of it, and the steps of its predictions."""
 
     def __init__(
         self,
         system: EnergySystem,
-        thinking: Thinking,
+        options: OptimizeOptions,
         prompts: list[list[int]],
         num: int,
         sampling: Sampling,
@@ -135,12 +136,12 @@ class CachedDecoder(decoding.CachedDecoder):
         *,
         capture: bool = False,
     ) -> None:
-        self.system, self.thinking, self.seed = system, thinking, seed
-        # To stop early the host must look.
-        super().__init__(system.model, prompts, num, sampling, seed, capture=capture and not thinking.early_stop)
+        self.system, self.options, self.seed = system, options, seed
+        # An early stop is decided on the host.
+        super().__init__(system.model, prompts, num, sampling, seed, capture=capture and not options.early_stop)
 
     def _open(self) -> None:
-        self.begin = Starts(self.system, self, self.thinking, self.seed)
+        self.initial = InitialPredictions(self.system, self, self.options, self.seed)
         self.caches = self.model.new_caches(len(self.lengths))
         self.counters = (*(cache.length_B for cache in self.caches), self.count_B)
 
@@ -148,18 +149,18 @@ class CachedDecoder(decoding.CachedDecoder):
         tokens_NT, sizes = self._windows(rows, leave=1)
         rows_N = torch.tensor(rows, device=tokens_NT.device)
         for landscape, cache in enumerate(self.caches):
-            self.model.fill(cache, rows_N, tokens_NT, landscape)
+            self.model.prefill(cache, rows_N, tokens_NT, landscape)
             cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device) + self.model.num_prefix
 
     def _step(self, num_slots: int = 0) -> None:
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
-        memories = self.model.for_landscapes([self.model.remember(cache, token_B1, num_slots) for cache in self.caches])
-        z_BNV = torch.cat([self.begin.at(self.count_B[:, None], n) for n in range(self.thinking.best_of)], 1)
-        self._append(self.begin.settle(think(self.system, memories, z_BNV, self.thinking)))
+        contexts = self.model.per_landscape([self.model.decode_token(cache, token_B1, num_slots) for cache in self.caches])
+        z_BNV = torch.cat([self.initial.at(self.count_B[:, None], n) for n in range(self.options.best_of)], 1)
+        self._append(self.initial.record_best(optimize_predictions(self.system, contexts, z_BNV, self.options)))
 
 
 class PlainDecoder(decoding.CachedDecoder):
-    """The plain transformer's tokens."""
+    """Decoder of the plain transformer."""
 
     def __init__(self, system: PlainSystem, *args, **kwargs) -> None:
         super().__init__(system.model, *args, **kwargs)
@@ -183,7 +184,7 @@ class PlainDecoder(decoding.CachedDecoder):
         self._append(logits_B1V[:, 0])
 
 
-class Written(NamedTuple):
+class Generated(NamedTuple):
     """Text after a prompt, token by token, with the energy and the steps of each where the model has energies."""
 
     text: str
@@ -193,28 +194,30 @@ class Written(NamedTuple):
 
 
 @torch.no_grad()
-def write(decoder: Decoder, tokenizer: Tokenizer, num: int, on_piece: Callable[[int, str], None] | None = None) -> list[Written]:
-    """Let a decoder write `num` tokens in every row; `on_piece(row, text)` hears each piece as soon as it is whole."""
+def generate(
+    decoder: Decoder, tokenizer: Tokenizer, num: int, on_text: Callable[[int, str], None] | None = None
+) -> list[Generated]:
+    """Generate `num` tokens in every row; `on_text(row, text)` gets text as soon as it is complete."""
     streams, ids = [TextStream(tokenizer) for _ in decoder.lengths], [[] for _ in decoder.lengths]
     done = 0
-    # Compiled modules would be compiled again for every length met here.
-    with torch.compiler.set_stance("force_eager"):
+    # Compiled modules would be compiled again for every length.
+    with eagerly():
         for portion in decoder.run(num, READ_EVERY if decoder.history_BN.is_cuda else 1):
             done += len(portion[0])
             for row, some in enumerate(portion):
                 ids[row] += some
                 piece = streams[row].push(some, last=done == num)
-                if on_piece and piece:
-                    on_piece(row, piece)
-    return [Written(stream.text, ids[row], *_costs(decoder, row, num)) for row, stream in enumerate(streams)]
+                if on_text and piece:
+                    on_text(row, piece)
+    return [Generated(stream.text, ids[row], *_energies_and_steps(decoder, row, num)) for row, stream in enumerate(streams)]
 
 
-def _costs(decoder: Decoder, row: int, num: int) -> tuple[list[float], list[float]]:
-    begin = getattr(decoder, "begin", None)
-    if begin is None:
+def _energies_and_steps(decoder: Decoder, row: int, num: int) -> tuple[list[float], list[float]]:
+    initial = getattr(decoder, "initial", None)
+    if initial is None:
         return [], []
     end = decoder.lengths[row]
-    return begin.energy_BL[row, end - num : end].tolist(), begin.steps_BL[row, end - num : end].tolist()
+    return initial.energy_BL[row, end - num : end].tolist(), initial.steps_BL[row, end - num : end].tolist()
 
 
 def prompt_rows(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:

@@ -1,8 +1,8 @@
-"""An energy over next tokens in two streams, and the plain transformer beside it.
+"""An energy over next tokens in two streams, and the plain transformer that is its baseline.
 
-The real stream reads the tokens; the predicted one holds a candidate for the next token at every place, looks at the real
-stream and at itself, and ends in one number. Shape suffixes: B batch, T time, C width, H heads, D head width, S places of the
-real stream, V vocabulary.
+The real stream encodes the tokens; the predicted one holds a prediction of the next token at every position, attends to the
+real stream and to itself, and ends in one number. Shape suffixes: B batch, T time, C width, H heads, D head width, S positions
+of the real stream, V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from seedbed.nn.cache import Cache, Decode, Prefill
 from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_
-from seedbed.nn.mlp import MLP
-from seedbed.nn.norms import rms_norm, widen
-from seedbed.nn.rope import Rope, apply_rope, rope_table
+from seedbed.nn.init import fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, rms_norm, widen
+from seedbed.nn.positions import Rope, apply_rope, rope_table
 from seedbed.recipes.ebt.presets import ModelConfig
 
 EPS = 1e-5
@@ -36,8 +35,8 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight, EPS)
 
 
-class Memory(NamedTuple):
-    """What the real stream leaves to candidates: keys and values per layer, where candidates stand, what they may see."""
+class Context(NamedTuple):
+    """What predictions need of the real stream: keys and values per layer, positions of the predictions, attention mask."""
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
@@ -48,9 +47,9 @@ class Memory(NamedTuple):
 def two_stream_attention(
     q_BHTD: Tensor, k_BHTD: Tensor, v_BHTD: Tensor, k_BHSD: Tensor, v_BHSD: Tensor, mask_TS: Tensor
 ) -> Tensor:
-    """Each candidate attends to the real places that `mask_TS` (0 or -inf) leaves it, and to itself.
+    """Each prediction attends to the real positions that `mask_TS` (0 or -inf) allows, and to itself.
 
-    Written out, since fused kernels cannot be differentiated twice.
+    Written in basic operations, since fused kernels cannot be differentiated twice.
     """
     q_BHTD = q_BHTD * q_BHTD.shape[-1] ** -0.5
     real_BHTS = widen(q_BHTD @ k_BHSD.mT) + mask_TS
@@ -60,7 +59,7 @@ def two_stream_attention(
 
 
 class Block(nn.Module):
-    """Attention and feed-forward. Called, it carries the real stream on; `predict` carries the candidates past it."""
+    """Attention and feed-forward: `forward` for the real stream, `predict` for the predicted one."""
 
     def __init__(self, width: int, heads: int, decay_all: bool) -> None:
         super().__init__()
@@ -79,7 +78,7 @@ class Block(nn.Module):
         fill_(self.norm2.weight, 1.0)
 
     def forward(self, x_BTC: Tensor, rope: Rope, cache: Prefill | Decode | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """The real stream after this block, and the keys and values it was made with: a cache's, where there is one."""
+        """The real stream after this block, and its keys and values: the cache's, where there is one."""
         q_BHTD, k_BHSD, v_BHSD = self._project(self.norm1(x_BTC), rope)
         mask = None
         if cache is not None:
@@ -88,13 +87,13 @@ class Block(nn.Module):
         return self._finish(x_BTC, y_BHTD), k_BHSD, v_BHSD
 
     def keys_values(self, x_BTC: Tensor, rope: Rope, cache: Prefill | Decode | None = None) -> tuple[Tensor, Tensor]:
-        """What candidates need of the last block: the real stream ends here."""
+        """Keys and values of the last block, where the real stream ends."""
         k, v = F.linear(self.norm1(x_BTC), self.qkv.weight[x_BTC.shape[-1] :]).unflatten(-1, (2, self.heads, -1)).unbind(-3)
         k_BHSD, v_BHSD = apply_rope(k, rope).transpose(1, 2), v.transpose(1, 2)
         return (k_BHSD, v_BHSD) if cache is None else cache.update(k_BHSD, v_BHSD)[:2]
 
     def predict(self, x_BTC: Tensor, rope: Rope, k_BHSD: Tensor, v_BHSD: Tensor, mask_TS: Tensor) -> Tensor:
-        """The candidates after this block."""
+        """The predicted stream after this block."""
         q_BHTD, k_BHTD, v_BHTD = self._project(self.norm1(x_BTC), rope)
         return self._finish(x_BTC, two_stream_attention(q_BHTD, k_BHTD, v_BHTD, k_BHSD, v_BHSD, mask_TS))
 
@@ -108,7 +107,7 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """What both models share: tokens in, and a stack of blocks."""
+    """Base of both models: token embedding and a stack of blocks."""
 
     def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
         super().__init__()
@@ -121,7 +120,7 @@ class Trunk(nn.Module):
         self.norm = Norm(width, config.decay_all)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Xavier's normal numbers, as the original has them."""
+        """Xavier normal initialisation, as in the original."""
         normal_(self.embed.weight, self._xavier(self.embed.weight), generator)
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -138,11 +137,11 @@ class Trunk(nn.Module):
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual streams: autocast's inside autocast, else the weights' own."""
         kind = self.embed.weight.device.type
-        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the question
         return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
 
     def rope(self, positions: Tensor) -> Rope:
-        # A walk multiplies rounding, so angles are as exact as the weights.
+        # Steps amplify rounding, so angles are as exact as the weights.
         dtype = torch.promote_types(self.embed.weight.dtype, torch.float32)
         return rope_table(positions, self.head_dim, self.config.rope_base, dtype)
 
@@ -152,13 +151,13 @@ class Trunk(nn.Module):
         return Cache(len(self.blocks), batch, heads, self.block + 1, self.head_dim, dtype=self.stream_dtype(), device=device)
 
     def forward_flops(self) -> float:
-        """Operations of one token's way forward through the blocks."""
+        """Operations of one token's forward pass through the blocks."""
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
         return 2.0 * weights + 4.0 * len(self.blocks) * self.width * self.block
 
 
 class PlainModel(Trunk):
-    """A causal transformer of the same blocks, with a head where the other has candidates."""
+    """A causal transformer of the same blocks, with a softmax head."""
 
     def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
         super().__init__(config, vocab, block)
@@ -170,7 +169,7 @@ class PlainModel(Trunk):
         normal_(self.head.weight, 0.1 * self.width**-0.5, generator)  # the first guess is nearly uniform
 
     def forward(self, tokens_BT: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None) -> Tensor:
-        """Logits of the next token at every place."""
+        """Logits of the next token at every position."""
         x_BTC = self.embed(tokens_BT).to(self.stream_dtype())
         for i, block in enumerate(self.blocks):
             x_BTC, _, _ = block(x_BTC, rope, caches[i] if caches else None)
@@ -178,16 +177,16 @@ class PlainModel(Trunk):
 
 
 class EnergyModel(Trunk):
-    """Called with logits of candidates, it says how well they fit and how that changes with their probabilities."""
+    """The energy of predictions and its gradient with respect to their probabilities."""
 
     def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
         super().__init__(config, vocab, block)
         self.enter = nn.Linear(vocab, self.width, bias=False)
         declare(self.enter.weight, "head")
-        self.landscape = None if config.step_embed == "none" else nn.Embedding(config.walk.landscapes, self.width)
+        self.landscape = None if config.step_embed == "none" else nn.Embedding(config.mcmc.num_landscapes, self.width)
         if self.landscape:
             declare(self.landscape.weight, "embed", decay=config.decay_all)
-        # No bias: a constant has no slope.
+        # No bias: a constant has no gradient.
         self.head = nn.Linear(self.width, 1, bias=False)
         declare(self.head.weight, "head")
 
@@ -195,8 +194,8 @@ class EnergyModel(Trunk):
     def num_prefix(self) -> int:
         return int(self.config.step_embed == "prefix")
 
-    def reading_flops(self) -> float:
-        """Operations of one token's way through the real stream, which ends at the last block's keys and values."""
+    def context_flops(self) -> float:
+        """Operations of one token in the real stream, which ends at the last block's keys and values."""
         last = self.blocks[-1]
         idle = sum(p.numel() for p in last.parameters() if p.ndim == 2) - 2 * self.width**2
         return self.forward_flops() - 2.0 * idle - 4.0 * self.width * self.block
@@ -210,43 +209,44 @@ class EnergyModel(Trunk):
 
     # ---- the real stream ---------------------------------------------------------------------------------------------
 
-    def read(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> list[Memory]:
-        """The memory for each landscape: one and the same, unless the landscape is the context's first token.
+    def encode_context(self, tokens_BT: Tensor, positions_T: Tensor | None = None) -> list[Context]:
+        """The context for each landscape: the same one, unless the landscape is the context's first token.
 
-        Tokens stand at positions 0, 1, 2... unless others are given, and candidates one further on.
+        Tokens have positions 0, 1, 2... unless others are given, and each prediction that of the next token.
         """
         if positions_T is None:
             positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        return self.for_landscapes([self._read(tokens_BT, positions_T, number) for number in range(self.num_readings())])
+        numbers = range(self.num_context_passes())
+        return self.per_landscape([self._encode_context(tokens_BT, positions_T, number) for number in numbers])
 
-    def for_landscapes(self, memories: list[Memory]) -> list[Memory]:
-        """What was read, handed to every landscape that shares it."""
-        return memories * (self.config.walk.landscapes // len(memories))
+    def per_landscape(self, contexts: list[Context]) -> list[Context]:
+        """One context per landscape, repeated where landscapes share it."""
+        return contexts * (self.config.mcmc.num_landscapes // len(contexts))
 
-    def num_readings(self) -> int:
-        """How many passes of the real stream the landscapes need."""
-        return self.config.walk.landscapes if self.num_prefix else 1
+    def num_context_passes(self) -> int:
+        """The number of passes of the real stream that the landscapes need."""
+        return self.config.mcmc.num_landscapes if self.num_prefix else 1
 
-    def _read(self, tokens_BT: Tensor, positions_T: Tensor, landscape: int) -> Memory:
+    def _encode_context(self, tokens_BT: Tensor, positions_T: Tensor, landscape: int) -> Context:
         num_tokens, more, device = tokens_BT.shape[1], self.num_prefix, tokens_BT.device
-        places_S = torch.cat((torch.arange(more, device=device), positions_T + more))
-        keys, values = self.carry(self.enter_tokens(tokens_BT, landscape), self.rope(places_S))
+        positions_S = torch.cat((torch.arange(more, device=device), positions_T + more))
+        keys, values = self.context_keys_values(self.embed_tokens(tokens_BT, landscape), self.rope(positions_S))
         ahead_TS = torch.ones(num_tokens, num_tokens + more, dtype=torch.bool, device=device).triu(more + 1)
         mask_TS = torch.zeros(ahead_TS.shape, device=device).masked_fill(ahead_TS, float("-inf"))
-        return Memory(keys, values, self.rope(positions_T + more + 1), mask_TS)
+        return Context(keys, values, self.rope(positions_T + more + 1), mask_TS)
 
-    def enter_tokens(self, tokens_BT: Tensor, landscape: int) -> Tensor:
-        """The real stream's first state, behind the landscape's token where there is one."""
+    def embed_tokens(self, tokens_BT: Tensor, landscape: int) -> Tensor:
+        """The real stream's input, after the landscape's token where there is one."""
         x_BTC = self.embed(tokens_BT)
         if self.num_prefix:
             assert self.landscape is not None
             x_BTC = torch.cat((self.landscape.weight[landscape].expand(len(x_BTC), 1, -1), x_BTC), 1)
         return x_BTC.to(self.stream_dtype())
 
-    def carry(
+    def context_keys_values(
         self, x_BTC: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Keys and values of every layer, from the first state of the real stream."""
+        """Keys and values of every layer, from the input of the real stream."""
         found, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
             assert isinstance(block, Block)
@@ -259,76 +259,76 @@ class EnergyModel(Trunk):
         return tuple(k for k, _ in found), tuple(v for _, v in found)
 
     def new_caches(self, batch: int) -> list[Cache]:
-        """An empty memory for every reading; a landscape's token stands in it already."""
-        caches = [self.new_cache(batch) for _ in range(self.num_readings())]
+        """An empty cache for every context pass; it holds the landscape's token where there is one."""
+        caches = [self.new_cache(batch) for _ in range(self.num_context_passes())]
         if self.num_prefix:
             device = self.embed.weight.device
             nothing_B0 = torch.zeros(batch, 0, dtype=torch.int64, device=device)
             for landscape, cache in enumerate(caches):
-                self.fill(cache, torch.arange(batch, device=device), nothing_B0, landscape)
+                self.prefill(cache, torch.arange(batch, device=device), nothing_B0, landscape)
                 cache.length_B += 1
         return caches
 
-    def fill(self, cache: Cache, rows_N: Tensor, tokens_NT: Tensor, landscape: int) -> None:
-        """Read whole windows into rows of a cache; the caller sets their lengths."""
-        x_NTC = self.enter_tokens(tokens_NT, landscape)
+    def prefill(self, cache: Cache, rows_N: Tensor, tokens_NT: Tensor, landscape: int) -> None:
+        """Encode whole windows into rows of a cache; the caller sets their lengths."""
+        x_NTC = self.embed_tokens(tokens_NT, landscape)
         if x_NTC.shape[1]:
-            self.carry(x_NTC, self.rope(torch.arange(x_NTC.shape[1], device=x_NTC.device)), cache.prefill(rows_N))
+            self.context_keys_values(x_NTC, self.rope(torch.arange(x_NTC.shape[1], device=x_NTC.device)), cache.prefill(rows_N))
 
-    def remember(self, cache: Cache, token_B1: Tensor, num_slots: int = 0) -> Memory:
-        """Append one token to every row; the memory for candidates of the next, which all stand in one place."""
+    def decode_token(self, cache: Cache, token_B1: Tensor, num_slots: int = 0) -> Context:
+        """Append one token to every row; the context for predictions of the next, which all have one position."""
         layers = cache.decode(num_slots + self.num_prefix if num_slots else 0)
         x_B1C = self.embed(token_B1).to(self.stream_dtype())
-        keys, values = self.carry(x_B1C, self.rope(cache.length_B[:, None]), layers)
+        keys, values = self.context_keys_values(x_B1C, self.rope(cache.length_B[:, None]), layers)
         cache.length_B += 1
-        return Memory(keys, values, self.rope(cache.length_B[:, None]), layers[0].mask)
+        return Context(keys, values, self.rope(cache.length_B[:, None]), layers[0].mask)
 
     # ---- the predicted stream ----------------------------------------------------------------------------------------
 
-    def forward(self, z_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Probabilities of the candidates, the slope of the energy along them, and the energies.
+    def forward(self, z_BTV: Tensor, context: Context, landscape: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Probabilities of the predictions, the gradient of the energy with respect to them, and the energies.
 
-        An energy depends on its own candidate alone, so the gradient of their sum is the gradient of each.
+        An energy depends on its own prediction alone, so the gradient of their sum is the gradient of each.
         """
         p_BTV = z_BTV.softmax(-1)
         if torch.compiler.is_compiling() or not self.training:
-            return p_BTV, *self._pure_slope(p_BTV, memory, landscape)
+            return p_BTV, *self._functional_grad(p_BTV, context, landscape)
         goes_on = torch.is_grad_enabled()
         with torch.enable_grad():
             at_BTV = p_BTV if p_BTV.requires_grad else p_BTV.detach().requires_grad_()
-            energy_BT = self.energy(at_BTV, memory, landscape)
-            (slope_BTV,) = torch.autograd.grad(energy_BT.sum(), at_BTV, create_graph=goes_on)
-        return p_BTV, slope_BTV, energy_BT if goes_on else energy_BT.detach()
+            energy_BT = self.energy(at_BTV, context, landscape)
+            (grad_BTV,) = torch.autograd.grad(energy_BT.sum(), at_BTV, create_graph=goes_on)
+        return p_BTV, grad_BTV, energy_BT if goes_on else energy_BT.detach()
 
-    def _pure_slope(self, p_BTV: Tensor, memory: Memory, landscape: int) -> tuple[Tensor, Tensor]:
-        """The same in the one form that compiles and can be differentiated again, and that builds no graph of the weights
-        where none is wanted; but tools that hook saved tensors cannot look at it."""
+    def _functional_grad(self, p_BTV: Tensor, context: Context, landscape: int) -> tuple[Tensor, Tensor]:
+        """The same in a form that compiles, can be differentiated again, and builds no graph of the weights where none is
+        needed; but tools that hook saved tensors cannot see it."""
 
         def total(p_BTV: Tensor) -> tuple[Tensor, Tensor]:
-            energy_BT = self.energy(p_BTV, memory, landscape)
+            energy_BT = self.energy(p_BTV, context, landscape)
             return energy_BT.sum(), energy_BT
 
         return torch.func.grad(total, has_aux=True)(p_BTV)
 
-    def energy(self, p_BTV: Tensor, memory: Memory, landscape: int) -> Tensor:
-        """One number per candidate, low where it fits what came before."""
-        kind, dtype = p_BTV.device.type, memory.keys[0].dtype  # compiled code cannot always ask autocast
-        # A step multiplies the slope by alpha, rounding included: both ends of the stream stay in full precision.
+    def energy(self, p_BTV: Tensor, context: Context, landscape: int) -> Tensor:
+        """One number per prediction, low where it fits its context."""
+        kind, dtype = p_BTV.device.type, context.keys[0].dtype  # compiled code cannot always query autocast
+        # A step multiplies the gradient by alpha, rounding included: both ends of the stream stay in full precision.
         with torch.autocast(kind, enabled=False):
-            x_BTC = F.linear(p_BTV, self.enter.weight)  # not called as a module: counters of operations hook those
+            x_BTC = F.linear(p_BTV, self.enter.weight)  # not called as a module: FLOP counters hook those
             if self.landscape and not self.num_prefix:
                 x_BTC = x_BTC + self.landscape.weight[landscape]
         x_BTC = x_BTC.to(dtype)
-        for block, k_BHSD, v_BHSD in zip(self.blocks, memory.keys, memory.values, strict=True):
+        for block, k_BHSD, v_BHSD in zip(self.blocks, context.keys, context.values, strict=True):
             assert isinstance(block, Block)
-            x_BTC = block.predict(x_BTC, memory.rope, k_BHSD, v_BHSD, memory.mask_TS)
+            x_BTC = block.predict(x_BTC, context.rope, k_BHSD, v_BHSD, context.mask_TS)
         with torch.autocast(kind, enabled=False):
             return self.head(self.norm(widen(x_BTC)))[..., 0]
 
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> EnergyModel | PlainModel:
     """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with torch.device("meta"):
+    with on_meta():
         model = (EnergyModel if config.kind == "energy" else PlainModel)(config, vocab, block)
     materialize(model)
     model.init_weights(torch.Generator().manual_seed(seed))

@@ -1,4 +1,4 @@
-"""Shapes and presets of the ebt recipe. Nothing here needs torch, so listing them costs nothing."""
+"""Model sizes and presets of the ebt recipe. No torch import, so that listing them is fast."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -6,7 +6,7 @@ from typing import Literal
 from seedbed.config import Config, Every, Limit, Optim, Schedule, number
 from seedbed.data.corpus import TextConfig
 from seedbed.errors import UserError
-from seedbed.recipes.ebt import denoise_presets
+from seedbed.recipes.ebt.denoise import presets as denoise_presets
 
 # Layers, heads and width of each size, with the learning rate that goes with it.
 SIZES = {
@@ -24,46 +24,46 @@ Size = Literal["5xs", "4xs", "3xs", "xxs", "xs", "small", "medium", "large", "xl
 
 
 @dataclass(frozen=True)
-class WalkConfig:
-    """How a candidate walks downhill: `steps` as trained and evaluated, or from `fewest` to `steps` drawn for every batch.
+class MCMCConfig:
+    """Optimisation (MCMC) steps of predictions: `num_steps` in training and evaluation, or for every batch a number drawn from
+    `min_steps` to `num_steps`. `alpha` is the step size; with `random_alpha` s above 1, uniform from alpha/s to alpha*s.
 
-    `alpha` is the step size, uniform between alpha/spread and alpha*spread where `spread` is above 1. `space` is what moves:
-    the probabilities, the logits, or the logits by the probabilities' gradient. `loss` asks each step or the last one for an
-    answer; gradients reach back `through` one step or all. `langevin` is noise added before each step of training. `replay`
-    keeps that many unfinished walks, which later batches go on with; with `write_back` they may be taken up again.
+    `space` is what is optimised: probabilities, logits, or logits by the gradient of the probabilities (`mirror`). The loss is
+    on each step or on the last one; gradients pass through one step or all. `langevin_noise` is added before each step of
+    training. `replay_buffer` is its size; with `write_back` its entries are updated when they are used.
     """
 
-    steps: int = number(2, low=1, high=1000)
-    fewest: int = number(0, low=0, high=1000)
-    landscapes: int = number(2, low=1, high=64)
+    num_steps: int = number(2, low=1, high=1000)
+    min_steps: int = number(0, low=0, high=1000)
+    num_landscapes: int = number(2, low=1, high=64)
     alpha: float = number(500.0, low=1e-4, high=1e9)
     learn_alpha: bool = True
-    spread: float = number(1.0, low=1.0, high=100.0)
+    random_alpha: float = number(1.0, low=1.0, high=100.0)
     space: Literal["prob", "logit", "mirror"] = "prob"
-    start: Literal["normal", "zeros"] = "normal"
+    initial_condition: Literal["normal", "zeros"] = "normal"
     loss: Literal["each", "last"] = "each"
-    through: Literal["one", "all"] = "one"
-    langevin: float = number(0.0, low=0.0, high=1000.0)
-    replay: int = number(0, low=0, high=1 << 20)
+    backprop_through: Literal["one", "all"] = "one"
+    langevin_noise: float = number(0.0, low=0.0, high=1000.0)
+    replay_buffer: int = number(0, low=0, high=1 << 20)
     write_back: bool = True
 
     def counts(self) -> tuple[int, ...]:
         """The numbers of steps that a batch may be trained with."""
-        return tuple(range(self.fewest or self.steps, self.steps + 1))
+        return tuple(range(self.min_steps or self.num_steps, self.num_steps + 1))
 
     def check(self) -> None:
-        if self.fewest > self.steps:
-            raise UserError(f"model.walk.fewest={self.fewest} is above model.walk.steps={self.steps}; draw from few to many")
+        if self.min_steps > self.num_steps:
+            raise UserError(f"model.mcmc.min_steps={self.min_steps} is above model.mcmc.num_steps={self.num_steps}")
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """An energy model, or the `plain` transformer of the same size that it is held against.
+    """An energy model, or the `plain` transformer of the same size that is its baseline.
 
-    `size` names layers, heads and width; a number other than 0 overrides it. `step_embed` tells the candidate which of the
-    walk's landscapes it is in (`pred`), or the context too, as a first token (`prefix`). `head_init=calibrated` scales the
-    energy so that the first step moves logits by about 1. `decay_all` decays norms and embeddings as well. `control` trains
-    the plain transformer beside the run when it ends, for its report.
+    `size` names layers, heads and width; a number other than 0 overrides it. `step_embed` adds an embedding of the energy
+    landscape to the predictions (`pred`) or to the context, as its first token (`prefix`). `head_init=calibrated` scales the
+    energy so that the first step changes logits by about 1. `decay_all` decays norms and embeddings as well. `control` trains
+    the plain transformer at the end of the run, for its report.
     """
 
     kind: Literal["energy", "plain"] = "energy"
@@ -76,7 +76,7 @@ class ModelConfig:
     head_init: Literal["calibrated", "xavier"] = "calibrated"
     decay_all: bool = False
     control: bool = False
-    walk: WalkConfig = WalkConfig()
+    mcmc: MCMCConfig = MCMCConfig()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -89,26 +89,27 @@ class ModelConfig:
         _, heads, width = self.shape
         if width % heads or (width // heads) % 2:
             raise UserError(f"a width of {width} does not divide into {heads} heads of even width; set model.width, model.heads")
-        self.walk.check()
-        if self.kind == "energy" and self.walk.landscapes > 1 and self.step_embed == "none":
+        self.mcmc.check()
+        if self.kind == "energy" and self.mcmc.num_landscapes > 1 and self.step_embed == "none":
             raise UserError(
-                f"model.walk.landscapes={self.walk.landscapes} differ only by their embedding, and model.step_embed=none; "
+                f"model.mcmc.num_landscapes={self.mcmc.num_landscapes} differ by their embedding, and model.step_embed=none; "
                 "use pred, or one landscape"
             )
 
 
-S1 = WalkConfig()
-S2 = WalkConfig(steps=3, fewest=2, landscapes=1, alpha=5.0, learn_alpha=False, spread=2.0, loss="last", langevin=3.0, replay=192)
+S1 = MCMCConfig()
+S2 = replace(S1, num_steps=3, min_steps=2, num_landscapes=1, alpha=5.0, learn_alpha=False, random_alpha=2.0, loss="last")
+S2 = replace(S2, langevin_noise=3.0, replay_buffer=192)
 
 
 def demo() -> Config:
-    """A small energy-based transformer learns bytes of Python's reference, and shows what more steps buy.
+    """A small energy-based transformer learns bytes of Python's reference, and measures the gain by more steps.
 
     `seedbed train ebt/demo`: less than two minutes on two CPU cores, about 90 k parameters. The last sample holds nats per
-    byte after 1 to 30 steps, and those of the plain transformer of the same size, trained beside it.
+    byte after 1 to 30 steps, and those of the plain transformer of the same size.
     """
     return Config(
-        model=ModelConfig(size="5xs", walk=replace(S1, alpha=5.0), control=True),
+        model=ModelConfig(size="5xs", mcmc=replace(S1, alpha=5.0), control=True),
         data=TextConfig(text="reference", tokenizer="bpe", vocab=257, block=32),
         optim=_adam("5xs"),
         schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.1),
@@ -116,24 +117,23 @@ def demo() -> Config:
         limit=Limit(valid=256),
         steps=500,
         batch=16,
-        device="cpu",
     )
 
 
 def shakespeare_s1() -> Config:
-    """tiny-shakespeare by characters, two steps in two landscapes: the fast preset.
+    """tiny-shakespeare by characters, two steps in two energy landscapes: the fast preset.
 
-    `seedbed train ebt/shakespeare-s1 data.text=tinyshakespeare.txt` on one GPU: minutes. Hold it against
+    `seedbed train ebt/shakespeare-s1 data.text=tinyshakespeare.txt` on one GPU: minutes. Compare it with
     `seedbed train ebt/plain data.text=tinyshakespeare.txt data.tokenizer=char`.
     """
     return replace(s1(), data=TextConfig(text="tinyshakespeare.txt", tokenizer="char", block=256), steps=3000)
 
 
 def shakespeare_s2() -> Config:
-    """tiny-shakespeare by characters, trained to think: random step sizes and counts, noise, and walks taken up again.
+    """tiny-shakespeare by characters, trained for more steps: random step sizes and numbers of steps, noise, and a replay buffer.
 
-    `seedbed train ebt/shakespeare-s2 data.text=tinyshakespeare.txt` on one GPU: minutes; then `seedbed think RUN`. Without
-    the random step size: `model.walk.spread=1`.
+    `seedbed train ebt/shakespeare-s2 data.text=tinyshakespeare.txt` on one GPU: minutes; then
+    `seedbed inference-curve RUN`. Without the random step size: `model.mcmc.random_alpha=1`.
     """
     return replace(s2(), data=TextConfig(text="tinyshakespeare.txt", tokenizer="char", block=256), steps=3000)
 
@@ -148,13 +148,13 @@ def code_s1() -> Config:
 
 
 def s1() -> Config:
-    """Two steps in two landscapes with a learned step size; `model.size` is the dial, bytes of the reference the text.
+    """Two steps in two landscapes with a learned step size; `model.size` chooses the size; bytes of the reference.
 
-    `seedbed train ebt/s1 model.size=4xs optim.lr=2.4e-3` on one GPU. Rates by size: 4xs 2.4e-3, 3xs 1.8e-3, xxs 1.2e-3,
+    `seedbed train ebt/s1 model.size=4xs optim.lr=2.4e-3` on one GPU. Learning rates by size: 4xs 2.4e-3, 3xs 1.8e-3, xxs 1.2e-3,
     xs 9e-4, small 6e-4, medium 3e-4, large 2.5e-4, xl 2e-4.
     """
     return Config(
-        model=ModelConfig(walk=replace(S1, alpha=5.0)),
+        model=ModelConfig(mcmc=replace(S1, alpha=5.0)),
         data=TextConfig(text="reference", tokenizer="bpe", vocab=257, block=256),
         optim=_adam("xxs"),
         schedule=Schedule(kind="gpt3", warmup=0.02, floor=0.1),
@@ -167,30 +167,30 @@ def s1() -> Config:
 
 
 def s2() -> Config:
-    """Two or three steps of random size with noise and replay, gradients through the last one: trained to think longer.
+    """Two or three steps of random size with noise and replay, gradients through the last one: trained for more steps.
 
-    `seedbed train ebt/s2` on one GPU; then `seedbed think RUN`. Replay makes every batch half as large again.
+    `seedbed train ebt/s2` on one GPU; then `seedbed inference-curve RUN`. Replay makes every batch half as large again.
     """
-    return replace(s1(), model=ModelConfig(step_embed="none", walk=S2))
+    return replace(s1(), model=ModelConfig(step_embed="none", mcmc=S2))
 
 
 def plain() -> Config:
-    """The transformer of the same blocks, data, order and schedule: the control of every table.
+    """The transformer of the same blocks, data, order and schedule: the baseline.
 
-    `seedbed train ebt/plain` on one GPU, with the `data` keys of the run it is held against.
+    `seedbed train ebt/plain` on one GPU, with the `data` keys of the run that it is compared with.
     """
     base = s1()
     return replace(base, model=ModelConfig(kind="plain"))
 
 
 def replica() -> Config:
-    """The original's settings to the letter, on random tokens: for timing against it.
+    """The original's settings, on random tokens: for timing.
 
     `seedbed train ebt/replica` on one GPU: 6 layers, 384 wide, vocabulary 4,096; the original takes 167 ms a step on one H200.
-    The landscape is the context's first token, so each landscape reads the context anew.
+    The landscape is the context's first token, so the context is encoded once per landscape.
     """
     return Config(
-        model=ModelConfig(step_embed="prefix", head_init="xavier", decay_all=True, walk=S1),
+        model=ModelConfig(step_embed="prefix", head_init="xavier", decay_all=True, mcmc=S1),
         data=TextConfig(text="random:2_000_000:4096", block=256, valid=0.01),
         optim=_adam("xxs"),
         schedule=Schedule(kind="gpt3", warmup=0.01, floor=0.1),
@@ -206,7 +206,7 @@ def _adam(size: str) -> Optim:
 
 
 def denoise_shapes() -> Config:
-    """Cleans shapes of 32 pixels by walking downhill on an energy over images; trained at noise 0.1, judged at 0.2 too.
+    """Denoises shapes of 32 pixels by gradient descent on an energy; trained at noise 0.1, also evaluated at 0.2.
 
     `seedbed train ebt/denoise-shapes` on one GPU: minutes. Then `seedbed sample RUN --examine 1` for PSNR by steps and noise.
     """
@@ -214,7 +214,7 @@ def denoise_shapes() -> Config:
 
 
 def regress_shapes() -> Config:
-    """The control of denoise-shapes: the same blocks and data, one pass to the clean image.
+    """The baseline of denoise-shapes: the same blocks and data, one pass to the clean image.
 
     `seedbed train ebt/regress-shapes` on one GPU: minutes.
     """
@@ -222,7 +222,7 @@ def regress_shapes() -> Config:
 
 
 def denoise_cifar() -> Config:
-    """Cleans CIFAR-10 by walking downhill on an energy over images.
+    """Denoises CIFAR-10 by gradient descent on an energy over images.
 
     `seedbed train ebt/denoise-cifar data.images=FOLDER`, with train/CLASS/*.jpg and test/CLASS/*.jpg, on one GPU.
     """
@@ -230,8 +230,18 @@ def denoise_cifar() -> Config:
 
 
 def regress_cifar() -> Config:
-    """The control of denoise-cifar: the same blocks and data, one pass to the clean image.
+    """The baseline of denoise-cifar: the same blocks and data, one pass to the clean image.
 
     `seedbed train ebt/regress-cifar data.images=FOLDER` on one GPU.
     """
     return denoise_presets.cifar("regress")
+
+
+def check_settings(config: Config) -> dict[str, object]:
+    """A small copy for the checks: four patches along a side of an image, or the smallest size of a text model."""
+    if isinstance(config.model, denoise_presets.DenoiseConfig):
+        size = 4 * config.model.patch
+        return {"data.size": size} if size < config.data.size and not config.data.encode else {}
+    depth, heads, width = config.model.shape
+    wanted = {"model.depth": (depth, 2), "model.heads": (heads, 2), "model.width": (width, 32)}
+    return {key: small for key, (full, small) in wanted.items() if small < full}

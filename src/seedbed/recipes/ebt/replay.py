@@ -1,6 +1,6 @@
-"""Unfinished walks that later batches go on with: the context, and where its candidates have come to.
+"""The replay buffer: contexts with partly optimised predictions, which later batches optimise further.
 
-Shape suffixes: R entries, B rows of a batch, h rows taken up again, L tokens of a block, T time, V vocabulary.
+Shape suffixes: R entries, B rows of a batch, h rows from the buffer, L tokens of a block, T time, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seedbed.nn import dice
-from seedbed.recipes.ebt.walk import REPLAY
+from seedbed.nn import rng
+from seedbed.recipes.ebt.optimize import REPLAY
 
-# Places of walks that go on: far from those of any sample, so that their noise is their own.
-ELSEWHERE = 1 << 60
+# Added to the counters of replayed rows, so that their noise differs from that of any sample.
+REPLAY_OFFSET = 1 << 60
 
 
-class Taken(NamedTuple):
-    """A batch with walks taken up again behind its own rows, and where those came from."""
+class ReplayBatch(NamedTuple):
+    """A batch with replayed rows after its own, and the buffer entries that those came from."""
 
     tokens_BL: Tensor
     z_BTV: Tensor
-    place_BT: Tensor
+    counter_BT: Tensor
     slot_h: Tensor
     known_h: Tensor
 
 
-class Replay(nn.Module):
-    """The buffer. Half a batch is taken from it and added, chosen by counter, each row from its own part of the buffer."""
+class ReplayBuffer(nn.Module):
+    """Adds half a batch from the buffer to each batch, chosen by counter, each row from its own part of the buffer."""
 
     tokens_RL: Tensor
     z_RTV: Tensor
@@ -41,27 +41,27 @@ class Replay(nn.Module):
         self.register_buffer("z_RTV", torch.zeros(size, block, vocab))
         self.register_buffer("known_R", torch.zeros(size, dtype=torch.bool))
 
-    def take(self, tokens_BL: Tensor, z_BTV: Tensor, place_BT: Tensor, index_B: Tensor) -> Taken:
-        """Add walks to a batch; while the buffer fills, some rows of the batch walk twice instead."""
+    def sample(self, tokens_BL: Tensor, z_BTV: Tensor, counter_BT: Tensor, index_B: Tensor) -> ReplayBatch:
+        """A batch with replayed rows; while the buffer fills, some rows of the batch are repeated instead."""
         size, num = len(self.known_R), max(1, len(tokens_BL) // 2)
         edges = torch.arange(num + 1, device=index_B.device) * size // num
-        drawn_h = dice.uniform(dice.keys(self.seed, index_B[:num], REPLAY), 1)[:, 0]
+        drawn_h = rng.uniform(rng.keys(self.seed, index_B[:num], REPLAY), 1)[:, 0]
         # Parts of the buffer do not overlap, so no entry is written twice in one step.
         slot_h = edges[:-1] + (drawn_h * (edges[1:] - edges[:-1])).long()
         known_h = self.known_R[slot_h]
         tokens_hL = torch.where(known_h[:, None], self.tokens_RL[slot_h], tokens_BL[:num])
         z_hTV = torch.where(known_h[:, None, None], self.z_RTV[slot_h].to(z_BTV.dtype), z_BTV[:num])
-        places = torch.cat((place_BT, place_BT[:num] + ELSEWHERE))
-        return Taken(torch.cat((tokens_BL, tokens_hL)), torch.cat((z_BTV, z_hTV)), places, slot_h, known_h)
+        counters = torch.cat((counter_BT, counter_BT[:num] + REPLAY_OFFSET))
+        return ReplayBatch(torch.cat((tokens_BL, tokens_hL)), torch.cat((z_BTV, z_hTV)), counters, slot_h, known_h)
 
     @torch.no_grad()
-    def put(self, taken: Taken, end_BTV: Tensor, index_B: Tensor) -> None:
-        """Keep where the batch's own walks ended, the oldest entries making room, and where continued ones did."""
+    def store(self, batch: ReplayBatch, end_BTV: Tensor, index_B: Tensor) -> None:
+        """Store the final predictions of the batch's own rows over the oldest entries, and update the replayed ones."""
         num = len(index_B)
         if self.write_back:
             z_hTV = end_BTV[num:].to(self.z_RTV.dtype)
-            self.z_RTV[taken.slot_h] = torch.where(taken.known_h[:, None, None], z_hTV, self.z_RTV[taken.slot_h])
+            self.z_RTV[batch.slot_h] = torch.where(batch.known_h[:, None, None], z_hTV, self.z_RTV[batch.slot_h])
         slot_B = index_B % len(self.known_R)
-        self.tokens_RL[slot_B] = taken.tokens_BL[:num]
+        self.tokens_RL[slot_B] = batch.tokens_BL[:num]
         self.z_RTV[slot_B] = end_BTV[:num].to(self.z_RTV.dtype)
         self.known_R.index_fill_(0, slot_B, True)  # [slot_B] = True would fetch its value from the host: no capture

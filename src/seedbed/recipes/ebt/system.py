@@ -1,4 +1,4 @@
-"""The ebt systems: an energy model trained through its own walk, and the plain transformer it is held against.
+"""The ebt systems: an energy model trained through its own optimisation steps, and the plain transformer as its baseline.
 
 Shape suffixes: B batch, T time, V vocabulary.
 """
@@ -6,8 +6,8 @@ Shape suffixes: B batch, T time, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,43 +17,71 @@ from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
 from seedbed.nn.decoding import Decoder
+from seedbed.nn.eager import eagerly
 from seedbed.nn.groups import declare
 from seedbed.nn.sampling import Sampling
 from seedbed.recipes.ebt import show
-from seedbed.recipes.ebt.alarms import walk_alarms
-from seedbed.recipes.ebt.bill import require_room
+from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.control import train_control
-from seedbed.recipes.ebt.curves import held_out_part, thinking_curves
-from seedbed.recipes.ebt.denoise import build_denoiser
-from seedbed.recipes.ebt.denoise_presets import DenoiseConfig
-from seedbed.recipes.ebt.evaluate import nats_by_steps, placed_windows, report, token_nats
-from seedbed.recipes.ebt.generate import CachedDecoder, PlainDecoder, Thinking, Written, prompt_rows, write
+from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
+from seedbed.recipes.ebt.denoise.system import build_denoiser
+from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, windows_with_counters
+from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate, prompt_rows
+from seedbed.recipes.ebt.inference_curves import held_out_part, inference_curves
+from seedbed.recipes.ebt.memory import require_memory
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
-from seedbed.recipes.ebt.objective import FACTS, cross_entropy, energy_facts, step_sizes, walk_to_loss
-from seedbed.recipes.ebt.presets import WalkConfig
-from seedbed.recipes.ebt.probe import open_up, open_up_plain
-from seedbed.recipes.ebt.replay import Replay, Taken
-from seedbed.recipes.ebt.walk import COUNT, STARTS, Apart, Draw, first_candidates, take_step
+from seedbed.recipes.ebt.objective import METRICS, cross_entropy, energy_metrics, optimize_to_loss, step_sizes
+from seedbed.recipes.ebt.optimize import INITIAL, NUM_STEPS, CounterNormal, SeparateClip, initial_predictions, optimize_step
+from seedbed.recipes.ebt.presets import MCMCConfig
+from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
+from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
 from seedbed.train.engine import mix
+from seedbed.train.options import option
 from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
     from seedbed.train.probe import Probe
     from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
-# Up to this width a second CPU thread costs more than it gives.
+# Up to this width a second CPU thread is slower.
 NARROW = 128
 NUM_CALIBRATED = 4
 PROMPT_TOKENS = 24
-# Targets and starts of the curves that close a run; `seedbed think` looks longer.
-END_TOKENS, END_STARTS = {"cuda": 1 << 14, "mps": 1 << 12, "cpu": 1 << 11}, 2
+# Targets and samples of the inference curves at the end of a run; `seedbed inference-curve` measures more.
+END_TOKENS, END_SAMPLES = {"cuda": 1 << 14, "mps": 1 << 12, "cpu": 1 << 11}, 2
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of `seedbed sample` on text."""
+
+    prompt: str | None = option(None, "what the samples begin with")
+    num: int = option(1, "number of samples", low=1)
+    tokens: int = option(200, "length of each sample", low=1)
+    temperature: float = option(0.8, "0 always takes the likeliest token", low=0)
+    top_k: int = option(0, "choose among the K likeliest; 0: all", low=0)
+    top_p: float = option(1.0, "choose among the likeliest that make up P", low=0, high=1)
+    seed: int = option(1, "the same seed gives the same samples", low=0)
+    optimize_steps: int | None = option(None, "inference-time optimisation steps for every token", low=1)
+    best_of: int | None = option(None, "initial predictions for every token; the lowest energy wins", low=1)
+    early_stop: float | None = option(None, "stop when the energy falls by less", low=0)
+
+
+@dataclass(frozen=True)
+class CurveOptions:
+    """Options of `seedbed inference-curve` on text."""
+
+    tokens: int = option(1 << 13, "number of tokens of each text", low=2)
+    starts: int = option(8, "number of initial predictions, at most", low=1, high=64)
+    text: tuple[str, ...] = option((), "a further text, unlike the one trained on")
 
 
 class TextSystem(System):
-    """What both systems share: text in, whole splits scored, the same items."""
+    """Base of both systems: text batches, generation and samples."""
 
+    sample_options = SampleOptions
     model: EnergyModel | PlainModel
 
     def __init__(self, config: Config, data: TextData) -> None:
@@ -66,12 +94,12 @@ class TextSystem(System):
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 
-    def complete(self, prompts: list[str], request: Request, options: dict[str, Any]) -> list[Written]:
-        """Continuations of `prompts`; the first is told as it comes."""
+    def complete(self, prompts: list[str], request: Request, options: dict[str, Any]) -> list[Generated]:
+        """Continuations of `prompts`; the first is streamed."""
         if self.tokenizer is None:
             raise UserError("this run was trained on random tokens; there is no text to generate")
 
-        def on_piece(row: int, piece: str) -> None:
+        def on_text(row: int, piece: str) -> None:
             if row == 0 and request.write:
                 request.write(piece)
 
@@ -80,20 +108,18 @@ class TextSystem(System):
         # While training, a capture would cost more than the few tokens it speeds up.
         capture = bool(request.options) or request.write is not None
         decoder = self.decoder(prompt_rows(self.tokenizer, prompts), num, sampling, seed, capture, options)
-        return write(decoder, self.tokenizer, num, on_piece)
+        return generate(decoder, self.tokenizer, num, on_text)
 
     def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
     ) -> Decoder:
-        """What writes the next `num` tokens of each row."""
+        """A decoder that generates the next `num` tokens of each row."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def sample(self, request: Request, engine: Engine) -> Sample:
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
         """Text after a prompt, by default the beginning of the validation part; energies where there are any."""
-        options = request.read(
-            prompt=None, num=1, tokens=200, temperature=0.8, top_k=0, top_p=1.0, seed=1, think=None, best_of=None, early_stop=None
-        )
+        options = asdict(request.read(SampleOptions))
         if self.tokenizer is None and not request.options:
             return Sample()
         given, num = options.pop("prompt"), options.pop("num")
@@ -102,13 +128,13 @@ class TextSystem(System):
             request.write(prompt)
         written = self.complete([prompt] * num, request, dict(options))
         rest = "".join(f"\n\n---- sample {i} of {num}\n{prompt}{one.text}" for i, one in enumerate(written[1:], 2))
-        rest += "".join(self._costs(one) for one in written[:1] if request.options)
+        rest += "".join(self._energies_text(one) for one in written[:1] if request.options)
         if request.write:
             request.write(rest + "\n")
         return Sample(text=prompt + written[0].text + rest, facts={"prompt": prompt, **options})
 
-    def _costs(self, written: Written) -> str:
-        """The energies of a text's tokens, in words; plain models have none."""
+    def _energies_text(self, written: Generated) -> str:
+        """The energies of a text's tokens; plain models have none."""
         return ""
 
     def _first_words(self) -> str:
@@ -118,7 +144,7 @@ class TextSystem(System):
 
 
 class PlainSystem(TextSystem):
-    """The control of every table: same blocks, data and order, a head instead of an energy."""
+    """The baseline: same blocks, data and order, with a softmax head instead of an energy."""
 
     model: PlainModel
 
@@ -128,33 +154,33 @@ class PlainSystem(TextSystem):
         assert isinstance(model, PlainModel)
         self.model = model
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         return cross_entropy(self.logits(batch["tokens"][:, :-1]).float(), batch["tokens"][:, 1:]), {}
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
-        places_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        return self.model(tokens_BT, self.model.rope(places_T))
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
+        return self.model(tokens_BT, self.model.rope(positions_T))
 
     @torch.no_grad()
-    def evaluate(self, source: TextSource, engine: Engine) -> dict[str, float]:
+    def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:
         """Every target of the split once."""
         nats = 0.0
-        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            windows = placed_windows(source, self.model.vocab, self.model.embed.weight.device)
+        with eagerly():  # a shape that is used a few times is not worth compiling
+            windows = windows_with_counters(source, self.model.vocab, self.model.embed.weight.device)
             for tokens_BT, _ in own_share(windows, engine):
                 nats += token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
         return report(over_ranks(nats, engine) / source.num_targets, source)
 
     def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
     ) -> Decoder:
-        asked = [name for name, value in thinking.items() if value is not None]
+        asked = [name for name, value in options.items() if value is not None]
         if asked:
             raise UserError(f"--{asked[0].replace('_', '-')} needs energies, and this run is a plain transformer, which has none")
         return PlainDecoder(self, rows, num, sampling, seed, capture=capture)
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up_plain(self, batch)
+        return build_plain_probe(self, batch)
 
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
@@ -162,124 +188,132 @@ class PlainSystem(TextSystem):
 
 
 class EnergySystem(TextSystem):
-    """An energy over next tokens, trained by differentiating through the steps that lower it."""
+    """An energy over next tokens, trained by differentiating through its optimisation steps."""
 
+    curve_options = CurveOptions
     model: EnergyModel
 
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__(config, data)
-        self.walk = config.model.walk
+        self.mcmc = config.model.mcmc
         model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
         assert isinstance(model, EnergyModel)
-        self.model, self.draw = model, Draw(config.seed, data.vocab_size)
-        log_alpha = torch.tensor(math.log(self.walk.alpha))
-        # As a logarithm it stays positive, and one rate moves it by the same share whatever its size.
-        self.log_alpha = nn.Parameter(log_alpha) if self.walk.learn_alpha else None
+        self.model, self.noise = model, CounterNormal(config.seed, data.vocab_size)
+        log_alpha = torch.tensor(math.log(self.mcmc.alpha))
+        # Stored as a logarithm: it stays positive, and one learning rate changes it by the same factor at any size.
+        self.log_alpha = nn.Parameter(log_alpha) if self.mcmc.learn_alpha else None
         if self.log_alpha is not None:
             declare(self.log_alpha, "scalar", lr_scale=ALPHA_RATE, decay=False)
         if config.model.head_init == "calibrated":
             self._calibrate()
         self.replay = None
-        if self.walk.replay:
-            if self.walk.replay < config.batch:
-                raise UserError(f"model.walk.replay={self.walk.replay} cannot hold one batch of {config.batch}; use more, or 0")
-            sizes = (self.walk.replay, config.data.block, data.vocab_size)
-            self.replay = Replay(*sizes, config.seed, self.walk.write_back)
+        if self.mcmc.replay_buffer:
+            if self.mcmc.replay_buffer < config.batch:
+                raise UserError(
+                    f"model.mcmc.replay_buffer={self.mcmc.replay_buffer} cannot hold one batch of {config.batch}; use more, or 0"
+                )
+            sizes = (self.mcmc.replay_buffer, config.data.block, data.vocab_size)
+            self.replay = ReplayBuffer(*sizes, config.seed, self.mcmc.write_back)
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def variant(self, step: int, num_steps: int) -> tuple[int, bool]:
-        """How many steps this batch walks, drawn by counter, and whether its row will be read and wants its energies."""
-        counts = self.walk.counts()
-        return counts[mix(self.config.seed, step, COUNT) % len(counts)], (step + 1) % self.config.every.log == 0
+        """The number of optimisation steps, drawn by counter, and whether this step is logged and needs its energies."""
+        counts = self.mcmc.counts()
+        return counts[mix(self.config.seed, step, NUM_STEPS) % len(counts)], (step + 1) % self.config.every.log == 0
 
-    def alpha(self, engine: Engine | None = None) -> Tensor:
-        """The step size; in training, as something to be learned by all ranks."""
+    def alpha(self, mean: Callable[[Tensor], Tensor] | None = None) -> Tensor:
+        """The step size; in training, its gradient is averaged over ranks."""
         if self.log_alpha is None:
-            return torch.full((), self.walk.alpha, device=self.model.embed.weight.device)
-        return Apart.apply(self.log_alpha, engine.ranks.mean if engine else None).exp()  # type: ignore[union-attr]
+            return torch.full((), self.mcmc.alpha, device=self.model.embed.weight.device)
+        return SeparateClip.apply(self.log_alpha, mean).exp()  # type: ignore[union-attr]
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        variant = engine.variant if engine is not None else None
-        num_steps, look = variant if isinstance(variant, tuple) else (self.walk.steps, False)
-        walk, num_steps = self.calm(num_steps)
-        taken = self.begin(batch)
-        tokens_BL, z_BTV, place_BT, *_ = taken
-        memories, targets_BT, alpha = self.model.read(tokens_BL[:, :-1]), tokens_BL[:, 1:], self.alpha(engine)
-        sizes = step_sizes(walk, alpha, self.config.seed, place_BT)
-        chosen = {"config": walk, "alpha": sizes, "num_steps": num_steps, "draw": self.draw}
-        outcome = walk_to_loss(self.model, memories, z_BTV, targets_BT, place_BT, **chosen)
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
+        variant = engine.variant
+        num_steps, log_energies = variant if isinstance(variant, tuple) else (self.mcmc.num_steps, False)
+        mcmc, num_steps = self.mcmc_settings(num_steps)
+        rows = self.initial_batch(batch)
+        tokens_BL, z_BTV, counter_BT, *_ = rows
+        contexts, targets_BT, alpha = (
+            self.model.encode_context(tokens_BL[:, :-1]),
+            tokens_BL[:, 1:],
+            self.alpha(engine.ranks.all_reduce_mean),
+        )
+        sizes = step_sizes(mcmc, alpha, self.config.seed, counter_BT)
+        chosen = {"config": mcmc, "alpha": sizes, "num_steps": num_steps, "noise": self.noise}
+        outcome = optimize_to_loss(self.model, contexts, z_BTV, targets_BT, counter_BT, **chosen)
         if self.replay and self.training:
-            self.replay.put(taken, outcome.last.z_BTV, batch["index"])
+            self.replay.store(rows, outcome.last.z_BTV, batch["index"])
         missing = torch.full_like(outcome.loss, float("nan"))
-        found = {f"loss_{k}": n.detach() for k, n in enumerate([*outcome.nats_K, *[missing] * (self.walk.steps - num_steps)], 1)}
-        facts = energy_facts(self.model, memories, outcome, sizes) if look else {name: missing for name in FACTS}
+        nats = [*outcome.nats_K, *[missing] * (self.mcmc.num_steps - num_steps)]
+        found = {f"loss_{k}": n.detach() for k, n in enumerate(nats, 1)}
+        facts = energy_metrics(self.model, contexts, outcome, sizes) if log_energies else {name: missing for name in METRICS}
         return outcome.loss, {**found, **facts, "alpha": alpha.detach()}
 
-    def calm(self, num_steps: int) -> tuple[WalkConfig, int]:
-        """How to walk, and how far: noise, random sizes and counts are for training."""
+    def mcmc_settings(self, num_steps: int) -> tuple[MCMCConfig, int]:
+        """Settings and number of steps; noise, random step sizes and random numbers of steps are for training only."""
         if self.training:
-            return self.walk, num_steps
-        return replace(self.walk, langevin=0.0, spread=1.0), self.walk.steps
+            return self.mcmc, num_steps
+        return replace(self.mcmc, langevin_noise=0.0, random_alpha=1.0), self.mcmc.num_steps
 
-    def begin(self, batch: Batch) -> Taken:
-        """The batch with its first candidates, and with walks that go on where there is a replay."""
-        tokens_BL, place_BT = batch["tokens"], self.places(batch["index"])
-        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, self.model.embed.weight.dtype)
+    def initial_batch(self, batch: Batch) -> ReplayBatch:
+        """The batch with its initial predictions, extended by rows of the replay buffer where there is one."""
+        tokens_BL, counter_BT = batch["tokens"], self.counters(batch["index"])
+        z_BTV = initial_predictions(self.noise, self.mcmc, counter_BT, INITIAL, self.model.embed.weight.dtype)
         if self.replay and self.training:
-            return self.replay.take(tokens_BL, z_BTV, place_BT, batch["index"])
-        return Taken(tokens_BL, z_BTV, place_BT, batch["index"][:0], batch["index"][:0] > 0)
+            return self.replay.sample(tokens_BL, z_BTV, counter_BT, batch["index"])
+        return ReplayBatch(tokens_BL, z_BTV, counter_BT, batch["index"][:0], batch["index"][:0] > 0)
 
-    def why_one_rank(self) -> str:
-        if self.walk.replay:
-            return f"model.walk.replay={self.walk.replay} keeps unfinished walks in one place; set it to 0"
+    def single_rank_reason(self) -> str:
+        if self.mcmc.replay_buffer:
+            return f"model.mcmc.replay_buffer={self.mcmc.replay_buffer} keeps its replay buffer on one rank; set it to 0"
         return ""
 
-    def places(self, index_B: Tensor) -> Tensor:
-        """A number for every position of every sample of the run."""
+    def counters(self, index_B: Tensor) -> Tensor:
+        """Random-number counters: one for every position of every sample of the run."""
         block = self.config.data.block
         return index_B[:, None] * block + torch.arange(block, device=index_B.device)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from super().compile_units()
         yield self.model
-        yield self.draw
+        yield self.noise
 
     @torch.no_grad()
     def _calibrate(self) -> None:
-        """Scale the energy until the first step moves logits by about 1: the slope is linear in the head's weight."""
+        """Scale the energy until the first step changes logits by about 1: the gradient is linear in the head's weight."""
         size = self.data.train.block
         tokens = torch.from_numpy(self.data.train.tokens[: NUM_CALIBRATED * size].astype("int64"))
         tokens_BT = tokens[: len(tokens) // size * size].view(-1, size)
-        place_BT = torch.arange(tokens_BT.numel()).view(tokens_BT.shape)
-        z_BTV = first_candidates(self.draw, self.walk, place_BT, STARTS, torch.float32)
-        step = take_step(self.model, self.model.read(tokens_BT), z_BTV, 0, 0.0, self.walk.space)
-        self.model.head.weight /= (self.walk.alpha * step.slope_BTV).std()
+        counter_BT = torch.arange(tokens_BT.numel()).view(tokens_BT.shape)
+        z_BTV = initial_predictions(self.noise, self.mcmc, counter_BT, INITIAL, torch.float32)
+        step = optimize_step(self.model, self.model.encode_context(tokens_BT), z_BTV, 0, 0.0, self.mcmc.space)
+        self.model.head.weight /= (self.mcmc.alpha * step.grad_BTV).std()
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up(self, batch)
+        return build_probe(self, batch)
 
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return walk_alarms(measured, self.walk.alpha) if progress > self.config.schedule.warmup else []
+        return optimization_alarms(measured, self.mcmc.alpha) if progress > self.config.schedule.warmup else []
 
     # ---- evaluation and samples --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, source: TextSource, engine: Engine) -> dict[str, float]:
-        """Every target of the split once per start, after as many steps as were trained, and after one."""
-        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            steps = sorted({1, self.walk.steps})
-            nats = nats_by_steps(self, source, steps, engine=engine)
+    def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:
+        """Every target of the split once per sample, after the trained number of steps, and after one."""
+        with eagerly():  # a shape that is used a few times is not worth compiling
+            steps = sorted({1, self.mcmc.num_steps})
+            nats = nats_by_steps(self, source, steps, engine)
         return {**report(nats[-1], source), "nats_one_step": nats[0]}
 
     def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, thinking: dict[str, Any]
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
     ) -> Decoder:
-        steps, best_of, early_stop = (thinking[name] for name in ("think", "best_of", "early_stop"))
-        asked = Thinking(self.walk.steps if steps is None else steps, best_of or 1, early_stop or 0.0)
-        return CachedDecoder(self, asked, rows, num, sampling, seed, capture=capture)
+        steps, best_of, early_stop = (options[name] for name in ("optimize_steps", "best_of", "early_stop"))
+        wanted = OptimizeOptions(self.mcmc.num_steps if steps is None else steps, best_of or 1, early_stop or 0.0)
+        return CachedDecoder(self, wanted, rows, num, sampling, seed, capture=capture)
 
-    def _costs(self, written: Written) -> str:
+    def _energies_text(self, written: Generated) -> str:
         assert self.tokenizer is not None
         pairs = zip(written.tokens, written.energies, strict=True)
         words = " ".join(f"{self.tokenizer.decode([token])!r}:{energy:.2f}" for token, energy in pairs)
@@ -287,62 +321,62 @@ class EnergySystem(TextSystem):
         return f"\n\nenergy of each token, after {mean:.2f} steps on average\n{words}"
 
     @torch.no_grad()
-    def sample(self, request: Request, engine: Engine) -> Sample:
-        """Text; when training has ended also what more thinking buys, and the plain transformer's number beside it."""
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
+        """Text; at the end of training also the inference curves, and the plain transformer's number."""
         shown = super().sample(request, engine)
         if request.options or request.write or float(engine.progress) < 1.0:
             return shown
         tokens = END_TOKENS[engine.device.type]
         more = {"plain": self._train_control(engine, tokens)} if self.config.model.control else {}
-        closing = self._think(request, tokens=tokens, starts=END_STARTS, more=more)
+        closing = self._inference_curve(request, tokens=tokens, num_samples=END_SAMPLES, more=more)
         return Sample(f"{closing.text}\n\n{shown.text}", closing.files, shown.facts)
 
     @torch.no_grad()
-    def think(self, request: Request, engine: Engine) -> Sample:
-        """Perplexity against steps and against starts, in and out of distribution: a table, a picture, and the numbers."""
-        options = request.read(tokens=1 << 13, starts=8, text=())
-        return self._think(request, tokens=options["tokens"], starts=options["starts"], texts=tuple(options["text"]))
+    def inference_curve(self, request: Request, engine: EvalEngine) -> Sample:
+        """Perplexity by number of steps and of samples, in and out of distribution: a table, a picture, and the numbers."""
+        options = request.read(CurveOptions)
+        return self._inference_curve(request, tokens=options.tokens, num_samples=options.starts, texts=tuple(options.text))
 
-    def _think(self, request: Request, *, more: dict[str, Any] | None = None, **sizes: Any) -> Sample:
-        with torch.compiler.set_stance("force_eager"):
-            found = thinking_curves(self, **sizes) | (more or {})
+    def _inference_curve(self, request: Request, *, more: dict[str, Any] | None = None, **sizes: Any) -> Sample:
+        with eagerly():
+            found = inference_curves(self, **sizes) | (more or {})
         return Sample(show.table(found), show.write(found, request.folder))
 
-    def _train_control(self, engine: Engine, tokens: int) -> dict[str, float]:
+    def _train_control(self, engine: EvalEngine, tokens: int) -> dict[str, float]:
         config = replace(self.config, model=replace(self.config.model, kind="plain"))
-        judged = held_out_part(self.data.valid, tokens)
-        return train_control(PlainSystem(config, self.data), config, self.data, judged, engine.device)
+        part = held_out_part(self.data.valid, tokens)
+        return train_control(PlainSystem(config, self.data), config, self.data, part, engine.device)
 
     def describe(self) -> dict[str, Any]:
-        """The walk, its price in memory and in operations."""
-        walk, model = self.walk, self.model
+        """The optimisation steps, their cost in memory and in operations."""
+        mcmc, model = self.mcmc, self.model
         plain = 3.0 * (model.forward_flops() + 2.0 * model.enter.weight.numel()) * self.config.data.block
-        steps = f"{walk.fewest} to {walk.steps}" if walk.fewest else f"{walk.steps}"
-        learned = ", learned" if walk.learn_alpha else f", times 1/{walk.spread:g} to {walk.spread:g}" if walk.spread > 1 else ""
+        steps = f"{mcmc.min_steps} to {mcmc.num_steps}" if mcmc.min_steps else f"{mcmc.num_steps}"
+        alpha = f"{mcmc.alpha:g}" + ", learned" * mcmc.learn_alpha
+        if mcmc.random_alpha > 1 and not mcmc.learn_alpha:
+            alpha += f", times 1/{mcmc.random_alpha:g} to {mcmc.random_alpha:g}"
         return {
-            "walk": f"{steps} steps, {walk.landscapes} landscapes, alpha {walk.alpha:g}{learned}, loss on {walk.loss}",
-            "logits": require_room(self.config, model.vocab, model.embed.weight.device),
+            "optimisation": f"{steps} steps, {mcmc.num_landscapes} landscapes, alpha {alpha}, loss on {mcmc.loss}",
+            "logits": require_memory(self.config, model.vocab, model.embed.weight.device),
             "operations": f"{self.flops_per_item() / plain:.1f} times those of the plain transformer",
         }
 
     def flops_per_item(self) -> float:
-        """An item is a block. A step that carries loss goes forward, down the slope, and back through both: six forwards.
-
-        Replay makes every batch half as large again.
-        """
-        model, walk = self.model, self.walk
+        """An item is a block. A step with a loss has a forward pass, its gradient, and a backward pass through both: six
+        forward passes. Replay makes every batch half as large again."""
+        model, mcmc = self.model, self.mcmc
         one = model.forward_flops() + 2.0 * model.enter.weight.numel()
-        steps = sum(walk.counts()) / len(walk.counts())
-        carrying = steps if walk.loss == "each" or walk.through == "all" else 1.0
-        real = 3.0 * model.num_readings() * model.reading_flops()
-        rows = 1.5 if walk.replay else 1.0
-        return rows * (real + (6.0 * carrying + 2.0 * (steps - carrying)) * one) * self.config.data.block
+        steps = sum(mcmc.counts()) / len(mcmc.counts())
+        with_loss = steps if mcmc.loss == "each" or mcmc.backprop_through == "all" else 1.0
+        real = 3.0 * model.num_context_passes() * model.context_flops()
+        rows = 1.5 if mcmc.replay_buffer else 1.0
+        return rows * (real + (6.0 * with_loss + 2.0 * (steps - with_loss)) * one) * self.config.data.block
 
 
 def build(config: Config, data: Any) -> System:
     """The recipe's entry point. Tensors this small are handled faster by one CPU thread."""
     if isinstance(config.model, DenoiseConfig):
         return build_denoiser(config, data)
-    if config.model.shape[2] <= NARROW:
-        torch.set_num_threads(1)
-    return (EnergySystem if config.model.kind == "energy" else PlainSystem)(config, data)
+    system = (EnergySystem if config.model.kind == "energy" else PlainSystem)(config, data)
+    system.num_cpu_threads = 1 if config.model.shape[2] <= NARROW else 0
+    return system

@@ -1,4 +1,4 @@
-"""Distances between two sets of images, in the features of a judge or in plain pixels; every number in float64.
+"""Distances between two sets of images, in classifier features or in pixels; every number in float64.
 
 Shape suffixes: N M images, D features, C channels, H W pixels, P patches, J projections, K frequencies.
 """
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Distances of so many pairs at a time.
+# Number of pairwise distances computed at once.
 PAIRS = 1 << 24
 PATCH, PATCHES_PER_IMAGE, NUM_PROJECTIONS = 7, 8, 128
 
@@ -52,7 +52,7 @@ def _kernel_distance(a_ND: Tensor, b_ND: Tensor) -> float:
 
 
 def coverage(real_ND: Tensor, fake_MD: Tensor, k: int = 3) -> dict[str, float]:
-    """Precision and recall by balls that reach the k-th neighbour; density and coverage, which outliers move less."""
+    """Precision and recall by k-nearest-neighbour balls; density and coverage, which are robust to outliers."""
     real_N, fake_M = _radii(real_ND, k), _radii(fake_MD, k)
     precise, recalled, inside, covered = [], [], 0, []
     for rows in _blocks(len(real_ND), len(fake_MD)):
@@ -71,13 +71,13 @@ def coverage(real_ND: Tensor, fake_MD: Tensor, k: int = 3) -> dict[str, float]:
 
 
 def _radii(x_ND: Tensor, k: int) -> Tensor:
-    """The distance of each to its k-th neighbour, itself not counted."""
+    """The distance of each to its k-th neighbour, itself excluded."""
     k = min(k, len(x_ND) - 1)
     return torch.cat([torch.cdist(x_ND[rows], x_ND).kthvalue(k + 1).values for rows in _blocks(len(x_ND), len(x_ND))])
 
 
 def nearest(x_ND: Tensor, bank_MD: Tensor) -> tuple[Tensor, Tensor]:
-    """For each row the distance to the nearest row of a bank, and which one that is."""
+    """For each row the distance to the nearest row of a bank, and its index."""
     found = [torch.cdist(x_ND[rows], bank_MD).min(1) for rows in _blocks(len(x_ND), len(bank_MD))]
     return torch.cat([f.values for f in found]), torch.cat([f.indices for f in found])
 
@@ -88,18 +88,19 @@ def _blocks(num: int, width: int) -> Iterator[slice]:
 
 
 def sliced_wasserstein(a_NCHW: Tensor, b_MCHW: Tensor) -> float:
-    """How far small patches must move on average, along random lines: needs no judge and sees texture and noise."""
+    """Sliced Wasserstein distance of small patches: needs no classifier and is sensitive to texture and noise."""
     patches = [_patches(x) for x in (a_NCHW, b_MCHW)]
     generator = torch.Generator().manual_seed(1)
     lines_DJ = F.normalize(torch.randn(patches[0].shape[1], NUM_PROJECTIONS, generator=generator), dim=0).to(a_NCHW.device)
     num = min(len(p) for p in patches)
     # Sets of different sizes are compared at as many quantiles as the smaller one has.
-    a_PJ, b_PJ = (_quantiles((p @ lines_DJ).sort(0).values, num) for p in patches)
+    at_P = torch.arange(num, device=a_NCHW.device) + 0.5
+    a_PJ, b_PJ = ((p @ lines_DJ).sort(0).values[(at_P * len(p) / num).long()] for p in patches)
     return (a_PJ - b_PJ).double().abs().mean().item()
 
 
 def _patches(x_NCHW: Tensor) -> Tensor:
-    """(P, D): patches at random places, the same places for every set."""
+    """(P, D): patches at random positions, the same for every set."""
     num, channels, height, width = x_NCHW.shape
     size, generator = min(PATCH, height, width), torch.Generator().manual_seed(2)
     found = []
@@ -109,13 +110,8 @@ def _patches(x_NCHW: Tensor) -> Tensor:
     return torch.cat(found).float()
 
 
-def _quantiles(sorted_PJ: Tensor, num: int) -> Tensor:
-    place = (torch.arange(num, device=sorted_PJ.device) + 0.5) * len(sorted_PJ) / num
-    return sorted_PJ[place.long()]
-
-
 def spectrum(x_NCHW: Tensor) -> Tensor:
-    """(K,) mean power by distance from frequency 0, in decibels; images are square."""
+    """(K,) radially averaged power spectrum in decibels; images are square."""
     size = x_NCHW.shape[-1]
     power_HW = torch.stack([torch.fft.fft2(part.double()).abs().square().mean((0, 1)) for part in x_NCHW.split(1024)]).mean(0)
     along = torch.fft.fftfreq(size, 1 / size, device=x_NCHW.device)
@@ -128,12 +124,12 @@ def spectrum(x_NCHW: Tensor) -> Tensor:
 
 
 def spectral_distance(a_NCHW: Tensor, b_MCHW: Tensor) -> float:
-    """The root mean square gap of two spectra, in decibels."""
+    """The root-mean-square difference of two spectra, in decibels."""
     return (spectrum(a_NCHW) - spectrum(b_MCHW)).square().mean().sqrt().item()
 
 
 def grid_peak(x_NCHW: Tensor, patch: int) -> float:
-    """Power along the axes at one over the patch, against its neighbours, in decibels: above 0 by much, patches show."""
+    """Power along the axes at the patch frequency, relative to its neighbours, in decibels: large where patch borders show."""
     size = x_NCHW.shape[-1]
     power_HW = torch.fft.fft2(x_NCHW.double()).abs().square().mean((0, 1))
     at = size // patch

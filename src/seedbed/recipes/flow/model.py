@@ -1,6 +1,6 @@
-"""The flow model: a transformer over patches, told the time and the class.
+"""The flow model: a transformer over patches, conditioned on time and class.
 
-B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K numbers of a patch, D width.
+B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K values of a patch, D width.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 
 from seedbed.nn.attention import Attention
 from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_
-from seedbed.nn.mlp import MLP
+from seedbed.nn.init import fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, rms_norm
 from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
-from seedbed.nn.norms import rms_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify
-from seedbed.nn.rope import Rope, rope_table
-from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unturned
+from seedbed.nn.positions import Rope, rope_table
+from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
 from seedbed.recipes.flow.presets import ModelConfig
 
 TIME_FEATURES = 256
@@ -27,14 +26,14 @@ CLASS_STD = 0.5
 FIRST, OTHERS = 2, 3
 
 
-class Setting(NamedTuple):
-    """What a pass needs beside its images. Made outside of compiled code, which would compute the angles anew for every
-    number it turns, and cannot always ask autocast for the dtype."""
+class PositionTables(NamedTuple):
+    """Position embeddings, rotary angles and dtype of a forward pass. Made outside of compiled code, which would recompute the
+    angles for every value and cannot always query autocast for the dtype."""
 
     dtype: torch.dtype
-    places_ND: Tensor | None
+    positions_ND: Tensor | None
     ropes: tuple[Rope | None, Rope | None]
-    """For patches alone, and for patches with condition tokens behind them; none where positions are only added."""
+    """For patches alone, and for patches followed by condition tokens; none where positions are only added."""
 
 
 class Block(nn.Module):
@@ -48,7 +47,7 @@ class Block(nn.Module):
     def forward(
         self, x_BTD: Tensor, rope: Rope | None, vectors: tuple[Tensor, ...] = (), branch_BTD: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The stream, and with vectors the last branch, not yet added: the norm behind it does both in one pass."""
+        """The stream, and with vectors the last branch, not yet added: the next norm does both in one pass."""
         if not vectors:
             x_BTD = x_BTD + self.attention(rms_norm(x_BTD), rope)
             return x_BTD + self.mlp(rms_norm(x_BTD)), None
@@ -58,7 +57,7 @@ class Block(nn.Module):
 
 
 class FlowTransformer(nn.Module):
-    """From a noisy image, its time and its class to a field of the image's shape; zero at birth."""
+    """From a noisy image, its time and its class to an output of the image's shape; zero at initialisation."""
 
     def __init__(self, config: ModelConfig, shape: tuple[int, int, int], num_classes: int) -> None:
         super().__init__()
@@ -67,7 +66,7 @@ class FlowTransformer(nn.Module):
         self.grid = grid_of(height, width, config.patch)
         numbers = channels * config.patch**2
         self.enter = nn.Linear(numbers, config.width)
-        # The last row stands for no class at all.
+        # The last row is the null class.
         self.classes = nn.Embedding((num_classes + bool(config.drop)) * max(1, self.num_class_tokens), config.width)
         adaln = config.condition == "adaln"
         self.time = TimeEmbedding(TIME_FEATURES, config.width, config.t_scale) if adaln else None
@@ -108,7 +107,7 @@ class FlowTransformer(nn.Module):
         if self.time and self.modulation:
             self.time.init_weights(generator)
             self.modulation.init_weights()
-        # Where gates are zero the branches behind them must not be: one zero in a product is enough.
+        # Where gates are zero the branches must not be: one zero in a product is enough.
         out_std = width**-0.5 if self.modulation else 0.0
         for block in self.blocks:
             assert isinstance(block, Block)
@@ -118,7 +117,7 @@ class FlowTransformer(nn.Module):
         fill_(self.leave.weight, 0.0)
 
     def _patch_std(self) -> float:
-        """`unit` keeps the size of pixels at any patch; the others are what torch and DiT do, for comparison."""
+        """`unit` keeps the variance of pixels at any patch size; the others are those of torch and DiT, for comparison."""
         numbers, width = self.enter.in_features, self.enter.out_features
         return {"unit": numbers**-0.5, "conv": (3 * numbers) ** -0.5, "xavier": (2 / (numbers + width)) ** 0.5}[
             self.config.patch_init
@@ -148,35 +147,35 @@ class FlowTransformer(nn.Module):
         return float(blocks + around - spared)
 
     def forward_flops(self) -> float:
-        """Forward alone, for one image: a third of training, near enough to plan with."""
+        """Forward pass of one image: approximately a third of training."""
         return self.flops_per_image() / 3
 
     # ---- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
-        """A field of the shape of `x_BCHW`, in float32. Compiled, it wants its setting from outside."""
+    def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, tables: PositionTables | None = None) -> Tensor:
+        """An output of the shape of `x_BCHW`, in float32. Compiled code must be given its tables."""
         _, height, width = self.shape
-        y_BNK = self.tokens(patchify(x_BCHW, self.config.patch), time_B, class_B, setting)
+        y_BNK = self.tokens(patchify(x_BCHW, self.config.patch), time_B, class_B, tables)
         return depatchify(y_BNK, self.config.patch, height, width)
 
-    def tokens(self, x_BNK: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
+    def tokens(self, x_BNK: Tensor, time_B: Tensor, class_B: Tensor, tables: PositionTables | None = None) -> Tensor:
         """The same on patches as rows."""
-        setting = setting or self.setting()
-        x_BTD = self.enter(x_BNK).to(setting.dtype)
-        if setting.places_ND is not None:
-            x_BTD = x_BTD + setting.places_ND.to(setting.dtype)
-        vectors, branch_BTD = self._vectors(time_B, class_B, setting.dtype), None
+        tables = tables or self.position_tables()
+        x_BTD = self.enter(x_BNK).to(tables.dtype)
+        if tables.positions_ND is not None:
+            x_BTD = x_BTD + tables.positions_ND.to(tables.dtype)
+        vectors, branch_BTD = self._vectors(time_B, class_B, tables.dtype), None
         for i, block in enumerate(self.blocks):
             own = vectors[2 * i : 2 * i + 2]
             if self.num_context and i == self.config.context_start:
                 if branch_BTD is not None:
                     x_BTD = torch.addcmul(x_BTD, own[0][:, :1], branch_BTD)
                     own, branch_BTD = (own[0][:, 1:], own[1]), None
-                x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(setting.dtype)), dim=1)
-            rope = setting.ropes[int(x_BTD.shape[1] > self.num_patches)]  # torch 2.11 compiles no index that is a bool
+                x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(tables.dtype)), dim=1)
+            rope = tables.ropes[int(x_BTD.shape[1] > self.num_patches)]  # torch 2.11 compiles no index that is a bool
             x_BTD, branch_BTD = block(x_BTD, rope, own, branch_BTD)
         y_BND = self._last_norm(x_BTD, branch_BTD, vectors)
-        # Widened last: the error is squared in float32.
+        # Cast last: the error is squared in float32.
         return self.leave(y_BND).to(torch.promote_types(x_BNK.dtype, torch.float32))
 
     def _last_norm(self, x_BTD: Tensor, branch_BTD: Tensor | None, vectors: tuple[Tensor, ...]) -> Tensor:
@@ -199,38 +198,38 @@ class FlowTransformer(nn.Module):
         return self.classes(class_B[:, None] * num + torch.arange(num, device=class_B.device))
 
     def _context(self, time_B: Tensor, class_B: Tensor) -> Tensor:
-        """The condition tokens: one for the time, as sines, where nothing else tells it, and those of the class."""
+        """The condition tokens: a sinusoidal one for the time, where adaln does not carry it, and those of the class."""
         rows_BTD = self._class_rows(class_B)
         if self.time:
             return rows_BTD
         time_BD = time_features(time_B, self.config.width, self.config.t_scale)
         return torch.cat((time_BD[:, None].to(rows_BTD.dtype), rows_BTD), dim=1)
 
-    def setting(self, places_N2: Tensor | None = None) -> Setting:
-        """What a pass needs; the patches stand in raster order unless other places are given."""
+    def position_tables(self, positions_N2: Tensor | None = None) -> PositionTables:
+        """The tables of a forward pass; patches are in raster order unless other positions are given."""
         config, device = self.config, self.enter.weight.device
         if self.modulation and device.type == "cuda":
             try_gate_and_norm(config.width, self.stream_dtype(), device)
-        places_N2 = raster(*self.grid, device) if places_N2 is None else places_N2
+        positions_N2 = raster(*self.grid, device) if positions_N2 is None else positions_N2
         head_dim, rope = config.width // config.heads, None
         if config.positions == "1d":
-            rope = rope_table(places_N2[:, 0] * self.grid[1] + places_N2[:, 1], head_dim, config.rope_base)
+            rope = rope_table(positions_N2[:, 0] * self.grid[1] + positions_N2[:, 1], head_dim, config.rope_base)
         elif config.positions == "2d":
-            rope = axial_table(places_N2, head_dim, config.rope_base)
-        places_ND = None if config.positions == "1d" else sincos_table(places_N2, config.width)
-        ropes = (rope, rope and with_unturned(rope, self.num_context))
-        return Setting(self.stream_dtype(), places_ND, ropes)
+            rope = axial_table(positions_N2, head_dim, config.rope_base)
+        positions_ND = None if config.positions == "1d" else sincos_table(positions_N2, config.width)
+        ropes = (rope, rope and with_unrotated(rope, self.num_context))
+        return PositionTables(self.stream_dtype(), positions_ND, ropes)
 
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
         kind = self.enter.weight.device.type
-        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has no autocast
+        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the question
         return torch.get_autocast_dtype(kind) if on else self.enter.weight.dtype
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, seed: int) -> FlowTransformer:
     """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with torch.device("meta"):
+    with on_meta():
         model = FlowTransformer(config, shape, num_classes)
     materialize(model)
     model.init_weights(torch.Generator().manual_seed(seed))

@@ -1,6 +1,6 @@
-"""What is learned, and what any loss should be held against: errors of directions, and closed-form levels.
+"""The flow-matching objective: velocity errors, and closed-form losses of simple predictors as baselines.
 
-x_t = (1 - t) noise + t image; the direction is image - noise. B batch, C channels, H W pixels, D numbers of an image, Q times.
+x_t = (1 - t) noise + t image; the velocity is image - noise. B batch, C channels, H W pixels, D values of an image, Q times.
 """
 
 import math
@@ -8,12 +8,12 @@ import math
 import torch
 from torch import Tensor
 
-from seedbed.recipes.flow.data import TimeLaw
+from seedbed.recipes.flow.data import TimeDistribution
 
-# 1 / (1 - t) turns an image into a direction; the same floor in the loss and in the sampler.
+# 1 / (1 - t) converts an image to a velocity; the same floor in the loss and in the sampler.
 MIN_GAP = 0.05
 NUM_QUADRATURE = 4096
-# Beyond this many numbers an image's covariance is too large to take apart before every run.
+# Beyond this many values an image's covariance is too large to decompose before every run.
 MAX_NUMBERS = 3072
 MAX_IMAGES, MAX_TOTAL = 20_000, 1 << 27
 
@@ -23,34 +23,34 @@ def _over_images(value_B: Tensor) -> Tensor:
 
 
 def velocity(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, predict: str) -> Tensor:
-    """The direction that a network's output stands for: itself, or the way from x to the image it shows."""
+    """The velocity of a network's output: itself, or that from x to the predicted image."""
     if predict == "v":
         return field_BCHW
     return (field_BCHW - x_BCHW) / _over_images((1.0 - time_B).clamp_min(MIN_GAP))
 
 
-def errors(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, direction_BCHW: Tensor, predict: str) -> Tensor:
-    """(B,) mean squared error of the direction over the numbers of each image, in float32."""
+def errors(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, velocity_BCHW: Tensor, predict: str) -> Tensor:
+    """(B,) mean squared error of the velocity of each image, in float32."""
     gap_B = 1.0 - time_B
-    target = direction_BCHW
+    target = velocity_BCHW
     if predict == "x":
-        target = direction_BCHW * _over_images(gap_B / gap_B.clamp_min(MIN_GAP))
+        target = velocity_BCHW * _over_images(gap_B / gap_B.clamp_min(MIN_GAP))
     return (velocity(field_BCHW, x_BCHW, time_B, predict) - target).square().mean((1, 2, 3))
 
 
-# ---- levels --------------------------------------------------------------------------------------------------------------
+# ---- baselines -----------------------------------------------------------------------------------------------------------
 
 
-def quantiles(law: TimeLaw, num: int = NUM_QUADRATURE) -> Tensor:
-    """Times at which to average: equally likely ones under the law, in float64."""
+def quantiles(times: TimeDistribution, num: int = NUM_QUADRATURE) -> Tensor:
+    """Quadrature times: equally spaced quantiles of the distribution, in float64."""
     u_Q = (torch.arange(num, dtype=torch.float64) + 0.5) / num
-    if law.kind == "uniform":
+    if times.kind == "uniform":
         return u_Q
-    return torch.sigmoid(law.mean + law.std * math.sqrt(2.0) * torch.erfinv(2.0 * u_Q - 1.0))
+    return torch.sigmoid(times.mean + times.std * math.sqrt(2.0) * torch.erfinv(2.0 * u_Q - 1.0))
 
 
 def weights(time_Q: Tensor, predict: str) -> tuple[Tensor, Tensor]:
-    """How the loss weighs the error of a direction, and that of an image, at each time."""
+    """The weights of velocity errors and of image errors in the loss, at each time."""
     gap_Q = 1.0 - time_Q
     if predict == "v":
         return torch.ones_like(gap_Q), torch.ones_like(gap_Q)
@@ -58,48 +58,48 @@ def weights(time_Q: Tensor, predict: str) -> tuple[Tensor, Tensor]:
     return (gap_Q / floor_Q).square(), floor_Q.square().reciprocal()
 
 
-def zero_level(moment: float, time_Q: Tensor, predict: str) -> float:
+def zero_baseline(moment: float, time_Q: Tensor, predict: str) -> float:
     """The loss of a network that returns zeros, as a zero-initialised one does; `moment` is the images' mean square."""
     if predict == "v":
         return 1.0 + moment
     return moment * weights(time_Q, predict)[1].mean().item()
 
 
-def gaussian_level(variances_D: Tensor, time_Q: Tensor, predict: str) -> float:
-    """The loss of the best affine predictor for independent numbers of these variances: s^2 / ((1-t)^2 + t^2 s^2) at t.
+def gaussian_baseline(variances_D: Tensor, time_Q: Tensor, predict: str) -> float:
+    """The loss of the best affine predictor for independent values of these variances: s^2 / ((1-t)^2 + t^2 s^2) at t.
 
-    With the variance of every pixel it is the level of a predictor that looks at no neighbour; with the eigenvalues of the
-    covariance, that of the best linear one.
+    With the variance of every pixel it is the loss of a per-pixel predictor; with the eigenvalues of the covariance, that of
+    the best linear one.
     """
     return (curve(variances_D, time_Q) * weights(time_Q, predict)[0]).mean().item()
 
 
 def curve(variances_D: Tensor, time_Q: Tensor) -> Tensor:
-    """(Q,) the error of that predictor's direction at each time."""
+    """(Q,) the velocity error of that predictor at each time."""
     gap2, time2 = (1.0 - time_Q).square(), time_Q.square()
-    # Chunked by hand: thousands of numbers at thousands of times would be a gigabyte.
+    # In chunks: thousands of values at thousands of times would be a gigabyte.
     parts = [(part[None] / (gap2[:, None] + time2[:, None] * part[None])).sum(1) for part in variances_D.double().split(256)]
     return torch.stack(parts).sum(0) / len(variances_D)
 
 
 def num_images(shape: tuple[int, int, int]) -> int:
-    """How many images the levels are computed from: as many as a gigabyte holds, up to a limit."""
+    """How many images the baselines are computed from: as many as a gigabyte holds, up to a limit."""
     return min(MAX_IMAGES, MAX_TOTAL // math.prod(shape))
 
 
-def levels(images_ND: Tensor, law: TimeLaw, predict: str) -> dict[str, float]:
-    """Losses of simple predictors under this law, easiest first."""
+def baseline_losses(images_ND: Tensor, times: TimeDistribution, predict: str) -> dict[str, float]:
+    """Losses of simple predictors under this distribution of times, easiest first."""
     moment, variances_D, eigenvalues_D = moments(images_ND.float())
-    time_Q = quantiles(law)
+    time_Q = quantiles(times)
     found = {
-        "all zeros": zero_level(moment, time_Q, predict),
-        "pixel by pixel": gaussian_level(variances_D, time_Q, predict),
+        "all zeros": zero_baseline(moment, time_Q, predict),
+        "pixel by pixel": gaussian_baseline(variances_D, time_Q, predict),
     }
-    return found if eigenvalues_D is None else found | {"linear": gaussian_level(eigenvalues_D, time_Q, predict)}
+    return found if eigenvalues_D is None else found | {"linear": gaussian_baseline(eigenvalues_D, time_Q, predict)}
 
 
 def moments(images_ND: Tensor) -> tuple[float, Tensor, Tensor | None]:
-    """Mean square, variance of every number, and the covariance's eigenvalues unless images are too large for that."""
+    """Mean square, variance of every value, and the covariance's eigenvalues unless images are too large for that."""
     mean_D = images_ND.mean(0)
     centred_ND = images_ND - mean_D
     variances_D = centred_ND.square().mean(0)

@@ -1,4 +1,4 @@
-"""Shapes and presets of the flow recipe. Nothing here needs torch, so listing them costs nothing."""
+"""Model sizes and presets of the flow recipe. No torch import, so that listing them is fast."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -12,10 +12,10 @@ from seedbed.errors import UserError
 class ModelConfig:
     """The transformer and its objective; channels, pixels and classes come from the data.
 
-    `condition=adaln` lets time and class shift, scale and gate every layer; `context` hands them over as tokens beside the
-    patches, `context_tokens` of them for the class, from block `context_start` on. `predict` is what the network returns: the
-    direction `v`, or the clean image `x`, which a narrow network on large patches needs. Times follow `t_law`; the network
-    sees `t_scale` times t. `drop` is the share of classes hidden in training; without it there is no guidance.
+    With `condition=adaln` time and class shift, scale and gate every layer; with `context` they are tokens next to the patches,
+    `context_tokens` of them for the class, from block `context_start` on. `predict` is the network's output: the velocity `v`,
+    or the clean image `x`, which a narrow network on large patches needs. Times follow `t_distribution`; the network's input is
+    `t_scale` times t. `drop` is the class dropout of training; without it there is no guidance.
     """
 
     depth: int = number(12, low=1, high=1000)
@@ -32,7 +32,7 @@ class ModelConfig:
     qk_norm: bool = True
     patch_init: Literal["unit", "conv", "xavier"] = "unit"
     predict: Literal["v", "x"] = "v"
-    t_law: Literal["uniform", "logit-normal"] = "logit-normal"
+    t_distribution: Literal["uniform", "logit-normal"] = "logit-normal"
     t_mean: float = number(0.0, low=-10.0, high=10.0)
     t_std: float = number(1.0, low=0.01, high=10.0)
     t_scale: float = number(1000.0, low=0.001, high=1e6)
@@ -56,19 +56,18 @@ class ModelConfig:
 def demo() -> Config:
     """A small flow model learns to draw coloured shapes on a laptop.
 
-    `seedbed train flow/demo`: under two minutes of training on two CPU cores, 0.7 M parameters, 16 pixels. Every legal
-    picture can be listed, so samples are right or wrong beyond dispute; chance is 1 in 24.
+    `seedbed train flow/demo`: under two minutes of training on two CPU cores, 0.7 M parameters, 16 pixels. Every possible
+    image can be listed, so samples are scored exactly; chance is 1 in 24.
     """
     return Config(
         model=ModelConfig(depth=4, width=96, heads=4, patch=4, predict="x", t_mean=-0.8, t_std=0.8),
         data=ImageConfig(images="shapes", size=16),
         optim=Optim(lr=6e-3, weight_decay=0.0),
-        schedule=_flat_then_down(),
+        schedule=_constant_then_linear(),
         every=Every(log=20, eval=400, sample=400, save=400),
         steps=1100,
         batch=64,
         ema=0.995,
-        device="cpu",
     )
 
 
@@ -81,7 +80,7 @@ def shapes_64() -> Config:
         model=ModelConfig(depth=8, width=384, heads=6, patch=4),
         data=ImageConfig(images="shapes", size=64),
         optim=Optim(lr=1e-3, weight_decay=0.0),
-        schedule=_flat_then_down(),
+        schedule=_constant_then_linear(),
         every=Every(log=50, eval=1000, sample=1000, save=1000),
         steps=4000,
         batch=128,
@@ -95,13 +94,13 @@ def cifar10() -> Config:
     """CIFAR-10 by class, at most 8 minutes of one H200: S/2, flips, two averages of the weights.
 
     `seedbed train flow/cifar10 data.images=FOLDER`, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg; then
-    `seedbed sample RUN --examine` prints the whole table of evaluation.
+    `seedbed sample RUN --examine` prints the full evaluation.
     """
     return Config(
         model=ModelConfig(depth=12, width=384, heads=6, patch=2),
         data=ImageConfig(images="cifar10", size=32, flip=True),
         optim=Optim(lr=1e-3, weight_decay=0.0),
-        schedule=_flat_then_down(),
+        schedule=_constant_then_linear(),
         every=Every(log=100, eval=2000, sample=4000, save=4000),
         steps=15_000,
         budget=450.0,
@@ -114,7 +113,7 @@ def cifar10() -> Config:
 
 
 def s2_32() -> Config:
-    """The throughput twin of SiT-S/2 at 32 pixels: same width, depth, heads, MLP, positions and patch, on random images.
+    """The size of SiT-S/2 at 32 pixels, for throughput: same width, depth, heads, MLP, positions and patch, on random images.
 
     `seedbed train flow/s2-32` on one H200: 36.3 GFLOP per image; SiT itself, compiled, runs at 6,836 images/s there.
     """
@@ -133,7 +132,7 @@ def s2_32() -> Config:
 
 
 def seed_256() -> Config:
-    """The journal's row, exactly: 256 wide, 16 layers, 16 heads, patches of 2 at 256 pixels, 16,386 tokens.
+    """The model of a published table, exactly: 256 wide, 16 layers, 16 heads, patches of 2 at 256 pixels, 16,386 tokens.
 
     `seedbed train flow/seed-256` on one GPU with 80 GB or more: 14.5 TFLOP per image, nine tenths of them attention. Random
     images unless data.images names a folder.
@@ -148,7 +147,7 @@ def seed_256() -> Config:
             condition="context",
             positions="1d",
             rope_base=5e5,
-            t_law="uniform",
+            t_distribution="uniform",
             stratified=False,
         ),
         data=ImageConfig(images="random:256:1000", size=256),
@@ -196,16 +195,16 @@ def l() -> Config:  # noqa: E743
 
 
 def pixels_256() -> Config:
-    """256 pixels in patches of 16, no latents: 768 wide, 12 layers, the network returns the image.
+    """256 pixels in patches of 16, no latents: 768 wide, 12 layers, the network predicts the image.
 
     `seedbed train flow/pixels-256 data.images=FOLDER` on one GPU and your own budget; random images without a folder. A
-    patch is 768 numbers, as wide as the network: it could not carry the noise of a direction.
+    patch is 768 values, as wide as the network: it could not represent the noise of a velocity.
     """
     return Config(
         model=ModelConfig(depth=12, width=768, heads=12, patch=16, predict="x", t_mean=-0.8, t_std=0.8),
         data=ImageConfig(images="random:2_000:1000", size=256, flip=True),
         optim=Optim(lr=2e-4, weight_decay=0.0),
-        schedule=_flat_then_down(),
+        schedule=_constant_then_linear(),
         every=Every(log=50, eval=5000, sample=5000, save=5000),
         steps=100_000,
         batch=256,
@@ -216,8 +215,8 @@ def pixels_256() -> Config:
     )
 
 
-def _flat_then_down() -> Schedule:
-    """Warm-up, constant, and a linear way down: what conditional-flow-matching and its kin settled on."""
+def _constant_then_linear() -> Schedule:
+    """Warm-up, constant, and linear decay."""
     return Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0)
 
 
@@ -226,7 +225,7 @@ def _sized(model: ModelConfig, lr: float) -> Config:
         model=model,
         data=ImageConfig(images="shapes", size=64),
         optim=Optim(lr=lr, weight_decay=0.0),
-        schedule=_flat_then_down(),
+        schedule=_constant_then_linear(),
         every=Every(log=50, eval=2000, sample=2000, save=2000),
         steps=20_000,
         batch=256,
@@ -234,3 +233,9 @@ def _sized(model: ModelConfig, lr: float) -> Config:
         precision="bf16",
         compile="whole",
     )
+
+
+def check_settings(config: Config) -> dict[str, object]:
+    """A small copy for the checks: four patches along a side. Latents keep their shape."""
+    size = 4 * config.model.patch
+    return {"data.size": size} if size < config.data.size and not config.data.encode else {}

@@ -1,4 +1,4 @@
-"""From noise to images: a grid of times, a solver, and guidance towards a class. B batch, N images, C channels, H W pixels."""
+"""Sampling from noise to images: time grid, ODE solver, classifier-free guidance. B batch, N images, C channels, H W pixels."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
+from seedbed.nn.eager import eagerly
 from seedbed.recipes.flow.data import draw_noise
 from seedbed.recipes.flow.model import FlowTransformer
 from seedbed.recipes.flow.objective import velocity
 
 SAMPLERS = ("euler", "heun", "midpoint")
-# Counters of samples begin where no training run will come, so that no noise is one it has seen.
+# Counters of samples start above those of any training run, so that no noise is repeated.
 FIRST_SAMPLE = 1 << 40
 MAX_BATCH = {"cuda": 512, "mps": 128, "cpu": 128}
 
@@ -25,8 +26,8 @@ Field = Callable[[Tensor, float], Tensor]
 
 @dataclass(frozen=True)
 class Sampling:
-    """How samples are drawn. Guidance 1 is the model as trained; it acts at times within `interval`. `shift` above 1 spends
-    more steps near the noise."""
+    """Settings of sampling. Guidance 1 is the model as trained; it acts at times within `interval`. `shift` above 1 puts more
+    steps near the noise."""
 
     sampler: str = "heun"
     steps: int = 24
@@ -72,21 +73,21 @@ def integrate(field: Field, x: Tensor, times: Sequence[float], sampler: str) -> 
 
 
 def guided(model: FlowTransformer, class_B: Tensor, sampling: Sampling) -> Field:
-    """The direction at (x, t), drawn away from that of no class; both in one doubled batch."""
-    setting, predict = model.setting(), model.config.predict
+    """The velocity at (x, t) with classifier-free guidance; conditional and unconditional in one doubled batch."""
+    tables, predict = model.position_tables(), model.config.predict
     if sampling.guidance != 1.0 and not model.config.drop:
         raise UserError("this model was trained without class dropout (model.drop=0), so it cannot be guided; use --guidance 1")
-    pair_B2 = torch.cat((class_B, torch.full_like(class_B, model.null_class))) if model.config.drop else class_B
+    classes_2B = torch.cat((class_B, torch.full_like(class_B, model.null_class))) if model.config.drop else class_B
 
-    def direction(x_BCHW: Tensor, t: float, classes: Tensor) -> Tensor:
+    def velocity_at(x_BCHW: Tensor, t: float, classes: Tensor) -> Tensor:
         time = torch.full((len(x_BCHW),), t, device=x_BCHW.device)
-        return velocity(model(x_BCHW, time, classes, setting), x_BCHW, time, predict)
+        return velocity(model(x_BCHW, time, classes, tables), x_BCHW, time, predict)
 
     def field(x_BCHW: Tensor, t: float) -> Tensor:
         if sampling.guidance == 1.0 or not sampling.interval[0] <= t <= sampling.interval[1]:
-            return direction(x_BCHW, t, class_B)
-        told, blind = direction(torch.cat((x_BCHW, x_BCHW)), t, pair_B2).chunk(2)
-        return blind + sampling.guidance * (told - blind)
+            return velocity_at(x_BCHW, t, class_B)
+        conditional, unconditional = velocity_at(torch.cat((x_BCHW, x_BCHW)), t, classes_2B).chunk(2)
+        return unconditional + sampling.guidance * (conditional - unconditional)
 
     return field
 
@@ -94,13 +95,13 @@ def guided(model: FlowTransformer, class_B: Tensor, sampling: Sampling) -> Field
 @torch.no_grad()
 def generate(model: FlowTransformer, class_N: Tensor, sampling: Sampling, seed: int, batch: int = 0) -> Tensor:
     """Images (N, C, H, W) of these classes, on the model's device. Image n is the same in any batch, up to rounding."""
-    assert not model.training, "sampling wants evaluation mode"
+    assert not model.training, "sampling needs evaluation mode"
     device = model.enter.weight.device
     class_N = class_N.to(device)
     index_N = torch.arange(len(class_N), device=device) + FIRST_SAMPLE
     parts, times = [], time_grid(sampling.steps, sampling.shift)
     size = batch or MAX_BATCH[device.type]
-    with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+    with eagerly():  # a shape that is used a few times is not worth compiling
         for class_B, index_B in zip(class_N.split(size), index_N.split(size), strict=True):
             noise_BCHW = draw_noise(index_B, seed, model.shape)
             parts.append(integrate(guided(model, class_B, sampling), noise_BCHW, times, sampling.sampler))

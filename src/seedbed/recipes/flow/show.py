@@ -1,4 +1,4 @@
-"""What `seedbed sample` shows of a flow run: grids of images, their exact score where there is one, and the full table.
+"""Output of `seedbed sample` for a flow run: grids of images, the exact score of shapes, and the full evaluation.
 
 N images, C channels, H W pixels.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import itertools
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,52 +20,56 @@ from seedbed.data import grids
 from seedbed.data.image_source import ImageData, to_bytes
 from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
-from seedbed.recipes.flow.examine import examine, words, write
+from seedbed.recipes.flow.full_evaluation import full_evaluation, words, write
 from seedbed.recipes.flow.sampling import Sampling, generate
+from seedbed.train.options import option
 from seedbed.train.system import Request, Sample
 
 if TYPE_CHECKING:
     from seedbed.recipes.flow.system import Flow
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
 
 GUIDANCE = 2.0
-# While training: enough to see, and for shapes enough to score.
+# Samples during training: enough to look at, and for shapes enough to score.
 NUM_WHILE_TRAINING, STEPS_WHILE_TRAINING = 96, 12
-# Seconds of a fast GPU, some more on a processor.
+# Seconds of a fast GPU, some more on a CPU.
 MAX_FLOPS = {"cuda": 1e15, "cpu": 1e12}
 NUM_ASKED = 64
 MAX_SHOWN = 256
-# Options of the command line with their defaults; None is decided by what the model can do.
-OPTIONS: dict[str, Any] = {
-    "class": "all",
-    "grid": None,
-    "num": None,
-    "guidance": None,
-    "interval": "0,1",
-    "steps": 24,
-    "shift": 1.0,
-    "sampler": "heun",
-    "seed": 1,
-    "ema": "short",
-    "examine": None,
-}
 
 
-def show(system: Flow, request: Request, engine: Engine) -> Sample:
-    """Images of the asked classes as one PNG, beside real ones of the same classes."""
-    options = request.read(**OPTIONS)
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of `seedbed sample`; None is decided by what the model can do."""
+
+    class_: str = option("all", "what the images show: a class by name or number, or all")
+    grid: str | None = option(None, "number of images and their layout, as ROWSxCOLUMNS")
+    num: int | None = option(None, "number of images", low=1)
+    guidance: float | None = option(None, "1 is the model as trained, 2 moves images towards their class", low=0)
+    interval: str = option("0,1", "times between which guidance acts, from 0 (noise) to 1, as LOW,HIGH")
+    steps: int = option(24, "steps from noise to image", low=1)
+    shift: float = option(1.0, "above 1: more steps near the noise", low=0)
+    sampler: str = option("heun", "euler, heun or midpoint")
+    seed: int = option(1, "the same seed gives the same samples", low=0)
+    ema: str = option("short", "short or long: which average of the weights")
+    examine: int | None = option(None, "the full evaluation on N samples", low=1, needs_data=True)
+
+
+def show(system: Flow, request: Request, engine: EvalEngine) -> Sample:
+    """Images of the wanted classes as one PNG, next to real ones of the same classes."""
+    options = asdict(request.read(SampleOptions))
     if not request.options:
         if system.data.facts["name"].startswith("random:"):
-            return Sample()  # there is nothing to see
+            return Sample()  # noise has nothing to show
         options |= {"steps": STEPS_WHILE_TRAINING, "num": _affordable(system)}
     sampling, seed = _sampling(system, options), int(options["seed"])
     num, columns = _layout(options)
-    classes_N = _classes(str(options["class"]), num, system.data)
+    classes_N = _classes(str(options["class_"]), num, system.data)
     with _weights(system, engine, str(options["ema"])):
         images_NCHW = generate(system.model, classes_N, sampling, seed)
         path = _draw(system, images_NCHW, classes_N, columns, request, options)
         if options["examine"]:
-            return _examined(system, request, sampling, options, path)
+            return _full_evaluation(system, request, sampling, options, path)
     facts = {"sampling": str(sampling), "seed": seed, "num": num}
     facts |= _score(system.data, images_NCHW, classes_N)
     text = _words(facts)
@@ -73,17 +78,17 @@ def show(system: Flow, request: Request, engine: Engine) -> Sample:
     return Sample(text=text, files=(path,), facts=facts)
 
 
-def _examined(system: Flow, request: Request, sampling: Sampling, options: dict[str, Any], grid: Path) -> Sample:
-    """The full table on as many samples as `--examine` says, in the run's folder as text and JSON."""
+def _full_evaluation(system: Flow, request: Request, sampling: Sampling, options: dict[str, Any], grid: Path) -> Sample:
+    """The full evaluation on `--examine` samples, in the run's folder as text and JSON."""
     say = request.write or (lambda text: None)
     classes_N = _classes("all", int(options["examine"]), system.data)
-    table = examine(system, sampling, int(options["seed"]), classes_N, say=lambda line: say(f"{line}\n"))
+    table = full_evaluation(system, sampling, int(options["seed"]), classes_N, say=lambda line: say(f"{line}\n"))
     text = words(table, str(options["ema"]))
     say(text)
     return Sample(text=text, files=(grid, *write(table, text, request.folder)), facts={"sampling": str(sampling)})
 
 
-def _weights(system: Flow, engine: Engine, horizon: str) -> Any:
+def _weights(system: Flow, engine: EvalEngine, horizon: str) -> Any:
     if horizon not in ("short", "long"):
         raise UserError(f"--ema {horizon} is not short or long")
     if horizon == "long" and not engine.ema2:
@@ -105,7 +110,7 @@ def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
 
 
 def _affordable(system: Flow) -> int:
-    """How many images to draw while training: fewer where one costs much."""
+    """The number of images to sample during training: fewer where one is expensive."""
     model = system.model
     calls = 2 * STEPS_WHILE_TRAINING * (2 if system.config.model.drop else 1)
     budget = MAX_FLOPS["cuda" if model.enter.weight.is_cuda else "cpu"]
@@ -139,14 +144,14 @@ def _classes(asked: str, num: int, data: ImageData) -> Tensor:
 
 
 def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]) -> Path:
-    """One picture: real images of the same classes on the left, generated ones on the right."""
+    """One PNG: real images of the same classes on the left, generated ones on the right."""
     shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
     real_NCHW = _real(system.data, classes_N[shown])
     sides = [("real", real_NCHW), ("generated", images_NCHW[shown])]
     panels = [(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns)) for title, x in sides]
     name = "grid.png"
     if request.options:
-        asked = str(options["class"]).replace(" ", "-").replace("/", "-")
+        asked = str(options["class_"]).replace(" ", "-").replace("/", "-")
         name = (
             f"{asked}-{options['sampler']}{options['steps']}-w{_sampling(system, options).guidance:g}-seed{options['seed']}.png"
         )
@@ -154,7 +159,7 @@ def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, re
 
 
 def _real(data: ImageData, classes_N: Tensor) -> Tensor:
-    """Held-out images of these classes, no two alike while there are enough; any other where a class has none."""
+    """Held-out images of these classes, without repetition while there are enough; any other where a class has none."""
     class_M = np.asarray(data.valid.arrays["class"])
     turns: dict[int, Iterator[int]] = {}
     for c in set(classes_N.tolist()):
@@ -165,7 +170,7 @@ def _real(data: ImageData, classes_N: Tensor) -> Tensor:
 
 
 def _score(data: ImageData, images_NCHW: Tensor, classes_N: Tensor) -> dict[str, float]:
-    """For shapes, what the exact check says."""
+    """For shapes, the exact score."""
     if data.facts["name"] != "shapes":
         return {}
     return {name: round(value, 4) for name, value in score_shapes(images_NCHW, classes_N).items()}
@@ -175,7 +180,7 @@ def _words(facts: dict[str, Any]) -> str:
     text = f"{facts['num']} images, {facts['sampling']}, seed {facts['seed']}"
     if "right" in facts:
         text += (
-            f"\nasked shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
+            f"\nright shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
             f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
         )
     return text

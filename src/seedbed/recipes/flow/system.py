@@ -1,4 +1,4 @@
-"""The flow system: the objective, evaluation on a fixed grid, sample grids and the table of evaluation.
+"""The flow system: the objective, evaluation on a fixed grid, and samples.
 
 B batch, N images, C channels, H W pixels.
 """
@@ -15,84 +15,88 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.nn.eager import eagerly
 from seedbed.recipes.flow import objective
-from seedbed.recipes.flow.data import TimeLaw, draw_noise, drop_class, flow_batch
-from seedbed.recipes.flow.model import Setting, build_model
-from seedbed.recipes.flow.probe import open_up
-from seedbed.recipes.flow.show import show
+from seedbed.recipes.flow.data import TimeDistribution, draw_noise, drop_class, flow_batch
+from seedbed.recipes.flow.model import PositionTables, build_model
+from seedbed.recipes.flow.probe import build_probe
+from seedbed.recipes.flow.show import SampleOptions, show
 from seedbed.train.engine import DTYPES
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
     from seedbed.train.probe import Probe
 
 NUM_BINS = 10
-# How much of a bin's history one step keeps: about the last hundred steps count.
-BIN_MEMORY = 0.99
-# The fixed grid of evaluation: so many held-out images, each at so many times with a noise of its own.
+# Decay of the moving average of each bin: about the last hundred steps count.
+BIN_DECAY = 0.99
+# The fixed grid of evaluation: held-out images, and times of each image with independent noise.
 NUM_EVALUATED, NUM_TIMES = 2048, 8
-# No evaluation costs more FLOPs than this, seconds of a fast GPU: large images are fewer.
+# Limit of an evaluation's FLOPs, seconds of a fast GPU: fewer large images.
 MAX_FLOPS = 2e15
 EVAL_BATCH = {"cuda": 1024, "mps": 256, "cpu": 256}
-# Counters of evaluation's noise, where neither training nor sampling comes.
+# Counters of evaluation's noise, above those of training and sampling.
 FIRST_EVALUATED = 1 << 41
 
 
 class Noiser(nn.Module):
-    """Noise, time and hidden classes for a batch; a module of its own, since compiled it is one pass over the images."""
+    """Noise, time and class dropout of a batch; a module, so that it compiles into one pass over the images."""
 
-    def __init__(self, seed: int, law: TimeLaw, drop: float, null_class: int) -> None:
+    def __init__(self, seed: int, times: TimeDistribution, drop: float, null_class: int) -> None:
         super().__init__()
-        self.seed, self.law, self.drop, self.null_class = seed, law, drop, null_class
+        self.seed, self.times, self.drop, self.null_class = seed, times, drop, null_class
 
     def forward(self, image_BCHW: Tensor, class_B: Tensor, index_B: Tensor) -> Batch:
-        seen = flow_batch(image_BCHW, class_B, index_B, self.seed, self.law)
+        seen = flow_batch(image_BCHW, class_B, index_B, self.seed, self.times)
         if self.training and self.drop:
             seen["class"] = drop_class(class_B, index_B, self.seed, self.drop, self.null_class)
         return seen
 
 
 class Flow(System):
-    """A transformer that learns the way from noise to images."""
+    """A transformer that learns the velocity from noise to images."""
+
+    auto_compile = "whole"
+    sample_options = SampleOptions
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__()
         self.config, self.data = config, data
         shape = config.model
-        self.law = TimeLaw(shape.t_law, shape.t_mean, shape.t_std, config.batch if shape.stratified else 0)
-        self.noiser = Noiser(config.seed, self.law, shape.drop, data.num_classes)
+        self.times = TimeDistribution(shape.t_distribution, shape.t_mean, shape.t_std, config.batch if shape.stratified else 0)
+        self.noiser = Noiser(config.seed, self.times, shape.drop, data.num_classes)
         self.model = build_model(shape, data.shape, data.num_classes, config.seed)
         self.register_buffer("bins", torch.zeros(2, NUM_BINS))  # decayed sums of losses and of counts, by time
         self.bins: Tensor
-        self._levels: dict[str, float] = {}
+        self._baseline_losses: dict[str, float] = {}
 
     # ---- training --------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        seen = self.noised(batch)
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
+        seen = self.add_noise(batch)
         field_BCHW = self.run(seen["input"], seen["time"], seen["class"])
         error_B = self.errors(field_BCHW, seen)
         return error_B.mean(), self._measure(error_B.detach(), seen["time"], engine) if self.training else {}
 
-    def noised(self, batch: Batch) -> Batch:
-        """What the model sees of a batch, and the direction it should find; classes are hidden only while training."""
+    def add_noise(self, batch: Batch) -> Batch:
+        """The model's inputs for a batch, and the target velocity; classes are dropped in training only."""
         return self.noiser(batch["image"], batch["class"], batch["index"])
 
-    def run(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, setting: Setting | None = None) -> Tensor:
+    def run(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, tables: PositionTables | None = None) -> Tensor:
         with attention_scope(self.kernels()):
-            return self.model(x_BCHW, time_B, class_B, setting or self.model.setting())
+            return self.model(x_BCHW, time_B, class_B, tables or self.model.position_tables())
 
     def errors(self, field_BCHW: Tensor, seen: Batch) -> Tensor:
-        return objective.errors(field_BCHW, seen["input"], seen["time"], seen["direction"], self.config.model.predict)
+        return objective.errors(field_BCHW, seen["input"], seen["time"], seen["velocity"], self.config.model.predict)
 
     @torch.no_grad()
-    def _measure(self, error_B: Tensor, time_B: Tensor, engine: Engine) -> dict[str, Tensor]:
-        """The loss by time, as an average over the last steps: one step has too few samples for ten bins."""
+    def _measure(self, error_B: Tensor, time_B: Tensor, engine: EvalEngine) -> dict[str, Tensor]:
+        """The loss by time, as a moving average over steps: one step has too few samples for ten bins."""
         bin_B = (time_B * NUM_BINS).long().clamp(0, NUM_BINS - 1)
         member_BT = (bin_B[:, None] == torch.arange(NUM_BINS, device=bin_B.device)).float()
         both_2B = torch.stack((error_B.float(), torch.ones_like(error_B, dtype=torch.float32)))
-        self.bins.mul_(BIN_MEMORY).add_(engine.together(both_2B @ member_BT))
+        self.bins.mul_(BIN_DECAY).add_(engine.all_reduce_sum(both_2B @ member_BT))
         means = self.bins[0] / self.bins[1].clamp_min(1e-6)
         return {f"loss_t{k}": means[k] for k in range(NUM_BINS)}
 
@@ -105,7 +109,7 @@ class Flow(System):
         return choose_attention(size, DTYPES[config.precision], device, causal=False, only=config.attention)
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up(self, batch)
+        return build_probe(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
@@ -120,25 +124,25 @@ class Flow(System):
     # ---- evaluation and samples ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, source: ImageSource, engine: Engine) -> dict[str, float]:
-        """The direction's error on held-out images at fixed times and noises; the same for any batch size and target."""
+    def evaluate(self, source: ImageSource, engine: EvalEngine) -> dict[str, float]:
+        """The velocity error on held-out images at fixed times and noises; independent of batch size and prediction target."""
         affordable = int(MAX_FLOPS / (NUM_TIMES * self.model.forward_flops()))
         device, rows_N = self.model.enter.weight.device, source.spread(max(1, min(NUM_EVALUATED, affordable)))
         was_training, total_T = self.training, torch.zeros(NUM_TIMES, dtype=torch.float64)
         self.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+            with eagerly():  # a shape that is used a few times is not worth compiling
                 size = max(1, EVAL_BATCH[device.type] // NUM_TIMES)
-                for first in engine.ranks.mine(range(0, len(rows_N), size)):
+                for first in engine.ranks.shard_of(range(0, len(rows_N), size)):
                     error_B = self._grid_errors(*source.pick(rows_N[first : first + size]), first, device)
                     total_T += error_B.double().cpu().view(-1, NUM_TIMES).sum(0)
         finally:
             self.train(was_training)
-        mean_T = engine.together(total_T) / len(rows_N)
+        mean_T = engine.all_reduce_sum(total_T) / len(rows_N)
         half = NUM_TIMES // 2
         early, late = mean_T[:half].mean().item(), mean_T[half:].mean().item()
-        # The noisy half decides: there it is settled what a picture shows. Close to the image a model that has begun to
-        # memorise gets worse on others, while its samples still improve.
+        # The noisy half is first and decides which checkpoint is best: it determines the content of an image. Near the image a
+        # model that has begun to memorise gets worse on others, while its samples still improve.
         return {"loss_early": early, "loss_late": late, "loss_grid": (early + late) / 2}
 
     def _grid_errors(self, image_NCHW: Tensor, class_N: Tensor, first: int, device: torch.device) -> Tensor:
@@ -147,26 +151,26 @@ class Flow(System):
         index_B = torch.arange(len(image_BCHW), device=device) + FIRST_EVALUATED + first * NUM_TIMES
         time_B = (torch.arange(len(image_BCHW), device=device) % NUM_TIMES + 0.5) / NUM_TIMES
         noise_BCHW = draw_noise(index_B, 0, image_BCHW.shape[1:])
-        direction_BCHW = image_BCHW - noise_BCHW
-        x_BCHW = noise_BCHW + time_B[:, None, None, None] * direction_BCHW
+        velocity_BCHW = image_BCHW - noise_BCHW
+        x_BCHW = noise_BCHW + time_B[:, None, None, None] * velocity_BCHW
         class_B = class_N.to(device).repeat_interleave(NUM_TIMES)
         field_BCHW = self.model(x_BCHW, time_B, class_B)
-        return self.errors(field_BCHW, {"input": x_BCHW, "time": time_B, "direction": direction_BCHW})
+        return self.errors(field_BCHW, {"input": x_BCHW, "time": time_B, "velocity": velocity_BCHW})
 
-    def sample(self, request: Request, engine: Engine) -> Sample:
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
         return show(self, request, engine)
 
     @contextlib.contextmanager
-    def averaged(self, engine: Engine, horizon: str) -> Iterator[None]:
-        """With the longer average of the weights, when asked for; the shorter one is in place already."""
+    def averaged(self, engine: EvalEngine, horizon: str) -> Iterator[None]:
+        """With the longer average of the weights if `horizon` is long; the shorter one is in place already."""
         chosen = engine.ema2.swapped_in() if horizon == "long" and engine.ema2 else contextlib.nullcontext()
         with chosen:
             yield
 
-    # ---- words -----------------------------------------------------------------------------------------------------
+    # ---- description -----------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
-        """Size, cost, and the levels that a loss has to pass."""
+        """Size, cost, and baseline losses."""
         model = self.model
         patch = f"{self.config.model.patch}x{self.config.model.patch}"
         context = f" + {model.num_context}" if model.num_context else ""
@@ -174,20 +178,20 @@ class Flow(System):
             "tokens": f"{model.num_patches:,}{context} of {patch} pixels",
             "matmul parameters": f"{model.token_parameters():,} per token, {model.image_parameters():,} per image",
             "GFLOP/image": f"{model.flops_per_image() / 1e9:,.2f}",
-            "loss levels": ", ".join(f"{name} {value:.3f}" for name, value in self.levels().items()),
+            "baseline losses": ", ".join(f"{name} {value:.3f}" for name, value in self.baseline_losses().items()),
         }
         if self.kernels():
             facts["attention"] = self.kernels()[0].name
         return facts
 
-    def levels(self) -> dict[str, float]:
-        """Losses in closed form, hardest last: all zeros, the best guess pixel by pixel, the best linear guess."""
-        if not self._levels:
+    def baseline_losses(self) -> dict[str, float]:
+        """Losses of simple predictors in closed form, hardest last: all zeros, best per-pixel, best linear."""
+        if not self._baseline_losses:
             source = self.data.train
             images, _ = source.pick(source.spread(objective.num_images(self.data.shape)))
             images_ND = images.flatten(1).to(self.model.enter.weight.device)
-            self._levels = objective.levels(images_ND, self.law, self.config.model.predict)
-        return self._levels
+            self._baseline_losses = objective.baseline_losses(images_ND, self.times, self.config.model.predict)
+        return self._baseline_losses
 
 
 def build(config: Config, data: ImageData) -> Flow:

@@ -1,4 +1,4 @@
-"""A trained model as a folder anyone can read: model.safetensors, config.json and tokenizer.json."""
+"""Export of a trained model as a folder: model.safetensors, config.json and tokenizer.json."""
 
 import dataclasses
 import hashlib
@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -16,6 +15,7 @@ from seedbed import config as configs
 from seedbed.data import limits, tokenizers
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
+from seedbed.nn.init import on_meta
 from seedbed.recipes.gpt.model import Transformer
 from seedbed.recipes.gpt.presets import ModelConfig
 
@@ -24,7 +24,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
 def export(model: Transformer, tokenizer: Tokenizer | None, folder: Path) -> list[Path]:
-    """Write `folder`, which must not exist or be empty, all at once: it is built aside and renamed."""
+    """Write `folder`, which must not exist or be empty, atomically: it is built in a temporary folder and renamed."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; name a new one")
     aside = folder.with_name(f".{folder.name}.partial")
@@ -51,14 +51,14 @@ def export(model: Transformer, tokenizer: Tokenizer | None, folder: Path) -> lis
 
 
 def load_exported(folder: Path) -> tuple[Transformer, Tokenizer | None]:
-    """The model, in evaluation mode on the CPU, and the tokenizer that `export` wrote; checked before it is trusted."""
+    """The model, in evaluation mode on the CPU, and the tokenizer that `export` wrote, after verification."""
     facts = _read_config(folder / CONFIG)
     path = folder / WEIGHTS
     if not path.is_file():
         raise UserError(f"{folder} has no {WEIGHTS}; it is not an exported model")
     if _sha256(path) != facts["sha256"]:
         raise UserError(f"{path} is damaged: it is not the file that {CONFIG} describes; export the run again")
-    with torch.device("meta"):
+    with on_meta():
         model = Transformer(configs.from_json(ModelConfig(), facts["model"]), facts["vocab_size"], facts["block"])
     try:
         limits.require_header(path)

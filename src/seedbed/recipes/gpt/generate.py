@@ -11,12 +11,13 @@ from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn import decoding
 from seedbed.nn.decoding import READ_EVERY, Decoder
+from seedbed.nn.eager import eagerly
 from seedbed.nn.sampling import Sampling, window_start
 from seedbed.recipes.gpt.model import Transformer
 
 
 class UncachedDecoder(Decoder):
-    """Reads the whole window again for every token: the slow way, kept as the yardstick."""
+    """Encodes the whole window again for every token: the slow reference."""
 
     def advance(self) -> None:
         rows = list(range(len(self.lengths)))
@@ -32,7 +33,7 @@ class UncachedDecoder(Decoder):
 
 
 class CachedDecoder(decoding.CachedDecoder):
-    """Keeps keys and values."""
+    """Caches keys and values."""
 
     def _open(self) -> None:
         self.cache = self.model.new_cache(len(self.lengths))
@@ -47,10 +48,10 @@ class CachedDecoder(decoding.CachedDecoder):
         self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
 
     def _step(self, num_slots: int = 0) -> None:
-        """One decode step, without host work: input, position, draw and bookkeeping all on the device."""
+        """One decode step on the device, without a host sync."""
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
-        setting = self.model.setting(token_B1, self.cache.length_B[:, None])
-        x_B1C = self.model.hidden(token_B1, setting, self.cache.decode(num_slots))
+        tables = self.model.position_tables(token_B1, self.cache.length_B[:, None])
+        x_B1C = self.model.hidden(token_B1, tables, self.cache.decode(num_slots))
         self.cache.length_B += 1
         self._append(self.model.read_out(x_B1C[:, 0]))
 
@@ -66,11 +67,11 @@ def generate(
     top_k: int = 0,
     top_p: float = 1.0,
     seed: int = 1,
-    on_piece: Callable[[int, str], None] | None = None,
+    on_text: Callable[[int, str], None] | None = None,
     cached: bool = True,
     capture: bool = False,
 ) -> list[str]:
-    """Continuations of `prompts`, without them; `on_piece(row, text)` hears each piece of text as soon as it is whole."""
+    """Continuations of `prompts`, without them; `on_text(row, text)` gets text as soon as it is complete."""
     if tokens < 1:
         raise UserError(f"tokens={tokens} is out of range: ask for at least 1")
     if not prompts:
@@ -81,8 +82,8 @@ def generate(
     was_training, read_every = model.training, READ_EVERY if model.embed.weight.is_cuda else 1
     model.eval()
     try:
-        # Compiled blocks would be compiled again for every length met here.
-        with torch.compiler.set_stance("force_eager"):
+        # Compiled blocks would be compiled again for every length.
+        with eagerly():
             kind = CachedDecoder if cached else UncachedDecoder
             decoder = kind(model, rows, tokens, sampling, seed, capture=capture)
             done = 0
@@ -90,8 +91,8 @@ def generate(
                 done += len(portion[0])
                 for row, ids in enumerate(portion):
                     piece = streams[row].push(ids, last=done == tokens)
-                    if on_piece and piece:
-                        on_piece(row, piece)
+                    if on_text and piece:
+                        on_text(row, piece)
     finally:
         model.train(was_training)
     return [stream.text for stream in streams]

@@ -12,19 +12,18 @@ from torch import Tensor, nn
 from seedbed.nn.attention import Attention
 from seedbed.nn.cache import Cache, Decode, Prefill
 from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_
+from seedbed.nn.init import fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, LayerNorm, RMSNorm, rms_norm, widen
 from seedbed.nn.loss import linear_cross_entropy, mask_padding
-from seedbed.nn.mlp import MLP
-from seedbed.nn.norms import LayerNorm, RMSNorm, rms_norm, widen
-from seedbed.nn.rope import Rope, rope_table
+from seedbed.nn.positions import ENCODINGS, PositionalEncoding, Rope, Sizes
 from seedbed.recipes.gpt.presets import ModelConfig
 
 VOCAB_MULTIPLE = 64
 
 
-class Setting(NamedTuple):
-    """What a pass needs beside its tokens. Made outside of compiled code, which would compute the angles anew for every
-    number it turns, and cannot always ask autocast for the dtype."""
+class PositionTables(NamedTuple):
+    """Positions, rotary angles and dtype of a forward pass. Made outside of compiled code, which would recompute the angles
+    for every value and cannot always query autocast for the dtype."""
 
     dtype: torch.dtype
     positions: Tensor
@@ -36,7 +35,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each added to the stream; the second half of a U-shaped model adds an early state too."""
+    """Attention and feed-forward with residual connections; the second half of a U-shaped model adds an early state too."""
 
     def __init__(self, config: ModelConfig, takes_skip: bool) -> None:
         super().__init__()
@@ -66,11 +65,11 @@ class Block(nn.Module):
         if skip_BTC is not None:
             assert self.skip_weight is not None
             x_BTC = x_BTC + self.skip_weight.to(x_BTC.dtype) * skip_BTC
-        x_BTC = x_BTC + self._thin(self.attention(self.norm1(x_BTC), rope, x0_BTC, cache))
-        return x_BTC + self._thin(self.mlp(self.norm2(x_BTC)))
+        x_BTC = x_BTC + self._drop(self.attention(self.norm1(x_BTC), rope, x0_BTC, cache))
+        return x_BTC + self._drop(self.mlp(self.norm2(x_BTC)))
 
-    def _thin(self, y_BTC: Tensor) -> Tensor:
-        """Dropout of single numbers, and of the whole branch for some rows (stochastic depth)."""
+    def _drop(self, y_BTC: Tensor) -> Tensor:
+        """Dropout, and stochastic depth: the whole branch is dropped for some rows."""
         y_BTC = F.dropout(y_BTC, self.dropout, self.training)
         if not self.drop_path or not self.training:
             return y_BTC
@@ -99,14 +98,15 @@ class Head(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Embedding, blocks and head. Call it for the training loss; `logits` and `hidden` serve evaluation and generation."""
+    """Embedding, blocks and head. `forward` is the training loss; `logits` and `hidden` are for evaluation and generation."""
 
     def __init__(self, config: ModelConfig, vocab: int, block: int) -> None:
         super().__init__()
         self.config, self.vocab, self.block = config, vocab, block
         padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embed = nn.Embedding(padded, config.width)
-        self.positions = nn.Embedding(block, config.width) if config.positions == "learned" else None
+        sizes = Sizes(block, config.width, config.width // config.heads, config.rope_base)
+        self.positions: PositionalEncoding = ENCODINGS[config.positions](sizes)
         num_skips = config.depth // 2 if config.skips else 0
         self.blocks = nn.ModuleList(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
         self.head = Head(config, vocab)
@@ -124,8 +124,7 @@ class Transformer(nn.Module):
         # A tied embedding is also the head: its scale decides the first logits (GPT-2's 0.02 starts 0.1 above ln V).
         table_std = 0.01 if classic else 1.0 / config.width if config.tied else 1.0
         normal_(self.embed.weight, table_std, generator)
-        if self.positions:
-            normal_(self.positions.weight, table_std, generator)
+        self.positions.init_weights(table_std, generator)
         for block in self.blocks:
             assert isinstance(block, Block)
             block.attention.init_weights(in_std, config.out_init * in_std, generator)
@@ -144,20 +143,20 @@ class Transformer(nn.Module):
 
     def num_parameters(self, embedding: bool = True) -> int:
         """All parameters, or those outside the embedding, position and output tables."""
-        tables = () if embedding else ("embed.", "positions.", "unembed.")
-        return sum(p.numel() for name, p in self.named_parameters() if not name.startswith(tables))
+        prefixes = () if embedding else ("embed.", "positions.", "unembed.")
+        return sum(p.numel() for name, p in self.named_parameters() if not name.startswith(prefixes))
 
     def flops_per_token(self) -> float:
         """6N + 12*L*C*T, forward and backward: N without position table and with one V*C; attention not halved for causality."""
-        tables = ("positions.", "embed.") if self.unembed else ("positions.",)
-        num_weights = sum(p.numel() for name, p in self.named_parameters() if not name.startswith(tables))
+        prefixes = ("positions.", "embed.") if self.unembed else ("positions.",)
+        num_weights = sum(p.numel() for name, p in self.named_parameters() if not name.startswith(prefixes))
         return 6.0 * num_weights + 12.0 * self.config.depth * self.config.width * self.block
 
     # ---- forward ---------------------------------------------------------------------------------------------------
 
-    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, setting: Setting | None = None) -> Tensor:
-        """The mean loss, in nats per target. Compiled, it wants its setting from outside."""
-        return self.head(self.hidden(tokens_BT, setting), self.head_weight, targets_BT)
+    def forward(self, tokens_BT: Tensor, targets_BT: Tensor, tables: PositionTables | None = None) -> Tensor:
+        """The mean loss, in nats per target. Compiled code must be given its tables."""
+        return self.head(self.hidden(tokens_BT, tables), self.head_weight, targets_BT)
 
     def logits(self, tokens_BT: Tensor) -> Tensor:
         """Logits over the true vocabulary at every position."""
@@ -168,37 +167,33 @@ class Transformer(nn.Module):
         return self.head.logits(x_BTC, self.head_weight)[..., : self.vocab]
 
     def hidden(
-        self, tokens_BT: Tensor, setting: Setting | None = None, caches: Sequence[Prefill | Decode] | None = None
+        self, tokens_BT: Tensor, tables: PositionTables | None = None, caches: Sequence[Prefill | Decode] | None = None
     ) -> Tensor:
-        """States after the last block; positions count from 0 unless the setting says otherwise."""
-        setting = setting or self.setting(tokens_BT)
-        x_BTC = self._enter(tokens_BT, setting)
+        """States after the last block; positions count from 0 unless the tables hold others."""
+        tables = tables or self.position_tables(tokens_BT)
+        x_BTC = self.embed(tokens_BT)
+        vectors = self.positions.vectors(tables.positions)
+        x_BTC = rms_norm(x_BTC) if vectors is None else x_BTC + vectors
+        x_BTC = F.dropout(x_BTC.to(tables.dtype), self.config.dropout, self.training)
         x0_BTC, early = x_BTC if self.config.values_x0 else None, []
         for i, block in enumerate(self.blocks):
             skip = early.pop() if block.skip_weight is not None else None
-            # What enters an early block, not what leaves it: the innermost skip would add the stream to itself.
+            # The input of an early block, not its output: the innermost skip would add the stream to itself.
             if self.config.skips and i < self.config.depth // 2:
                 early.append(x_BTC)
-            x_BTC = block(x_BTC, setting.rope, x0_BTC, skip, caches[i] if caches else None)
+            x_BTC = block(x_BTC, tables.rope, x0_BTC, skip, caches[i] if caches else None)
         return x_BTC
 
-    def _enter(self, tokens_BT: Tensor, setting: Setting) -> Tensor:
-        x_BTC = self.embed(tokens_BT)
-        x_BTC = x_BTC + self.positions(setting.positions) if self.positions else rms_norm(x_BTC)
-        return F.dropout(x_BTC.to(setting.dtype), self.config.dropout, self.training)
-
-    def setting(self, tokens_BT: Tensor, positions: Tensor | None = None) -> Setting:
-        """The setting of a pass over these tokens at `positions` of shape (T) or (B, T), from 0 on by default."""
+    def position_tables(self, tokens_BT: Tensor, positions: Tensor | None = None) -> PositionTables:
+        """The tables of a forward pass over these tokens at `positions` of shape (T) or (B, T), by default from 0."""
         if positions is None:
             positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        head_dim = self.config.width // self.config.heads
-        rope = None if self.positions else rope_table(positions, head_dim, self.config.rope_base)
-        return Setting(self.stream_dtype(), positions, rope)
+        return PositionTables(self.stream_dtype(), positions, self.positions.rope(positions))
 
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
         kind = self.embed.weight.device.type
-        on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)  # the meta device has no autocast
+        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the query
         return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
 
     def new_cache(self, batch: int) -> Cache:
@@ -218,7 +213,7 @@ class Transformer(nn.Module):
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> Transformer:
     """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with torch.device("meta"):
+    with on_meta():
         model = Transformer(config, vocab, block)
     materialize(model)
     model.init_weights(torch.Generator().manual_seed(seed))

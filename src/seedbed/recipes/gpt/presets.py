@@ -1,4 +1,4 @@
-"""Shapes and presets of the gpt recipe. Nothing here needs torch, so listing them costs nothing."""
+"""Model sizes and presets of the gpt recipe. No torch import, so that listing them is fast."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -10,7 +10,7 @@ from seedbed.errors import UserError
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The transformer's shape; vocabulary and context come from the data.
+    """The transformer's size; vocabulary and context come from the data.
 
     `out_init` scales the first output projections (0: every block starts as the identity). `skips`, `gate`, `values_x0`
     and `drop_path` are for small data seen many times: early states added to late blocks, a gate per attention head,
@@ -23,7 +23,7 @@ class ModelConfig:
     kv_heads: int = number(0, low=0, high=1024)
     mlp: Literal["swiglu", "relu2", "gelu"] = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
-    positions: Literal["rope", "learned"] = "rope"
+    positions: Literal["rope", "learned", "none"] = "rope"
     rope_base: float = number(1e4, low=2.0)
     qk_norm: bool = True
     tied: bool = True
@@ -59,7 +59,6 @@ def demo() -> Config:
         every=Every(log=20, eval=150, sample=150, save=150),
         steps=600,
         batch=16,
-        device="cpu",
     )
 
 
@@ -67,7 +66,7 @@ def shakespeare() -> Config:
     """tiny-shakespeare in half a minute of one GPU: small data, many epochs, strong regularisation.
 
     `seedbed train gpt/shakespeare data.text=tinyshakespeare.txt`: 30 s of training on one H200, after compilation.
-    Judged by the whole validation part; nanoGPT's own configuration reaches 1.465 at best in 93 s on the same card.
+    Scored on the whole validation part; nanoGPT's own configuration reaches 1.465 at best in 93 s on the same card.
     """
     return Config(
         model=ModelConfig(
@@ -115,7 +114,7 @@ def nanogpt_shakespeare() -> Config:
 
 
 def mini_v0() -> Config:
-    """The first journal's gpt_mini_v0 as written: 10 layers, 75 characters, batch 128, a constant rate of 0.001.
+    """gpt_mini_v0, an early model of this project, unchanged: 10 layers, 75 characters, batch 128, constant lr 0.001.
 
     `seedbed train gpt/mini-v0 data.text=FILE` on one GPU: 31.5 M parameters. Characters outside the fixed table of 75
     become one unknown id. The original ran one epoch: steps = blocks / 128, both printed before step 0.
@@ -142,7 +141,7 @@ def mini_v1() -> Config:
 
 
 def baby() -> Config:
-    """A 10.7 M character model, the size most people begin with.
+    """A 10.7 M character model, a common first size.
 
     `seedbed train gpt/baby data.text=FILE` on one GPU. The original's rate was ignored for a misspelt key; here it is
     1e-3, with warm-up and a cosine to a tenth.
@@ -161,7 +160,7 @@ def baby() -> Config:
 
 
 def gpt3_small() -> Config:
-    """GPT-3's smallest shape on byte-level BPE, with its schedule: 12 layers, 768 wide, 2048 tokens of context.
+    """GPT-3's smallest size on byte-level BPE, with its schedule: 12 layers, 768 wide, 2048 tokens of context.
 
     `seedbed train gpt/gpt3-small data.text=FILE` on one GPU with 80 GB or more: 124 M parameters with a vocabulary of
     50,257 and a tied head; 16 micro-batches of 4 blocks, 131,072 tokens a step.
@@ -181,7 +180,7 @@ def gpt3_small() -> Config:
 
 
 def gpt3_small_char() -> Config:
-    """gpt3-small on 75 characters: 85 M parameters, for the vocabulary is the whole difference.
+    """gpt3-small on 75 characters: 85 M parameters; the difference is the vocabulary.
 
     `seedbed train gpt/gpt3-small-char data.text=FILE` on one GPU with 80 GB or more.
     """
@@ -190,7 +189,7 @@ def gpt3_small_char() -> Config:
 
 
 def gpt2_124m() -> Config:
-    """GPT-2's 124 M shape for speed: 64 blocks of 1024 tokens a step, on random tokens unless data.text names a file.
+    """GPT-2's 124 M size for speed: 64 blocks of 1024 tokens a step, on random tokens unless data.text names a file.
 
     `seedbed train gpt/gpt2-124m` on one H200: 854.7 MFLOP per token; nanoGPT runs this shape at 525,000 tokens/s there.
     Positions as GPT-2 has them; `model.positions=rope model.qk_norm=true` is what the other presets do.

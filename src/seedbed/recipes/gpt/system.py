@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +16,15 @@ from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource, windows
 from seedbed.errors import UserError
 from seedbed.nn.attention import attention_scope, choose_attention
-from seedbed.recipes.gpt.export import export
+from seedbed.nn.eager import eagerly
 from seedbed.recipes.gpt.generate import generate
 from seedbed.recipes.gpt.model import build_model
-from seedbed.recipes.gpt.probe import open_up
 from seedbed.train.engine import DTYPES
+from seedbed.train.options import option
 from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
     from seedbed.train.probe import Probe
 
 # Logits that one batch of evaluation may hold.
@@ -32,33 +33,55 @@ PROMPT_TOKENS = 24
 CHINCHILLA = 20.0
 
 
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of `seedbed sample`."""
+
+    prompt: str | None = option(None, "what the samples begin with")
+    num: int = option(1, "number of samples", low=1)
+    tokens: int = option(200, "length of each sample", low=1)
+    temperature: float = option(0.8, "0 always takes the likeliest token", low=0)
+    top_k: int = option(0, "choose among the K likeliest; 0: all", low=0)
+    top_p: float = option(1.0, "choose among the likeliest that make up P", low=0, high=1)
+    seed: int = option(1, "the same seed gives the same samples", low=0)
+
+
 class GPT(System):
     """A transformer that predicts the next token."""
+
+    auto_compile = "whole"
+    sample_options = SampleOptions
 
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__()
         self.config, self.data, self.tokenizer = config, data, data.tokenizer
+        self._kernels: dict[torch.device, tuple] = {}
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
     # ---- training --------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         x_BT, y_BT = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         with attention_scope(self.kernels()):
-            return self.model(x_BT, y_BT, self.model.setting(x_BT)), {}
+            return self.model(x_BT, y_BT, self.model.position_tables(x_BT)), {}
 
     def num_targets(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()
 
     def kernels(self) -> tuple:
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
-        config, shape = self.config, self.config.model
-        size = (config.micro_batch, shape.heads, config.data.block, shape.width // shape.heads)
         device = self.model.embed.weight.device
-        return choose_attention(size, DTYPES[config.precision], device, shape.kv_heads, shape.dropout, only=config.attention)
+        if device not in self._kernels:
+            config, shape = self.config, self.config.model
+            size = (config.micro_batch, shape.heads, config.data.block, shape.width // shape.heads)
+            rest = (DTYPES[config.precision], device, shape.kv_heads, shape.dropout)
+            self._kernels[device] = choose_attention(size, *rest, only=config.attention)
+        return self._kernels[device]
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up(self, batch)
+        from seedbed.recipes.gpt.probe import build_probe  # checks use it, training does not
+
+        return build_probe(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
@@ -74,14 +97,14 @@ class GPT(System):
     # ---- evaluation and samples ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, source: TextSource, engine: Engine) -> dict[str, float]:
-        """Every target of the split once, in cold windows of one context; the same for any batch size."""
+    def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:
+        """Every target of the split once, in non-overlapping windows of one context; the same for any batch size."""
         device, model = self.model.embed.weight.device, self.model
         batch = max(1, EVAL_LOGITS[device.type] // (model.block * len(model.head_weight)))
         was_training, nats = model.training, 0.0
         model.eval()
         try:
-            with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
+            with eagerly():  # a shape that is used a few times is not worth compiling
                 for tokens_BT in own_share(windows(source, batch, device), engine):
                     logits_BTV = model.logits(tokens_BT[:, :-1]).float()
                     nats_BT = F.cross_entropy(logits_BTV.mT, tokens_BT[:, 1:], reduction="none")
@@ -96,24 +119,25 @@ class GPT(System):
             raise UserError("this run was trained on random tokens; there is no text to generate")
         return generate(self.model, self.tokenizer, prompts, **options)
 
-    def sample(self, request: Request, engine: Engine) -> Sample:
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
         """Text after a prompt, by default the beginning of the validation part."""
-        options = request.read(prompt=None, num=1, tokens=200, temperature=0.8, top_k=0, top_p=1.0, seed=1)
+        options = asdict(request.read(SampleOptions))
         if self.tokenizer is None and not request.options:
             return Sample()
         given, num = options.pop("prompt"), options.pop("num")
         prompt = self._first_words() if given is None else given
         write = request.write or (lambda text: None)
 
-        def on_piece(row: int, piece: str) -> None:
+        def on_text(row: int, piece: str) -> None:
             if row == 0:
                 write(piece)
 
-        # While training, a capture would cost more than the few tokens it speeds up.
-        capture = bool(request.options) or request.write is not None
+        # A capture runs the garbage collector and frees memory: between steps that costs more than it saves.
+        has_ended = float(engine.progress) >= 1.0
+        capture = bool(request.options) or request.write is not None or has_ended
         write(prompt)
-        texts = [prompt + text for text in self.complete([prompt] * num, on_piece=on_piece, capture=capture, **options)]
-        # The first sample was shown as it came; the others were made beside it.
+        texts = [prompt + text for text in self.complete([prompt] * num, on_text=on_text, capture=capture, **options)]
+        # The first sample was streamed; the others were generated with it.
         rest = "".join(f"\n\n---- sample {i} of {num}\n{text}" for i, text in enumerate(texts[1:], 2))
         write(rest + "\n")
         return Sample(text=texts[0] + rest, facts={"prompt": prompt, **options})
@@ -129,7 +153,7 @@ class GPT(System):
         num_params = model.num_parameters()
         unique, seen = len(self.data.train.tokens), config.steps * config.batch * config.data.block
         facts = {
-            "outside tables": f"{model.num_parameters(embedding=False):,}",
+            "non-embedding parameters": f"{model.num_parameters(embedding=False):,}",
             "tokens/parameter": f"{unique / num_params:.3g} unique, {seen / num_params:.3g} seen (Chinchilla: {CHINCHILLA:g})",
             "MFLOP/token": f"{model.flops_per_token() / 1e6:.1f}",
         }
@@ -141,6 +165,8 @@ class GPT(System):
         return facts
 
     def export(self, folder: Path) -> list[Path]:
+        from seedbed.recipes.gpt.export import export
+
         return export(self.model, self.tokenizer, folder)
 
 

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn import dice
-from seedbed.recipes.thinker.task import Made, Shape, Task
+from seedbed.nn import rng
+from seedbed.recipes.thinker.task import Samples, Shape, Task
 
-# Which pairs are held out is no matter of a run's seed: two runs must agree on it.
+# Held-out pairs do not depend on a run's seed: all runs agree on them.
 HELD_SEED, HELD_STREAM = 0, 8
-# How often a sample may find no candidate that fits and take the spare pair.
+# The probability that a sample finds no valid candidate and takes the spare pair.
 MISS = 1e-6
 
 
@@ -46,24 +46,27 @@ class Addition(Task):
             raise UserError(f"numbers of {length} digits in base {self.base} are too large; operands end at 2**31")
         return self._sizes(2 * length + 5, length + 1)
 
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        return self.write(*self._draw(key_B, self._ends(length_B)), shape)
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Samples:
+        # Operands are below these; lengths beyond training are not limited by `max_value`.
+        end_B = torch.pow(self.base, length_B)
+        end_B = torch.where(length_B > self.length, end_B, end_B.clamp_max(self.max_value))
+        return self.write(*self._draw(key_B, end_B), shape)
 
-    def write(self, a_B: Tensor, b_B: Tensor, shape: Shape) -> Made:
+    def write(self, a_B: Tensor, b_B: Tensor, shape: Shape) -> Samples:
         """The sample of each pair."""
         num_digits = shape.num_out - 1
         (a_BI, na_B1), (b_BI, nb_B1), (sum_BM, ns_B1) = (self._digits(v, num_digits + 1) for v in (a_B, b_B, a_B + b_B))
-        # Places count from the first token that is not PAD, which stands further right the shorter the numbers are.
-        place_BN = torch.arange(shape.num_in, device=a_B.device) - shape.num_in + na_B1 + nb_B1 + 5
-        x_BN = a_BI.gather(-1, (place_BN - 2).clamp(0, num_digits))
-        x_BN = torch.where(place_BN > na_B1 + 2, b_BI.gather(-1, (place_BN - 3 - na_B1).clamp(0, num_digits)), x_BN)
+        # Positions count from the first token that is not PAD.
+        position_BN = torch.arange(shape.num_in, device=a_B.device) - shape.num_in + na_B1 + nb_B1 + 5
+        x_BN = a_BI.gather(-1, (position_BN - 2).clamp(0, num_digits))
+        x_BN = torch.where(position_BN > na_B1 + 2, b_BI.gather(-1, (position_BN - 3 - na_B1).clamp(0, num_digits)), x_BN)
         marks = {"@": 1, "+": na_B1 + 2, "=": na_B1 + nb_B1 + 3, self.operators[-1]: na_B1 + nb_B1 + 4}
         for name, at in marks.items():
-            x_BN = torch.where(place_BN == at, self.operator(name), x_BN)
-        x_BN = torch.where(place_BN == 0, self.operator(self.operators[-1]), x_BN)
+            x_BN = torch.where(position_BN == at, self.operator(name), x_BN)
+        x_BN = torch.where(position_BN == 0, self.operator(self.operators[-1]), x_BN)
         keep_BM = torch.arange(shape.num_out, device=a_B.device) < ns_B1
-        x_BN, y_BM = torch.where(place_BN < 0, self.pad, x_BN), torch.where(keep_BM, sum_BM, self.pad)
-        return Made(x_BN, y_BM, keep_BM, keep_BM)
+        x_BN, y_BM = torch.where(position_BN < 0, self.pad, x_BN), torch.where(keep_BM, sum_BM, self.pad)
+        return Samples(x_BN, y_BM, keep_BM, keep_BM)
 
     def pairs(self, number_B: Tensor) -> tuple[Tensor, Tensor]:
         """The pair with each number in 0..num_pairs-1."""
@@ -72,7 +75,7 @@ class Addition(Task):
     def is_held(self, a: Tensor, b: Tensor) -> Tensor:
         """Whether a pair is held out: both orders of it or neither."""
         number = torch.minimum(a, b) << 31 | torch.maximum(a, b)
-        return dice.uniform(dice.keys(HELD_SEED, number, HELD_STREAM), 1)[..., 0] < self.held
+        return rng.uniform(rng.keys(HELD_SEED, number, HELD_STREAM), 1)[..., 0] < self.held
 
     def sample_lengths(self, a_B: Tensor, b_B: Tensor) -> Tensor:
         """The number of digits of the larger operand."""
@@ -86,16 +89,11 @@ class Addition(Task):
             digits.append(rest % self.base)
         return digits
 
-    def _ends(self, length_B: Tensor) -> Tensor:
-        """Operands lie below these; lengths that training does not show are not bound by `max_value`."""
-        power_B = torch.pow(self.base, length_B)
-        return torch.where(length_B > self.length, power_B, power_B.clamp_max(self.max_value))
-
     def _draw(self, key_B: Tensor, end_B: Tensor) -> tuple[Tensor, Tensor]:
-        """The first of several candidates that fits, so that the host need not look; the spare pair where none does."""
+        """The first valid one of several candidates, without a host sync; the spare pair where none is valid."""
         miss = {"any": 0.0, "free": self.held, "held": 1 - self.held}[self.pick]
         num = math.ceil(math.log(MISS) / math.log(miss)) if miss else 1
-        pair_BC2 = dice.integers(key_B, 2 * num, end_B.unsqueeze(-1)).unflatten(-1, (num, 2))
+        pair_BC2 = rng.integers(key_B, 2 * num, end_B.unsqueeze(-1)).unflatten(-1, (num, 2))
         a_BC, b_BC = pair_BC2.unbind(-1)
         if self.pick == "any":
             return a_BC[..., 0], b_BC[..., 0]
@@ -108,7 +106,7 @@ class Addition(Task):
         return torch.where(any_B, a_B, self.spare[0]), torch.where(any_B, b_B, self.spare[1])
 
     def _find_spare(self) -> tuple[int, int] | None:
-        """A pair of one-digit numbers that fits, legal at every length. A small base may hold out no such pair: None."""
+        """A valid pair of one-digit numbers, allowed at every length. A small base may hold out no such pair: None."""
         if self.pick == "any":
             return None
         end = min(self.base, self.max_value)

@@ -1,4 +1,4 @@
-"""Which lengths training sees: pure functions over one small tensor, the stage, that lives on the device and in checkpoints.
+"""The curriculum of sample lengths: pure functions over one small tensor, the stage, kept on the device and in checkpoints.
 
 Shape suffixes: B samples, S entries of the stage.
 """
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.nn import dice
+from seedbed.nn import rng
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.presets import CurriculumConfig
@@ -18,7 +18,7 @@ STAGED = ("gated", "mixed")
 
 
 class Stage(NamedTuple):
-    """The entries of a stage by name, in the order in which the tensor holds them."""
+    """The entries of a stage by name, in the order of the tensor."""
 
     longest: Tensor  # n_max: the longest samples shown at this stage
     hits: Tensor  # right answers on samples of that length in the present window
@@ -44,11 +44,11 @@ def limit(stage_S: Tensor) -> Tensor:
 
 
 def lengths(key_B: Tensor, limit: Tensor | int, config: "CurriculumConfig", length: int) -> Tensor:
-    """The length of each sample: at most `limit`, but for the share of a mixed curriculum that is drawn from the full range;
-    all but that share at the full length where it is mostly that."""
+    """The length of each sample: at most `limit`, except for the share of a mixed curriculum that is drawn from the full range;
+    for `mostly`, all but that share have the full length."""
     if config.kind == "fixed":
         return torch.full_like(key_B, length)
-    word_B2 = dice.bits(key_B, 2)
+    word_B2 = rng.bits(key_B, 2)
     wide_B = word_B2[..., 1] < int(config.share * 2**32)
     if config.kind == "mixed":
         limit = torch.where(wide_B, length, limit)
@@ -57,14 +57,14 @@ def lengths(key_B: Tensor, limit: Tensor | int, config: "CurriculumConfig", leng
 
 
 def on_longest(length_B: Tensor, stage_S: Tensor) -> Tensor:
-    """Which samples are of the longest length of the stage: those that decide about a promotion."""
+    """Which samples have the longest length of the stage: those that decide about a promotion."""
     return length_B == limit(stage_S)
 
 
 def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: "CurriculumConfig", length: int) -> Tensor:
     """The stage after a step with `hits` right among `count` samples of the longest length.
 
-    At the end of every window the accuracy in it decides; a window without such a sample promotes nobody.
+    At the end of every window its accuracy decides; a window without such a sample does not promote.
     """
     if config.kind not in STAGED:
         return stage_S
@@ -72,7 +72,7 @@ def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: "CurriculumCon
     hits, count, age = old.hits + hits, old.count + count, old.age + 1
     full = age % config.window == 0
     accuracy = torch.where(full, hits / count.clamp_min(1), old.accuracy)
-    # Scaled by the count: no rounding of a quotient decides.
+    # Scaled by the count, so that no quotient is rounded.
     passed = full & (count > 0) & (hits >= config.threshold * count) & (age >= config.min_steps) & (old.longest < length)
     new = Stage(
         longest=old.longest + passed,

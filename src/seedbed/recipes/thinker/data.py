@@ -15,16 +15,16 @@ from torch import Tensor
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.nn import dice
+from seedbed.nn import rng
 from seedbed.recipes.thinker import curriculum
 from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.presets import CurriculumConfig, DataConfig
-from seedbed.recipes.thinker.task import Made, Task
+from seedbed.recipes.thinker.task import Samples, Task
 from seedbed.recipes.thinker.tasks import find_task
 
 # Streams of randomness, (samples, lengths) each. The model's own draws take numbers from FREE_STREAM on.
 TRAIN_STREAMS, VALID_STREAMS, FREE_STREAM = (0, 1), (2, 3), 16
-# Every run is judged on the same samples, whatever its seed.
+# Every run is evaluated on the same samples, whatever its seed.
 VALID_SEED = 0
 
 
@@ -44,8 +44,9 @@ class TaskSource(Source):
         """The samples with these counters: x (B, N), y (B, M), keep and learn (B, M), length and index (B)."""
         index_B = index_B % self.period if self.period else index_B
         sample, size = self.streams
-        length_B = self._lengths(dice.keys(seed, index_B, size), limit)
-        made = self.task.make(dice.keys(seed, index_B, sample), length_B, self.shape)
+        limit_or_all = self.length if limit is None else limit
+        length_B = curriculum.lengths(rng.keys(seed, index_B, size), limit_or_all, self.curriculum, self.length)
+        made = self.task.make(rng.keys(seed, index_B, sample), length_B, self.shape)
         return _named(made, length_B, index_B)
 
     def batch(self, raw: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -78,16 +79,13 @@ class TaskSource(Source):
         return _named(made, self.task.sample_lengths(a_B, b_B), number_B) | {"held": self.task.is_held(a_B, b_B)}
 
     def example(self) -> str:
-        """One sample in words."""
+        """One sample as text."""
         batch = self.make(torch.tensor([0]), self.seed)
-        x, y = (self.task.words(batch[name][0].tolist()) for name in ("x", "y"))
+        x, y = (self.task.to_text(batch[name][0].tolist()) for name in ("x", "y"))
         return f"x: {x} -> y: {y}"
 
-    def _lengths(self, key_B: Tensor, limit: Tensor | None) -> Tensor:
-        return curriculum.lengths(key_B, self.length if limit is None else limit, self.curriculum, self.length)
 
-
-def _named(made: Made, length_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
+def _named(made: Samples, length_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
     return {
         "x": made.x_BN,
         "y": made.y_BM,
@@ -99,14 +97,14 @@ def _named(made: Made, length_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
 
 
 def _fingerprint(wanted: DataConfig) -> str:
-    """Of everything that samples depend on; what they are judged by may change without making other data of it."""
+    """The hash of everything that samples depend on; evaluation settings are not part of it."""
     values = configs.to_json(wanted)
     used = {name: values[name] for name in ("task", "length", "vocab", "base", "max_value", "held", "curriculum")}
     return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def open_data(config: Config) -> Data:
-    """The task of `config.data`, for training and for judging, from streams that share nothing."""
+    """The task of `config.data`, for training and for evaluation, from independent streams."""
     wanted = config.data
     task = find_task(wanted.task, wanted.vocab, wanted.length, wanted.base, wanted.max_value, wanted.held)
     shown, hidden = (task.picking("free"), task.picking("held")) if isinstance(task, Addition) else (task, task)

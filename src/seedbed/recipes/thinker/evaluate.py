@@ -1,6 +1,6 @@
-"""How good a thinker is, and whether it cheats: exact match, leaks, and the cheap evaluation of a training run.
+"""Evaluation of a thinker: exact match, the leak check, and the quick evaluation during training.
 
-Shape suffixes: B samples, M output tokens, K latents, T steps, S steps that are looked at, V vocabulary.
+Shape suffixes: B samples, M output tokens, K latents, T steps, S output steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from seedbed.recipes.thinker.batch_settings import EVALUATION, BatchSettings
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.draws import EVALUATION, Setting
-from seedbed.recipes.thinker.model import Thoughts
-from seedbed.recipes.thinker.plan import NAMED, Plan, parse_plan
+from seedbed.recipes.thinker.model import States
+from seedbed.recipes.thinker.program import NAMED, Program, parse_program
 from seedbed.recipes.thinker.tasks import trivial_baselines
 
 if TYPE_CHECKING:
@@ -27,26 +27,26 @@ Batch = dict[str, Tensor]
 
 # Noise at evaluation is the same for every run.
 SEED = 0
-# Numbers that one batch of evaluation may hold in its largest tensors.
-ROOM = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 23}
-QUICK = {"cuda": 4096, "mps": 1024, "cpu": 1024}
+# Limit of the values in the largest tensors of an evaluation batch.
+MAX_VALUES = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 23}
+NUM_QUICK = {"cuda": 4096, "mps": 1024, "cpu": 1024}
 # Standard errors above the trivial answer at which an accuracy without the right input is a leak.
 SIGMAS = 3.0
 
 
 @dataclass(frozen=True)
-class Look:
-    """How the thinker is asked: latents, the steps at which it answers, the draw of its noise, and the plan."""
+class Inference:
+    """Settings of inference: number of latents, output steps, the draw of the noise, and the program."""
 
     latents: int
     steps: tuple[int, ...]
     draw: int = 0
-    plan: Plan | None = None
+    program: Program | None = None
 
 
 @dataclass
 class Score:
-    """Right answers at each step that was looked at; positions and samples at the last of them."""
+    """Accuracies at each output step; by position, and samples, at the last of them."""
 
     steps: tuple[int, ...]
     exact_S: Tensor
@@ -70,7 +70,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Leak:
-    """What was right without the right input, what may be right by luck, and the verdict."""
+    """The accuracy without the right input, and the limit that chance allows."""
 
     accuracy: float
     limit: float
@@ -87,47 +87,48 @@ class Leak:
         return f"{word}{self.accuracy:.2%} of tokens right with the input of another sample, at most {self.limit:.2%} by luck"
 
 
-def usual(system: ThinkerSystem, draw: int = 0) -> Look:
+def as_trained(system: ThinkerSystem, draw: int = 0) -> Inference:
     """As many latents and steps as training went up to."""
-    return Look(system.latents.high, (system.steps.high,), draw)
+    return Inference(system.latents.high, (system.steps.high,), draw)
 
 
-def setting_of(system: ThinkerSystem, look: Look, device: torch.device) -> Setting:
-    """The noise and the plan of an evaluation; plans drawn at random are judged by the one that allows everything."""
-    num_steps, config = look.steps[-1], system.config.model
-    plan = look.plan or system.plan or parse_plan(NAMED["everything"], num_steps, config.n_memory, config.static_memory)
-    assert plan is not None
-    table_T5 = torch.tensor(plan.rows(num_steps), dtype=torch.float32, device=device)
+def evaluation_settings(system: ThinkerSystem, inference: Inference, device: torch.device) -> BatchSettings:
+    """The noise and the program of an evaluation; random programs are evaluated with the one that allows everything."""
+    num_steps, config = inference.steps[-1], system.config.model
+    program = inference.program or system.program
+    program = program or parse_program(NAMED["everything"], num_steps, config.n_memory, config.static_memory)
+    assert program is not None
+    table_T5 = torch.tensor(program.rows(num_steps), dtype=torch.float32, device=device)
     sigma = torch.tensor(config.noise, device=device)
     seed, weight_T = torch.tensor(SEED, device=device), torch.ones(num_steps, device=device)
-    return Setting(seed, table_T5, weight_T, sigma, stream=EVALUATION + look.draw)
+    return BatchSettings(seed, table_T5, weight_T, sigma, stream=EVALUATION + inference.draw)
 
 
 @torch.no_grad()
-def think(system: ThinkerSystem, batch: Batch, look: Look) -> Tensor:
+def predict(system: ThinkerSystem, batch: Batch, inference: Inference) -> Tensor:
     """Logits (S, B, M, V) at the steps of `look`."""
-    model, keep = system.model, tuple(step - 1 for step in look.steps)
-    thoughts = thoughts_of(system, batch, look)
-    if thoughts.stream_SBMD is not None and system.config.model.flow == "only":
-        return model.decoder.name(thoughts.stream_SBMD, model.embed.weight)
-    return model.answer(thoughts, setting_of(system, look, batch["x"].device), keep)
+    model, keep = system.model, tuple(step - 1 for step in inference.steps)
+    states = states_of(system, batch, inference)
+    if states.stream_SBMD is not None and system.config.model.target_stream == "only":
+        return model.decoder.logits(states.stream_SBMD, model.embed.weight)
+    return model.decode(states, evaluation_settings(system, inference, batch["x"].device), keep)
 
 
 @torch.no_grad()
-def thoughts_of(system: ThinkerSystem, batch: Batch, look: Look) -> Thoughts:
+def states_of(system: ThinkerSystem, batch: Batch, inference: Inference) -> States:
     """The states at the steps of `look`."""
-    setting, keep = setting_of(system, look, batch["x"].device), tuple(step - 1 for step in look.steps)
-    return system.model.think(batch, setting, look.latents, look.steps[-1], keep)
+    setting, keep = evaluation_settings(system, inference, batch["x"].device), tuple(step - 1 for step in inference.steps)
+    return system.model.unroll(batch, setting, inference.latents, inference.steps[-1], keep)
 
 
-def batches(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Iterator[Batch]:
-    """The first `num` samples of a source in batches that fit into memory; which batches they are changes nothing else."""
+def batches(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int) -> Iterator[Batch]:
+    """The first `num` samples of a source in batches that fit into memory."""
     device, model = next(system.parameters()).device, system.config.model
     shape = source.shape
-    rows = (look.latents + shape.num_in) * model.heads * look.latents + 4 * model.width * look.latents
-    seen = look.latents + (shape.num_out if model.output.self_attn else 0)
+    rows = (inference.latents + shape.num_in) * model.heads * inference.latents + 4 * model.width * inference.latents
+    seen = inference.latents + (shape.num_out if model.output.self_attn else 0)
     answer = shape.num_out * (2 * shape.vocab + 4 * model.width + model.heads * seen)
-    size = max(1, min(num, ROOM[device.type] // (rows + len(look.steps) * (look.latents * model.width + answer))))
+    size = max(1, min(num, MAX_VALUES[device.type] // (rows + len(inference.steps) * (inference.latents * model.width + answer))))
     for start in range(0, num, size):
         yield source.batch({"index": torch.arange(start, min(num, start + size), device=device)})
 
@@ -137,11 +138,11 @@ def right_answers(logits_SBMV: Tensor, batch: Batch) -> Tensor:
     return (logits_SBMV.argmax(-1) == batch["y"]) | ~batch["keep"]
 
 
-def score(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Score:
+def score(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int) -> Score:
     """Exact match, token accuracy and cross-entropy over the first `num` samples."""
     totals: list[Tensor] = []
-    for batch in batches(system, source, look, num):
-        logits_SBMV, keep_BM = think(system, batch, look), batch["keep"]
+    for batch in batches(system, source, inference, num):
+        logits_SBMV, keep_BM = predict(system, batch, inference), batch["keep"]
         right_SBM = right_answers(logits_SBMV, batch)
         exact_S, token_S = right_SBM.all(-1).sum(-1), (right_SBM & keep_BM).sum((-2, -1))
         position_M, count_M = (right_SBM[-1] & keep_BM).sum(0), keep_BM.sum(0)
@@ -150,44 +151,44 @@ def score(system: ThinkerSystem, source: TaskSource, look: Look, num: int) -> Sc
         totals = [a + b for a, b in zip(totals, parts, strict=True)] if totals else parts
     exact_S, token_S, position_M, count_M, nats = totals
     count = count_M.sum().clamp_min(1)
-    return Score(look.steps, exact_S / num, token_S / count, position_M / count_M.clamp_min(1), float(nats / count), num)
+    return Score(inference.steps, exact_S / num, token_S / count, position_M / count_M.clamp_min(1), float(nats / count), num)
 
 
 # ---- leaks -----------------------------------------------------------------------------------------------------------
 
 
 def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
-    """Every sample is asked with the input of another one, all else kept: what is right then cannot come from the input.
+    """Every sample gets the input of another one: what is right then cannot come from the input.
 
-    An answer from the stream of targets may follow from the targets before it, so there only the first position is
-    judged by luck; beyond it, no answer may move when targets from its own place on are exchanged.
+    An answer of the target stream may follow from the targets before it, so there only the first position is compared with
+    chance; beyond it, no answer may change when targets from its own position on are exchanged.
     """
-    look = usual(system)
-    batch = next(batches(system, source, look, num))
-    flow = system.config.model.flow
+    inference = as_trained(system)
+    batch = next(batches(system, source, inference, num))
+    stream = system.config.model.target_stream
     wrong = {**batch, "x": batch["x"].roll(1, 0)}
-    logits_BMV = think(system, wrong, look)[-1]
+    logits_BMV = predict(system, wrong, inference)[-1]
     keep_BM = batch["keep"]
-    if flow == "only":
+    if stream == "only":
         keep_BM = batch["learn"] & (torch.arange(keep_BM.shape[-1], device=keep_BM.device) == 0)
     right_BM = (logits_BMV.argmax(-1) == batch["y"]) & keep_BM
     share_B = right_BM.sum(-1) / keep_BM.sum(-1).clamp_min(1)
     luck = trivial_baselines({**batch, "keep": keep_BM})["per_position_token"]
     error = float(share_B.double().std()) / math.sqrt(len(share_B))
     accuracy = float(right_BM.sum() / keep_BM.sum().clamp_min(1))
-    return Leak(accuracy, luck + SIGMAS * error, _moved(system, batch, look) if flow != "off" else 0.0)
+    return Leak(accuracy, luck + SIGMAS * error, _moved(system, batch, inference) if stream != "off" else 0.0)
 
 
-def _moved(system: ThinkerSystem, batch: Batch, look: Look) -> float:
-    """How far answers move when the targets from their own place on are those of another sample; 0 but for rounding."""
+def _moved(system: ThinkerSystem, batch: Batch, inference: Inference) -> float:
+    """The change of answers when the targets from their own position on are those of another sample; 0 up to rounding."""
     num_out = batch["y"].shape[-1]
     place = num_out // 2
     other = torch.cat((batch["y"][:, :place], batch["y"].roll(1, 0)[:, place:]), 1)
     streams, worst = [], 0.0
     for y_BM in (batch["y"], other):
-        thoughts = thoughts_of(system, {**batch, "y": y_BM}, look)
-        assert thoughts.stream_SBMD is not None
-        streams.append((thoughts.stream_SBMD[-1][:, : place + 1], thoughts.state_SBKD[-1]))
+        states = states_of(system, {**batch, "y": y_BM}, inference)
+        assert states.stream_SBMD is not None
+        streams.append((states.stream_SBMD[-1][:, : place + 1], states.state_SBKD[-1]))
     for one, two in zip(*streams, strict=True):
         scale = float(one.double().abs().mean()) + 1e-12
         worst = max(worst, float((one - two).double().abs().max()) / scale)
@@ -197,17 +198,17 @@ def _moved(system: ThinkerSystem, batch: Batch, look: Look) -> float:
 # ---- the evaluation of a training run --------------------------------------------------------------------------------
 
 
-def quick(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
-    """The few numbers that a training run looks at: samples of the full length, as many steps and latents as trained.
+def quick_evaluation(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
+    """The evaluation during training: samples of the full length, with the trained numbers of steps and latents.
 
-    Where something leaks there are no numbers but the one that says so.
+    After a leak there is no other number.
     """
     device = next(system.parameters()).device
-    num, full = QUICK[device.type], source.at(source.task.length)
+    num, full = NUM_QUICK[device.type], source.at(source.task.length)
     if leak_check(system, full, num).found:
         return {"error": 1.0, "leak": 1.0}
-    found = score(system, full, usual(system), num)
-    trivial = trivial_baselines(next(batches(system, full, usual(system), num)))
+    found = score(system, full, as_trained(system), num)
+    trivial = trivial_baselines(next(batches(system, full, as_trained(system), num)))
     best = max(value for name, value in trivial.items() if name.endswith("_token"))
     numbers = {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "loss": found.nats}
     return {**numbers, "trivial_token": best, "leak": 0.0}

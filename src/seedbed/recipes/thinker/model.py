@@ -1,7 +1,7 @@
-"""The thinker: latents read a sequence, one block is applied step after step, and position queries answer.
+"""The thinker: latents read a sequence, one block is applied for several steps, and position queries decode the answer.
 
-Shape suffixes: B batch, N input and M output tokens, K latents, D width, H heads, E width of a head, T steps, S the steps
-that answer, C rows of a context, W writes that the memory keeps, V vocabulary.
+Shape suffixes: B batch, N input and M output tokens, K latents, D width, H heads, E width of a head, T steps, S output steps,
+C rows of a context, W writes that the memory keeps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn import dice
+from seedbed.nn import rng
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
-from seedbed.nn.norms import LayerNorm, rms_norm
-from seedbed.recipes.thinker.draws import NOISE, PERTURB, Setting
-from seedbed.recipes.thinker.places import Places
-from seedbed.recipes.thinker.plan import LOOKUP, READ, STATIC, WRITE
+from seedbed.nn.layers import LayerNorm, rms_norm
+from seedbed.recipes.thinker.batch_settings import NOISE, PERTURB, BatchSettings
+from seedbed.recipes.thinker.positions import PositionEncoding
 from seedbed.recipes.thinker.presets import BY_ENDS, ModelConfig
+from seedbed.recipes.thinker.program import LOOKUP, READ, STATIC, WRITE
 
-# Added to the score of what must not be seen; its exponential is 0 in every precision.
+# Added to masked attention scores; its exponential is 0 in every precision.
 HIDDEN = -1e9
 
 KeysValues = tuple[Tensor, Tensor]
 
 
 class Sizes(NamedTuple):
-    """What the task says: longest input and output, token ids, and the ids that mean something here."""
+    """Sizes of the task: longest input and output, number of token ids, and the ids of PAD and BOS."""
 
     num_in: int
     num_out: int
@@ -76,7 +76,7 @@ class Mlp(nn.Module):
 
 
 class Block(nn.Module):
-    """Look at the context, then at each other, then think."""
+    """Cross-attention to the context, self-attention, feed-forward."""
 
     def __init__(self, width: int, heads: int, sees_others: bool = True) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Block(nn.Module):
         self.self_norm, self.others = (LayerNorm(width), Attention(width, heads)) if sees_others else (None, None)
 
     def context(self, rows_BCD: Tensor) -> KeysValues:
-        """Keys and values of what can be looked at; made once for what stays the same over the steps."""
+        """Keys and values of a context; computed once for what is constant over the steps."""
         return self.cross.keys_values(self.context_norm(rows_BCD))
 
     def forward(self, x_BQD: Tensor, context: KeysValues, bias: Tensor | None, self_bias: Tensor | None) -> Tensor:
@@ -97,12 +97,12 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Queries, one per output position, read the latents; the head names a token. Nothing here feeds back."""
+    """Queries, one per output position, read the latents; the head gives logits. There is no feedback to the latents."""
 
     def __init__(self, config: ModelConfig, vocab: int) -> None:
         super().__init__()
         shape = config.output
-        num_layers = shape.layers if config.flow != "only" else 0
+        num_layers = shape.layers if config.target_stream != "only" else 0
         self.layers = nn.ModuleList(Block(config.width, config.heads, shape.self_attn) for _ in range(num_layers))
         self.norm = LayerNorm(config.width)
         self.head = None if shape.tied else nn.Linear(config.width, vocab, bias=False)
@@ -114,60 +114,61 @@ class Decoder(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, Block)
             x_BMD = layer(x_BMD, layer.context(rows_BCD), bias, None)
-        return self.name(x_BMD, embed_VD)
+        return self.logits(x_BMD, embed_VD)
 
-    def name(self, x_BMD: Tensor, embed_VD: Tensor) -> Tensor:
+    def logits(self, x_BMD: Tensor, embed_VD: Tensor) -> Tensor:
         """Logits of every token."""
         return F.linear(self.norm(x_BMD), embed_VD if self.head is None else self.head.weight)
 
 
 class Start(nn.Module):
-    """The first state: learned vectors and strong noise. More latents never change the noise of the first ones."""
+    """The initial state: learned vectors and strong noise. More latents never change the noise of the first ones."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.latent = declare(nn.Parameter(torch.empty(rows, width)), "embed")
 
-    def forward(self, index_B: Tensor, setting: Setting, num_latents: int) -> Tensor:
+    def forward(self, index_B: Tensor, setting: BatchSettings, num_latents: int) -> Tensor:
         rows, width = self.latent.shape
-        key_B = dice.keys(setting.seed, index_B, NOISE + setting.stream)
-        noise_BKD = dice.normal(key_B, num_latents * width).unflatten(-1, (num_latents, width)).to(self.latent.dtype)
-        # Beyond the learned vectors they begin again: no latent starts from a row that was never trained.
+        key_B = rng.keys(setting.seed, index_B, NOISE + setting.stream)
+        noise_BKD = rng.normal(key_B, num_latents * width).unflatten(-1, (num_latents, width)).to(self.latent.dtype)
+        # Beyond the learned vectors they repeat: no latent starts from an untrained row.
         rows_K = torch.arange(num_latents, device=index_B.device) % rows
         return self.latent[rows_K] + setting.sigma.to(self.latent.dtype) * noise_BKD
 
 
-class Thoughts(NamedTuple):
-    """The states at the steps that answer, with memory and stream of targets where there are such; where outputs stand."""
+class States(NamedTuple):
+    """The states at the output steps, with memory and target stream where present; position encodings of the outputs."""
 
     state_SBKD: Tensor
     memory_SBWKD: Tensor | None
     stream_SBMD: Tensor | None
-    place_MD: Tensor
+    position_MD: Tensor
 
 
 class Thinker(nn.Module):
-    """Everything with weights. `forward` is a pure function of tokens, counters and one batch's setting."""
+    """The whole model. `forward` is a pure function of tokens, counters and one batch's settings."""
 
     def __init__(self, config: ModelConfig, sizes: Sizes) -> None:
         super().__init__()
         self.config, self.sizes = config, sizes
-        width, plan = config.width, config.parsed_plan()
-        # What no row looks up is not kept. Weights do not depend on it, so that runs with different plans can be stacked.
-        self.num_memory = config.n_memory if plan is None or plan.uses(LOOKUP) else 0
+        width, program = config.width, config.parsed_program()
+        # No memory without a row that looks it up. Weights do not depend on it, so runs with different programs can be stacked.
+        self.num_memory = config.n_memory if program is None or program.uses(LOOKUP) else 0
         self.embed = nn.Embedding(sizes.vocab, width)
-        self.places = Places(config, max(sizes.num_in, sizes.num_out))
+        # Called `places` in checkpoints.
+        self.places = PositionEncoding(config, max(sizes.num_in, sizes.num_out))
         self.start = Start(config.latents.high if config.latent_init == "indexed" else 1, width)
         self.null = declare(nn.Parameter(torch.empty(1, width)), "scalar")
-        # What every query begins with; where the stream answers, nobody asks.
-        self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar") if config.flow != "only" else None
+        # The initial value of every query; with target_stream=only there are no queries.
+        self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar") if config.target_stream != "only" else None
         static = config.static_memory
         self.static = declare(nn.Parameter(torch.empty(static, width)), "embed") if static else None
         self.cell = nn.ModuleList(Block(width, config.heads) for _ in range(config.blocks))
         self.decoder = Decoder(config, sizes.vocab)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        """Every matrix keeps the size of what passes through it; all numbers follow from the generator."""
+        """Every matrix keeps the variance of its input; all values follow from the generator."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 normal_(module.weight, module.in_features**-0.5, generator)
@@ -187,33 +188,33 @@ class Thinker(nn.Module):
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def forward(
-        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, answers: tuple[int, ...]
+        self, batch: dict[str, Tensor], setting: BatchSettings, num_latents: int, num_steps: int, output_steps: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        """The loss, weighted over the steps in `answers`, and 1 or 0 per target: right at the last step that counts."""
-        streams = self.logits(batch, setting, num_latents, num_steps, answers)
-        weight_S, logits_SBMV = picked(setting.weight_T, answers), streams[-1]
+        """The loss, weighted over `output_steps`, and 1 or 0 per target: right at the last step with a weight."""
+        streams = self.logits(batch, setting, num_latents, num_steps, output_steps)
+        weight_S, logits_SBMV = select_rows(setting.weight_T, output_steps), streams[-1]
         loss = torch.stack([self.score(one_SBMV, batch, weight_S) for one_SBMV in streams]).sum()
-        # The last step that counts, chosen by arithmetic: which one it is may differ within a pack.
-        at_S = torch.arange(1, len(answers) + 1, device=weight_S.device) * (weight_S > 0)
+        # The last step with a weight, selected by arithmetic: it may differ within a pack.
+        at_S = torch.arange(1, len(output_steps) + 1, device=weight_S.device) * (weight_S > 0)
         last_S = (at_S == at_S.max()).to(weight_S.dtype)
         right_SBM = (logits_SBMV.detach().argmax(-1) == batch["y"]).to(weight_S.dtype)
         return loss, torch.einsum("s,sbm->bm", last_S, right_SBM)
 
     def logits(
-        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, answers: tuple[int, ...]
+        self, batch: dict[str, Tensor], setting: BatchSettings, num_latents: int, num_steps: int, output_steps: tuple[int, ...]
     ) -> list[Tensor]:
-        """(S, B, M, V) of the stream of targets, where there is one, and of the queries, where they are asked."""
-        thoughts = self.think(batch, setting, num_latents, num_steps, answers)
+        """(S, B, M, V) of the target stream, where there is one, and of the queries, where there are any."""
+        states = self.unroll(batch, setting, num_latents, num_steps, output_steps)
         found = []
-        if thoughts.stream_SBMD is not None:
-            found.append(self.decoder.name(thoughts.stream_SBMD, self.embed.weight))
-        if self.config.flow != "only":
-            found.append(self.answer(thoughts, setting, answers))
+        if states.stream_SBMD is not None:
+            found.append(self.decoder.logits(states.stream_SBMD, self.embed.weight))
+        if self.config.target_stream != "only":
+            found.append(self.decode(states, setting, output_steps))
         return found
 
     @staticmethod
     def score(logits_SBMV: Tensor, batch: dict[str, Tensor], weight_S: Tensor) -> Tensor:
-        """Cross-entropy averaged over the targets that are learned, then over the steps by their weights."""
+        """Cross-entropy averaged over the targets with a loss, then over the steps by their weights."""
         y_SBM1 = batch["y"].expand(logits_SBMV.shape[:-1])[..., None]
         nats_SBM = logits_SBMV.logsumexp(-1) - logits_SBMV.gather(-1, y_SBM1)[..., 0]
         learn_BM = batch["learn"].to(nats_SBM.dtype)
@@ -222,9 +223,9 @@ class Thinker(nn.Module):
 
     # ---- the parts ---------------------------------------------------------------------------------------------------
 
-    def think(
-        self, batch: dict[str, Tensor], setting: Setting, num_latents: int, num_steps: int, keep: tuple[int, ...]
-    ) -> Thoughts:
+    def unroll(
+        self, batch: dict[str, Tensor], setting: BatchSettings, num_latents: int, num_steps: int, keep: tuple[int, ...]
+    ) -> States:
         """Take `num_steps` steps and keep the states after those in `keep`, counted from 0."""
         z_BKD = self.start(batch["index"], setting, num_latents)
         sizes = batch["x"].shape[-1], batch["y"].shape[-1]
@@ -233,17 +234,17 @@ class Thinker(nn.Module):
             places = self.places.from_ends(batch["x"] != self.sizes.pad, batch["learn"], batch["index"], setting)
         else:
             places = self.places(*sizes, batch["index"], setting)
-        place_ND, place_MD = (p.to(self.null.dtype) for p in places)
-        if self.config.latent_init == "placed":
-            # More latents than places begin again with the first; how many there are changes no place.
-            # Counted from both ends the tapes differ, and latents stand where there is something to read.
-            tape = place_ND if by_ends or sizes[0] >= sizes[1] else place_MD
+        position_ND, position_MD = (p.to(self.null.dtype) for p in places)
+        if self.config.latent_init == "positional":
+            # More latents than positions repeat from the first; their number changes no position. Counted from both ends, input
+            # and output positions differ, and latents take those of the input.
+            tape = position_ND if by_ends or sizes[0] >= sizes[1] else position_MD
             z_BKD = z_BKD + tape[..., torch.arange(num_latents, device=z_BKD.device) % tape.shape[-2], :]
-        fixed, pad_B11C = self._read(batch["x"], place_ND, num_latents)
+        fixed, pad_B11C = self._read(batch["x"], position_ND, num_latents)
         source_TC = self._sources(setting, num_latents, pad_B11C.shape[-1])
         self_bias = self._live_bias(setting, num_latents)
         memory = z_BKD.new_zeros(len(z_BKD), self.num_memory, num_latents, z_BKD.shape[-1]) if self.num_memory else None
-        h_BMD = self._targets(batch["y"]) + place_MD if self.config.flow != "off" else None
+        h_BMD = self._targets(batch["y"]) + position_MD if self.config.target_stream != "off" else None
         kept: tuple[list[Tensor], ...] = ([], [], [])
         for t in range(num_steps):
             with torch.set_grad_enabled(torch.is_grad_enabled() and t >= setting.first):
@@ -251,42 +252,46 @@ class Thinker(nn.Module):
                     z_BKD = self._perturb(z_BKD, batch["index"], setting, t)
                 context, bias_B11C = self._contexts(fixed, memory), pad_B11C + source_TC[t]
                 z_BKD = self._step(z_BKD, context, bias_B11C, self_bias)
-                memory = self._write(memory, z_BKD, setting.plan_T5[t, WRITE])
+                memory = self._write(memory, z_BKD, setting.program_T5[t, WRITE])
                 if h_BMD is not None:
                     h_BMD = self._flow(h_BMD, z_BKD, context, bias_B11C, self_bias)
-                if setting.cut is not None:
-                    here = setting.cut == t + 1
-                    z_BKD = _let_go(z_BKD, here)
-                    memory = None if memory is None else _let_go(memory, here)
-                    h_BMD = None if h_BMD is None else _let_go(h_BMD, here)
+                if setting.cut is not None or t + 1 == setting.first:
+                    here = None if setting.cut is None else setting.cut == t + 1
+                    z_BKD = self.stop_gradient(z_BKD, here)
+                    memory = None if memory is None else self.stop_gradient(memory, here)
+                    h_BMD = None if h_BMD is None else self.stop_gradient(h_BMD, here)
             if t in keep:
                 for history, x in zip(kept, (z_BKD, memory, h_BMD), strict=True):
                     history.extend([] if x is None else [x])
         states, memories, streams = (torch.stack(history) if history else None for history in kept)
         assert states is not None, "no step is kept"
-        return Thoughts(states, memories, streams, place_MD)
+        return States(states, memories, streams, position_MD)
 
-    def answer(self, thoughts: Thoughts, setting: Setting, answers: tuple[int, ...]) -> Tensor:
-        """Logits of every output position at the steps in `answers`, all in one go."""
-        rows_SBCD, num_latents = thoughts.state_SBKD, thoughts.state_SBKD.shape[-2]
+    def stop_gradient(self, x: Tensor, here: Tensor | None) -> Tensor:
+        """Detach `x`, or only where `here` is true, without a host sync. Checks replace it."""
+        return x.detach() if here is None else torch.where(here, x.detach(), x)
+
+    def decode(self, states: States, setting: BatchSettings, output_steps: tuple[int, ...]) -> Tensor:
+        """Logits of every output position at `output_steps`, in one pass."""
+        rows_SBCD, num_latents = states.state_SBKD, states.state_SBKD.shape[-2]
         bias = self._live_bias(setting, num_latents)
-        if thoughts.memory_SBWKD is not None:
+        if states.memory_SBWKD is not None:
             shown_TC = self._memory_bias(setting, num_latents, after_write=True)
-            shown_S111C = picked(shown_TC, answers)[:, None, None, None, :]
+            shown_S111C = select_rows(shown_TC, output_steps)[:, None, None, None, :]
             latent_K = rows_SBCD.new_zeros(num_latents) if bias is None else bias
             bias = torch.cat((latent_K.expand(*shown_S111C.shape[:-1], -1), shown_S111C), -1)
-            rows_SBCD = torch.cat((rows_SBCD, thoughts.memory_SBWKD.flatten(-3, -2)), -2)
-        assert self.ask is not None, "nothing is asked of a thinker that answers by its stream"
-        return self.decoder(self.ask + thoughts.place_MD, rows_SBCD, bias, self.embed.weight)
+            rows_SBCD = torch.cat((rows_SBCD, states.memory_SBWKD.flatten(-3, -2)), -2)
+        assert self.ask is not None, "a thinker with target_stream=only has no queries"
+        return self.decoder(self.ask + states.position_MD, rows_SBCD, bias, self.embed.weight)
 
     def _tokens(self, token_BN: Tensor) -> Tensor:
-        """Embeddings by a product: at these sizes as fast as a lookup, and its gradient adds up in one order everywhere."""
+        """Embeddings by a product: at these sizes as fast as a lookup, and its gradient is summed in one order everywhere."""
         hot_BNV = token_BN[..., None] == torch.arange(self.sizes.vocab, device=token_BN.device)
         return hot_BNV.to(self.embed.weight.dtype) @ self.embed.weight
 
-    def _read(self, x_BN: Tensor, place_ND: Tensor, num_latents: int) -> tuple[list[KeysValues], Tensor]:
-        """Keys and values of null token, input and static memory for every block, and what hides the padding."""
-        parts = [self.null.expand(len(x_BN), -1, -1), self._tokens(x_BN) + place_ND]
+    def _read(self, x_BN: Tensor, position_ND: Tensor, num_latents: int) -> tuple[list[KeysValues], Tensor]:
+        """Keys and values of null token, input and static memory for every block, and the mask of the padding."""
+        parts = [self.null.expand(len(x_BN), -1, -1), self._tokens(x_BN) + position_ND]
         if self.static is not None:
             parts.append(self.static.expand(len(x_BN), -1, -1))
         rows_BCD = torch.cat(parts, -2)
@@ -294,33 +299,33 @@ class Thinker(nn.Module):
         pad_BC = F.pad((HIDDEN * (x_BN == self.sizes.pad)).to(rows_BCD.dtype), (1, after))
         return [block.context(rows_BCD) for block in self.blocks], pad_BC[:, None, None, :]
 
-    def _sources(self, setting: Setting, num_latents: int, num_rows: int) -> Tensor:
-        """What hides, at every step, the sources that its row of the plan leaves out. The null token is always there."""
-        plan_T5 = setting.plan_T5.to(self.null.dtype)
+    def _sources(self, setting: BatchSettings, num_latents: int, num_rows: int) -> Tensor:
+        """The mask, at every step, of sources that its row of the program leaves out. The null token is always visible."""
+        program_T5 = setting.program_T5.to(self.null.dtype)
         num_static = 0 if self.static is None else len(self.static)
         num_in = num_rows - 1 - num_static - self.num_memory * num_latents
-        hidden_T5 = (1.0 - plan_T5) * HIDDEN
-        columns = [torch.zeros_like(plan_T5[:, :1]), hidden_T5[:, READ, None].expand(-1, num_in)]
+        hidden_T5 = (1.0 - program_T5) * HIDDEN
+        columns = [torch.zeros_like(program_T5[:, :1]), hidden_T5[:, READ, None].expand(-1, num_in)]
         if num_static:
             columns.append(hidden_T5[:, STATIC, None].expand(-1, num_static))
         if self.num_memory:
             columns.append(self._memory_bias(setting, num_latents, after_write=False))
         return torch.cat(columns, -1)
 
-    def _memory_bias(self, setting: Setting, num_latents: int, after_write: bool) -> Tensor:
-        """What hides memory that is not asked for, not yet written, beyond what this run keeps, or of latents not alive."""
-        plan_T5, num_slots = setting.plan_T5, self.num_memory
-        written_T = plan_T5[:, WRITE].cumsum(0) - (0.0 if after_write else plan_T5[:, WRITE])
+    def _memory_bias(self, setting: BatchSettings, num_latents: int, after_write: bool) -> Tensor:
+        """The mask of memory that is not looked up, not yet written, beyond what this run keeps, or of latents not alive."""
+        program_T5, num_slots = setting.program_T5, self.num_memory
+        written_T = program_T5[:, WRITE].cumsum(0) - (0.0 if after_write else program_T5[:, WRITE])
         if setting.memory is not None:
             written_T = torch.minimum(written_T, setting.memory.to(written_T.dtype))
-        age_W = torch.arange(num_slots, 0, -1, device=plan_T5.device)
-        seen_TW = (age_W <= written_T[:, None]) & (plan_T5[:, LOOKUP, None] > 0)
+        age_W = torch.arange(num_slots, 0, -1, device=program_T5.device)
+        seen_TW = (age_W <= written_T[:, None]) & (program_T5[:, LOOKUP, None] > 0)
         bias_TWK = (HIDDEN * ~seen_TW).to(self.null.dtype)[..., None].expand(-1, -1, num_latents)
         live_K = self._live_bias(setting, num_latents)
         return (bias_TWK if live_K is None else bias_TWK + live_K).flatten(-2)
 
-    def _live_bias(self, setting: Setting, num_latents: int) -> Tensor | None:
-        """What hides latents that are computed and not alive."""
+    def _live_bias(self, setting: BatchSettings, num_latents: int) -> Tensor | None:
+        """The mask of latents that are computed and not alive."""
         if setting.latents is None:
             return None
         return HIDDEN * (torch.arange(num_latents, device=self.null.device) >= setting.latents).to(self.null.dtype)
@@ -337,13 +342,13 @@ class Thinker(nn.Module):
         return rms_norm(x_BQD) if self.config.state_norm else x_BQD
 
     def _write(self, memory_BWKD: Tensor | None, z_BKD: Tensor, on: Tensor) -> Tensor | None:
-        """The memory with the state as its newest entry, in new storage; the oldest falls out."""
+        """The memory with the state as its newest entry, in new storage; the oldest is dropped."""
         if memory_BWKD is None:
             return None
         return torch.where(on > 0, torch.cat((memory_BWKD[:, 1:], z_BKD[:, None]), 1), memory_BWKD)
 
-    def _perturb(self, z_BKD: Tensor, index_B: Tensor, setting: Setting, t: int) -> Tensor:
-        """Replace some latents by draws with the mean and spread of all that live."""
+    def _perturb(self, z_BKD: Tensor, index_B: Tensor, setting: BatchSettings, t: int) -> Tensor:
+        """Replace some latents by normal draws with the mean and standard deviation of all live ones."""
         num, width = z_BKD.shape[-2:]
         live_K = torch.ones(num, device=z_BKD.device, dtype=z_BKD.dtype)
         if setting.latents is not None:
@@ -351,19 +356,19 @@ class Thinker(nn.Module):
         share_K1 = (live_K / live_K.sum())[:, None]
         mean_B1D = (z_BKD * share_K1).sum(-2, keepdim=True)
         std_B1D = (((z_BKD - mean_B1D) ** 2) * share_K1).sum(-2, keepdim=True).clamp_min(1e-12).sqrt()
-        coin_BK1 = dice.uniform(dice.keys(setting.seed, index_B, PERTURB + 2 * t), num)[..., None]
-        noise_BKD = dice.normal(dice.keys(setting.seed, index_B, PERTURB + 2 * t + 1), num * width).unflatten(-1, (num, width))
+        coin_BK1 = rng.uniform(rng.keys(setting.seed, index_B, PERTURB + 2 * t), num)[..., None]
+        noise_BKD = rng.normal(rng.keys(setting.seed, index_B, PERTURB + 2 * t + 1), num * width).unflatten(-1, (num, width))
         assert setting.perturb is not None
         return torch.where(coin_BK1 < setting.perturb, mean_B1D + std_B1D * noise_BKD.to(z_BKD.dtype), z_BKD)
 
     # ---- the stream of targets ---------------------------------------------------------------------------------------
 
     def _targets(self, y_BM: Tensor) -> Tensor:
-        """Targets as inputs of the stream: shifted by one behind a BOS, so that no position sees its own answer."""
+        """Targets as inputs of the stream: shifted by one after BOS, so that no position sees its own answer."""
         return self._tokens(torch.cat((torch.full_like(y_BM[:, :1], self.sizes.bos), y_BM[:, :-1]), 1))
 
     def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
-        """One step of the stream through the same blocks: causal among itself, open to context and latents."""
+        """One step of the stream through the same blocks: causal self-attention, with access to context and latents."""
         num = h_BMD.shape[-2]
         pairs = [_joined(pair, block.context(z_BKD)) for pair, block in zip(contexts, self.blocks, strict=True)]
         latent_K = z_BKD.new_zeros(z_BKD.shape[-2]) if live_K is None else live_K
@@ -376,11 +381,6 @@ def _joined(one: KeysValues, other: KeysValues) -> KeysValues:
     return torch.cat((one[0], other[0]), -2), torch.cat((one[1], other[1]), -2)
 
 
-def _let_go(x: Tensor, here: Tensor) -> Tensor:
-    """Cut the gradient where `here` is true, without the host knowing."""
-    return torch.where(here, x.detach(), x)
-
-
-def picked(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
-    """Some rows. Not by a list as index: that would travel from the host and forbid capture."""
+def select_rows(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
+    """Some rows. Not indexed by a list: that would be copied from the host, which capture forbids."""
     return x_T if len(steps) == len(x_T) else torch.stack([x_T[t] for t in steps])

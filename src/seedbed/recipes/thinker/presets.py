@@ -1,17 +1,17 @@
-"""Shapes and presets of the thinker recipe. Nothing here needs torch, so listing them costs nothing."""
+"""Model sizes and presets of the thinker recipe. No torch import, so that listing them is fast."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from seedbed.config import Config, Every, Optim, Schedule, number
 from seedbed.errors import UserError
-from seedbed.recipes.thinker.plan import OUTPUT, Plan, Range, parse_plan, parse_range
+from seedbed.recipes.thinker.program import OUTPUT, Program, Range, parse_program, parse_range
 
 
 @dataclass(frozen=True)
 class CurriculumConfig:
-    """How the lengths of samples are drawn: all at once, by stages that accuracy opens (but for a `share` of all lengths in a
-    mixed curriculum), the full length alone, or mostly that and a `share` of all lengths."""
+    """The distribution of sample lengths: uniform, by stages gated by accuracy (in a mixed curriculum with a `share` of all
+    lengths), the full length alone, or mostly that and a `share` of all lengths."""
 
     kind: Literal["uniform", "gated", "mixed", "fixed", "mostly"] = "uniform"
     start: int = number(1, low=1)
@@ -28,7 +28,7 @@ BY_ENDS = ("ends", "ends_shifted")  # kinds of positions
 
 @dataclass(frozen=True)
 class DataConfig:
-    """A task and its sizes. `test` fresh samples are judged when training ends (0: none), also at `test_lengths`."""
+    """A task and its sizes. `test` new samples are evaluated at the end of training (0: none), also at `test_lengths`."""
 
     task: str = "flip"
     length: int = number(10, low=1, high=100_000)
@@ -48,7 +48,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OutputConfig:
-    """How position queries read the latents: layers, whether queries see each other, and a head tied to the embedding."""
+    """The decoder: position queries that read the latents, with self-attention or not, and a head tied to the embedding."""
 
     layers: int = number(1, low=1, high=8)
     self_attn: bool = False
@@ -57,10 +57,10 @@ class OutputConfig:
 
 @dataclass(frozen=True)
 class PositionConfig:
-    """Where tokens stand: a learned table, sinusoids, or sinusoids at places drawn anew for every batch from 0 to `max`.
+    """Position encodings: a learned table, sinusoids, or sinusoids at positions drawn for every batch from 0 to `max`.
 
-    Counted from both `ends` of a sample, in strides drawn for each, short samples reach as far as `max`; `ends_shifted` also
-    begins at a place drawn for each.
+    `ends` counts from both ends of a sample with a random stride, so that short samples reach as far as `max`; `ends_shifted`
+    also starts at a random offset.
     """
 
     kind: Literal["learned", "sin", "random_sorted", "random_affine", "ends", "ends_shifted"] = "learned"
@@ -69,7 +69,7 @@ class PositionConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Which steps answer for the loss, weighted by base^t; `backprop_steps` bounds how far back gradients reach (0: all)."""
+    """The steps that have a loss, weighted by base^t; `backprop_steps` limits how far back gradients reach (0: all)."""
 
     steps: Literal["all", "random", "last", "progressive"] = "all"
     base: float = number(1.0, low=0.1, high=10.0)
@@ -78,13 +78,13 @@ class LossConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A thinker: latents that read, one block applied step after step, and queries that answer.
+    """A thinker: latents that read the input, one block applied for several steps, and position queries that decode.
 
-    Latents begin at learned vectors, one for each (`indexed`) or one for all (`shared`), or at one vector and the positions
-    of the tapes (`placed`): as many as there are tokens, they are a recurrent transformer.
-    `n_latent` and `n_step` are a number or a range such as 4:16 or 4:16:2. `noise` is the spread of the latents' random
-    start, `perturb` the share of latents replaced by chance in every training step. `plan` says what each step sees.
-    `flow` adds a causal stream of the targets beside the queries, or puts it in their place.
+    Latents start at learned vectors, one for each (`indexed`) or one for all (`shared`), or at one vector plus the position
+    encodings (`positional`): with one latent per token this is a recurrent transformer.
+    `n_latent` and `n_step` are a number or a range such as 4:16 or 4:16:2. `noise` is the standard deviation of the latents'
+    initial noise, `perturb` the share of latents replaced at random in every training step. `program` says what each step sees.
+    `target_stream` adds a causal stream of the targets to the queries, or replaces them.
     """
 
     width: int = number(32, low=2, high=65536)
@@ -92,14 +92,14 @@ class ModelConfig:
     blocks: int = number(1, low=1, high=64)
     n_latent: str = "8"
     n_step: str = "1:4"
-    latent_init: Literal["indexed", "shared", "placed"] = "indexed"
+    latent_init: Literal["indexed", "shared", "positional"] = "indexed"
     noise: float = number(1.0, low=0.0, high=100.0)
     perturb: float = number(0.0, low=0.0, high=1.0)
     state_norm: bool = True
-    plan: str = "ro*"
+    program: str = "ro*"
     n_memory: int = number(4, low=0, high=4096)
     static_memory: int = number(0, low=0, high=65536)
-    flow: Literal["off", "beside", "only"] = "off"
+    target_stream: Literal["off", "both", "only"] = "off"
     output: OutputConfig = OutputConfig()
     positions: PositionConfig = PositionConfig()
     loss: LossConfig = LossConfig()
@@ -112,9 +112,9 @@ class ModelConfig:
     def steps(self) -> Range:
         return parse_range(self.n_step, "model.n_step")
 
-    def parsed_plan(self) -> Plan | None:
-        """The plan, checked; None stands for plans drawn at random."""
-        return parse_plan(self.plan, self.steps.high, self.n_memory, self.static_memory)
+    def parsed_program(self) -> Program | None:
+        """The program, checked; None for random programs."""
+        return parse_program(self.program, self.steps.high, self.n_memory, self.static_memory)
 
     def check(self) -> None:
         """What the fields must satisfy together."""
@@ -129,28 +129,28 @@ class ModelConfig:
         low, high = self.latents.low, self.steps.high
         if low > 4096 or high > 4096:
             raise UserError(f"model.n_latent={self.n_latent}, model.n_step={self.n_step}: more than 4096 is not supported")
-        plan = self.parsed_plan()
-        if plan is not None and self.loss.steps != "last":
-            self._check_outputs(plan)
+        program = self.parsed_program()
+        if program is not None and self.loss.steps != "last":
+            self._check_outputs(program)
 
-    def _check_outputs(self, plan: Plan) -> None:
-        """Steps that training may end at must answer."""
-        rows, wanted = plan.rows(self.steps.high), self.steps.values()
+    def _check_outputs(self, program: Program) -> None:
+        """Steps that training may end at must output."""
+        rows, wanted = program.rows(self.steps.high), self.steps.values()
         if self.loss.steps == "all":
-            return  # the last row always answers
+            return  # the last row always outputs
         low = 1 if self.loss.steps == "progressive" else wanted[0]
         for step in range(low, self.steps.high + 1):
             if not rows[step - 1][OUTPUT]:
                 raise UserError(
-                    f"row {step} of model.plan does not output, and model.loss.steps={self.loss.steps} may end there; use "
+                    f"row {step} of model.program does not output, and model.loss.steps={self.loss.steps} may end there; use "
                     "model.loss.steps=all or last"
                 )
 
 
 def demo() -> Config:
-    """A thinker of 31 k parameters learns to say ten symbols backwards on a laptop.
+    """A thinker of 31 k parameters learns to reverse ten symbols on a laptop.
 
-    `seedbed train thinker/demo`: about a minute on one CPU core. Exact match reaches 99.9 % of 4,096 fresh samples (two
+    `seedbed train thinker/demo`: about a minute on one CPU core. Exact match reaches 99.9 % of 4,096 new samples (two
     seeds), and 96.6 and 99.3 % with 64 steps instead of the trained 1 to 4.
     """
     return Config(
@@ -162,26 +162,25 @@ def demo() -> Config:
         steps=1200,
         batch=32,
         ema=0.99,
-        device="cpu",
     )
 
 
 def ablation() -> Config:
-    """The demo as the ground of an ablation: what makes an answer last when steps are added.
+    """The demo as the baseline of an ablation: what keeps an answer stable when steps are added.
 
     `seedbed sweep thinker/ablation model.noise=0,0.1,0.3,1 model.loss.steps=all,random,last,progressive --seeds 2`, and
-    `model.plan=ro*,read-once`, `model.state_norm=true,false`: minutes on a CPU. Each run's report holds accuracy at 1 to 64
-    steps. Recall at every step and strong noise are what it takes.
+    `model.program=ro*,read-once`, `model.state_norm=true,false`: minutes on a CPU. Each run's report holds accuracy at 1 to 64
+    steps. Reading the input at every step and strong noise are needed.
     """
     base = demo()
-    return replace(base, every=replace(base.every, eval=0), device="auto")
+    return replace(base, every=replace(base.every, eval=0))
 
 
 def copy() -> Config:
-    """Say twenty symbols again, after training mostly on twenty, and on one to twenty.
+    """Copy twenty symbols, trained mostly on twenty, and on one to twenty.
 
     `seedbed train thinker/copy` on one GPU: a minute or two. The goal is no error in 65,536 samples of length 20. With all
-    lengths drawn alike the last places are seen so seldom that they may never be learned.
+    lengths equally likely the last positions are so rare that they may never be learned.
     """
     return Config(
         model=ModelConfig(width=64, heads=8, n_latent="20"),
@@ -198,7 +197,7 @@ def copy() -> Config:
 
 
 def flip() -> Config:
-    """Twenty symbols backwards.
+    """Reverse twenty symbols.
 
     `seedbed train thinker/flip` on one GPU: minutes.
     """
@@ -206,7 +205,7 @@ def flip() -> Config:
 
 
 def roll() -> Config:
-    """Twenty symbols turned by as many places as the first of them says.
+    """Rotate twenty symbols by the number that the first of them gives.
 
     `seedbed train thinker/roll` on one GPU: minutes.
     """
@@ -222,20 +221,20 @@ def roll_num() -> Config:
 
 
 def copy40() -> Config:
-    """Say forty symbols again, one latent for each.
+    """Copy forty symbols, one latent for each.
 
     `seedbed train thinker/copy40` on one GPU: minutes. The goal is no error in 65,536 samples of length 40. With 24 latents and
-    a rate of 1e-3 it takes many times as long.
+    a learning rate of 1e-3 it takes many times as long.
     """
     model = ModelConfig(width=64, heads=8, n_latent="40")
     return replace(copy(), model=model, data=DataConfig(task="copy", length=40, curriculum=MOSTLY_LONG))
 
 
 def add16() -> Config:
-    """Add two numbers below 1000 in base 16, with a tenth of all pairs never shown.
+    """Add two numbers below 1000 in base 16, with a tenth of all pairs held out.
 
-    `seedbed train thinker/add16` on one GPU: minutes. The report asks all 10^6 pairs and counts those held out apart; the goal
-    is 99.9 % exact or better. On an H200 evaluations were free of errors from step 4,000 on.
+    `seedbed train thinker/add16` on one GPU: minutes. The report tests all 10^6 pairs and counts those held out separately; the
+    goal is 99.9 % exact or better. On an H200 evaluations were free of errors from step 4,000 on.
     """
     model = ModelConfig(width=64, n_step="2:6")
     data = DataConfig(task="add", base=16, max_value=1000, held=0.1)
@@ -245,9 +244,9 @@ def add16() -> Config:
 def cumsum() -> Config:
     """Running sums of ten symbols modulo 16, by one model for 4 to 16 latents and 4 to 12 steps.
 
-    Sinusoids, because each sum is the one before it and a symbol: with learned positions every place is a lesson of its own,
-    and training stands still after the second or third. Muon, because AdamW needs many times the steps for the later sums; a
-    rate that falls while they are learned leaves some out.
+    Sinusoids, because each sum is the one before it and a symbol: with learned positions every position is learned separately,
+    and training stops after the second or third. Muon, because AdamW needs many times the steps for the later sums; a learning
+    rate that decays while they are learned leaves some out.
     `seedbed train thinker/cumsum` on one GPU: minutes. The map covers 4 to 24 latents and 4 to 16 steps; the goal is 99 % of
     tokens or better in the trained box.
     """
@@ -261,11 +260,11 @@ def cumsum() -> Config:
 
 
 def chomsky() -> Config:
-    """One of the six tasks of the Chomsky hierarchy, trained up to length 40 and asked up to length 500.
+    """One of the six tasks of the Chomsky hierarchy, trained up to length 40 and tested up to length 500.
 
     `seedbed train thinker/chomsky data.task=reverse_string` on one GPU: minutes. Tasks: reverse_string, duplicate_string,
     odds_first, missing_duplicate, binary_addition, bucket_sort. 4,000 steps of 128 are 0.4 % of the published training.
-    A latent for each token, and places counted from both ends of a sample in strides of their own: with sinusoids nothing is
+    A latent for each token, and positions counted from both ends of a sample with random strides: with sinusoids nothing is
     right beyond the trained lengths. For bucket_sort and odds_first, which need an origin, model.positions.kind=ends.
     """
     model = ModelConfig(
@@ -274,7 +273,7 @@ def chomsky() -> Config:
         n_latent="40",
         n_step="2",
         noise=0.0,
-        latent_init="placed",
+        latent_init="positional",
         positions=PositionConfig(kind="ends_shifted", max=1024),
     )
     lengths = (41, 50, 75, 100, 150, 200, 300, 400, 500)
@@ -283,10 +282,10 @@ def chomsky() -> Config:
 
 
 def prefix() -> Config:
-    """Parities of all prefixes of up to 32 bits, one latent per bit, asked up to 512 bits.
+    """Parities of all prefixes of up to 32 bits, one latent per bit, tested up to 512 bits.
 
-    `seedbed train thinker/prefix` on one GPU: minutes. Lengths grow as accuracy allows, and a fifth of the samples is drawn
-    from all of them: parities of 32 bits at once give no signal to begin with. The published DT-Net trains on 32 bits with
+    `seedbed train thinker/prefix` on one GPU: minutes. Lengths grow with accuracy, and a fifth of the samples is drawn from all
+    of them: parities of 32 bits give no signal at the start of training. The published DT-Net trains on 32 bits with
     `data.curriculum.kind=fixed model.n_step=30 model.loss.steps=progressive`.
     """
     model = ModelConfig(
@@ -297,21 +296,37 @@ def prefix() -> Config:
         latent_init="shared",
         positions=PositionConfig(kind="random_sorted", max=2048),
     )
-    lessons = CurriculumConfig(kind="mixed", start=2)
-    data = DataConfig(task="prefix", length=32, curriculum=lessons, test=8192, test_lengths=(48, 64, 128, 256, 512))
+    stages = CurriculumConfig(kind="mixed", start=2)
+    data = DataConfig(task="prefix", length=32, curriculum=stages, test=8192, test_lengths=(48, 64, 128, 256, 512))
     late = Schedule(kind="wsd", warmup=0.05, decay=0.3, floor=0.01)
     return replace(copy(), model=model, data=data, optim=_adam(1e-3), schedule=late, batch=128, steps=20_000)
 
 
 def mirrored() -> Config:
-    """Fifteen of 256 symbols and the same backwards, token by token: what a causal stream must get right.
+    """Fifteen of 256 symbols and the same backwards, token by token, by the causal target stream.
 
     `seedbed train thinker/mirrored` on one GPU: minutes. The second half is determined by the first, so the goal is 100 %.
     """
-    model = ModelConfig(width=128, heads=8, n_latent="16", n_step="1:2", flow="only")
+    model = ModelConfig(width=128, heads=8, n_latent="16", n_step="1:2", target_stream="only")
     data = DataConfig(task="mirrored", length=15, vocab=256, curriculum=FIXED)
     return replace(copy(), model=model, data=data, optim=_adam(1e-3), steps=5000, batch=256)
 
 
 def _adam(lr: float) -> Optim:
     return Optim(lr=lr, beta2=0.99, weight_decay=0.0, clip=1.0)
+
+
+def check_settings(config: Config) -> dict[str, object]:
+    """A small copy for the checks: few latents and steps, short samples, and no other lengths."""
+    model, data = config.model, config.data
+    wanted = {"model.n_latent": _at_most(model.latents, 12), "model.n_step": _at_most(model.steps, 4)}
+    few: dict[str, object] = {key: text for key, text in wanted.items() if text}
+    few |= {"data.length": 6} if data.length > 6 else {}
+    return few | ({"data.test_lengths": ""} if data.test_lengths else {}) | ({"data.test": 256} if data.test > 256 else {})
+
+
+def _at_most(numbers: Range, most: int) -> str:
+    """The range with lower ends, as text; empty where it is low already."""
+    if numbers.high <= most:
+        return ""
+    return str(Range(most if numbers.low == numbers.high else min(numbers.low, most // 2), most, numbers.stride))

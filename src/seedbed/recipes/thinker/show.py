@@ -1,4 +1,4 @@
-"""A thinker in words: its capacity before training, a few answers, an answer on request, and an examination as a table."""
+"""Text output of a thinker: its capacity, sample answers, the answer to a prompt, and the full evaluation as a table."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from seedbed.errors import UserError
 from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.evaluate import Look, think
-from seedbed.recipes.thinker.plan import LOOKUP, WRITE
+from seedbed.recipes.thinker.evaluate import Inference, predict
+from seedbed.recipes.thinker.program import LOOKUP, WRITE
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.system import ThinkerSystem
@@ -20,7 +20,7 @@ NUM_EXAMPLES = 4
 
 
 def capacity(system: ThinkerSystem) -> str:
-    """What is asked against what can be held: bits and tokens of an answer, vectors that the decoder can see."""
+    """Bits and tokens of an answer, against the vectors that the decoder reads."""
     shape = system.source.shape
     latents, vectors = system.latents, num_vectors(system)
     bits = shape.num_out * math.log2(shape.symbols)
@@ -31,9 +31,9 @@ def capacity(system: ThinkerSystem) -> str:
 
 
 def num_vectors(system: ThinkerSystem) -> int:
-    """The most vectors that one answer can be read from: the latents, and those in the memory of a row that looks it up."""
+    """The largest number of vectors that one answer is read from: the latents, and the memory of a row that looks it up."""
     best, writes = 1, 0
-    rows = system.plan.rows(system.steps.high) if system.plan else ((1, 1, 1, 0, 1),) * system.steps.high
+    rows = system.program.rows(system.steps.high) if system.program else ((1, 1, 1, 0, 1),) * system.steps.high
     for row in rows:
         writes = min(writes + row[WRITE], system.model.num_memory)
         best = max(best, 1 + (writes if row[LOOKUP] else 0))
@@ -41,36 +41,36 @@ def num_vectors(system: ThinkerSystem) -> int:
 
 
 def describe(system: ThinkerSystem) -> dict[str, Any]:
-    """What a person wants to know before step 0."""
+    """The facts printed before step 0."""
     config = system.config.model
     facts = {"capacity": capacity(system), "latents": str(system.latents), "steps": f"{system.steps}, loss: {config.loss.steps}"}
-    facts["plan"] = str(system.plan) if system.plan else "drawn anew for every batch"
+    facts["program"] = str(system.program) if system.program else "drawn for every batch"
     return facts
 
 
-def look_of(system: ThinkerSystem, latents: int | None, steps: int | None) -> Look:
-    """Latents and steps as somebody asks for them, else as trained."""
-    return Look(latents or system.latents.high, (steps or system.steps.high,))
+def inference_of(system: ThinkerSystem, latents: int | None, steps: int | None) -> Inference:
+    """The given numbers of latents and steps, else those of training."""
+    return Inference(latents or system.latents.high, (steps or system.steps.high,))
 
 
-def examples(system: ThinkerSystem, source: TaskSource, look: Look, num: int = NUM_EXAMPLES) -> str:
+def examples(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int = NUM_EXAMPLES) -> str:
     """A few fresh samples with the thinker's answers."""
     device = next(system.parameters()).device
     batch = source.at(source.task.length).batch({"index": torch.arange(num, device=device)})
-    answer_BM, task = think(system, batch, look)[-1].argmax(-1), source.task
+    answer_BM, task = predict(system, batch, inference)[-1].argmax(-1), source.task
     lines = []
     for x, y, keep, answer in zip(*(t.tolist() for t in (batch["x"], batch["y"], batch["keep"], answer_BM)), strict=True):
         given = [token if counts else task.pad for token, counts in zip(answer, keep, strict=True)]
         wanted = [token if counts else task.pad for token, counts in zip(y, keep, strict=True)]
-        verdict = "right" if given == wanted else f"wrong, it is {task.words(wanted)}"
-        lines.append(f"{task.words(x)} -> {task.words(given)}  {verdict}")
+        verdict = "right" if given == wanted else f"wrong, it is {task.to_text(wanted)}"
+        lines.append(f"{task.to_text(x)} -> {task.to_text(given)}  {verdict}")
     return "\n".join(lines)
 
 
-def answer(system: ThinkerSystem, source: TaskSource, prompt: str, look: Look) -> str:
-    """The thinker's answer to an input somebody typed, and the right one."""
+def answer(system: ThinkerSystem, source: TaskSource, prompt: str, inference: Inference) -> str:
+    """The thinker's answer to a typed input, and the right one."""
     task, device = source.task, next(system.parameters()).device
-    names = {task.words([token]): token for token in range(source.shape.vocab) if token != task.pad}
+    names = {task.to_text([token]): token for token in range(source.shape.vocab) if token != task.pad}
     words = prompt.split()
     for word in words:
         if word not in names:
@@ -88,13 +88,13 @@ def answer(system: ThinkerSystem, source: TaskSource, prompt: str, look: Look) -
     x_1N = torch.tensor([padded], device=device)
     y_1M = torch.full((1, max(shape.num_out, len(wanted))), task.pad, device=device)
     batch = {"x": x_1N, "y": y_1M, "index": torch.zeros(1, dtype=torch.int64, device=device)}
-    said = think(system, batch, look)[-1, 0].argmax(-1).tolist()[: len(wanted)]
-    verdict = "right" if said == wanted else f"wrong, it is {task.words(wanted)}"
-    return f"{task.words(x)} -> {task.words(said)}  {verdict}"
+    answer = predict(system, batch, inference)[-1, 0].argmax(-1).tolist()[: len(wanted)]
+    verdict = "right" if answer == wanted else f"wrong, it is {task.to_text(wanted)}"
+    return f"{task.to_text(x)} -> {task.to_text(answer)}  {verdict}"
 
 
 def table(found: dict[str, Any]) -> str:
-    """An examination in a few lines."""
+    """The full evaluation as a few lines of text."""
     if found["leak"]:
         return f"{found['leak_check']}\nthe numbers of this run are withheld"
     wrong, num = found["num_wrong"], found["num"]
@@ -113,7 +113,7 @@ def table(found: dict[str, Any]) -> str:
         f"inside the box     tokens at least {_worst(cells, True):.2%}; outside at least {_worst(cells, False):.2%}",
         f"leak check         passed: {found['leak_check']}",
     ]
-    lines += [f"plan {name:<14}exact {row['exact']:.2%}, tokens {row['token']:.2%}" for name, row in found["plans"].items()]
+    lines += [f"program {name:<14}exact {row['exact']:.2%}, tokens {row['token']:.2%}" for name, row in found["programs"].items()]
     lines += [f"length {row['length']:<12}tokens {row['token']:.2%}, exact {row['exact']:.2%}" for row in found["longer"][:9]]
     if found["pairs"]:
         pairs = found["pairs"]

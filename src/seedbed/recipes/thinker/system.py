@@ -1,12 +1,12 @@
-"""The thinker system: the loss over steps, the curriculum, evaluation, and the seam through which many train as one.
+"""The thinker system: the loss over steps, the curriculum, evaluation, and packing of several runs.
 
 Shape suffixes: B batch, M output tokens, T steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,39 +15,53 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
 from seedbed.errors import UserError
+from seedbed.nn.eager import eagerly
 from seedbed.recipes.thinker import curriculum, show
+from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.draws import Dials, Setting, dials_of, draw_shape, settle
-from seedbed.recipes.thinker.evaluate import quick
-from seedbed.recipes.thinker.examine import examine
+from seedbed.recipes.thinker.evaluate import quick_evaluation
+from seedbed.recipes.thinker.full_evaluation import full_evaluation
 from seedbed.recipes.thinker.model import Sizes, Thinker
-from seedbed.recipes.thinker.plan import LOOKUP, OUTPUT
 from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
-from seedbed.recipes.thinker.probe import open_up
+from seedbed.recipes.thinker.probe import build_probe
+from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import mix
+from seedbed.train.options import option
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
     from seedbed.train.probe import Probe
 
-LESSONS = ("threshold", "window", "min_steps")
+STAGE_SETTINGS = ("threshold", "window", "min_steps")
 # Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
 PACKABLE = frozenset(
     {
-        *(f"model.{name}" for name in ("n_latent", "n_step", "noise", "perturb", "plan", "n_memory")),
+        *(f"model.{name}" for name in ("n_latent", "n_step", "noise", "perturb", "program", "n_memory")),
         *(f"model.loss.{name}" for name in ("steps", "base", "backprop_steps")),
-        *(f"data.curriculum.{name}" for name in ("start", *LESSONS)),
+        *(f"data.curriculum.{name}" for name in ("start", *STAGE_SETTINGS)),
     }
 )
-# Up to this width a second CPU thread costs more than it gives.
+# Up to this width a second CPU thread is slower.
 NARROW = 128
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Options of `seedbed sample`."""
+
+    prompt: str | None = option(None, "a question in the words of the task")
+    num: int = option(show.NUM_EXAMPLES, "number of examples", low=1)
+    latents: int | None = option(None, "number of latents", low=1)
+    steps: int | None = option(None, "number of recurrent steps", low=1)
+    examine: int | None = option(None, "evaluate on N fresh samples, with maps and curves", low=1)
 
 
 class ThinkerSystem(System):
     """A thinker on one task."""
 
-    lesson = "longest"
+    stage_metric = "longest"
+    sample_options = SampleOptions
     stage: Tensor
 
     def __init__(self, config: Config, data: Data) -> None:
@@ -61,25 +75,25 @@ class ThinkerSystem(System):
         self.is_staged = config.data.curriculum.kind in curriculum.STAGED
         if self.is_staged:
             self.source.limit = lambda: curriculum.limit(self.stage)
-        self.latents, self.steps, self.plan = config.model.latents, config.model.steps, config.model.parsed_plan()
-        self._host_dials = dials_of(config.model, config.seed, self.steps.high, torch.device("cpu"))
-        self._device_dials: Dials = self._host_dials
-        self._settled: dict[tuple[int, int], Setting] = {}
+        self.latents, self.steps, self.program = config.model.latents, config.model.steps, config.model.parsed_program()
+        self._host_settings = settings_tensors(config.model, config.seed, self.steps.high, torch.device("cpu"))
+        self._device_settings: SettingsTensors = self._host_settings
+        self._cached_settings: dict[tuple[int, int], BatchSettings] = {}
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def variant(self, step: int, num_steps: int) -> tuple[int, int]:
-        """How many latents and steps this step computes: shapes, decided on the host as a pack decides them on the device."""
+        """The numbers of latents and steps of this step, drawn on the host as a pack draws them on the device."""
         if self.latents.low == self.latents.high and self.config.model.loss.steps in ("all", "last"):
             return self.latents.high, self.steps.high
-        latents, steps = draw_shape(self._host_dials, torch.tensor(step))
+        latents, steps = draw_shape(self._host_settings, torch.tensor(step))
         return int(latents), int(steps)
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         num_latents, num_steps = engine.variant if isinstance(engine.variant, tuple) else (self.latents.high, self.steps.high)
-        setting = self.setting(batch["index"], num_latents, num_steps)
-        loss, right_BM = self.model(batch, setting, num_latents, num_steps, self.answers(num_steps))
-        measures, stage = self._measure(batch, right_BM, self.stage, self.config.data.curriculum, engine)
+        setting = self.batch_settings(batch["index"], num_latents, num_steps)
+        loss, right_BM = self.model(batch, setting, num_latents, num_steps, self.output_steps(num_steps))
+        measures, stage = self._measure(batch, right_BM, self.stage, self.config.data.curriculum, engine.all_reduce_sum)
         if self.is_staged:
             self.stage.copy_(stage)
         return loss, measures
@@ -87,13 +101,13 @@ class ThinkerSystem(System):
     def num_targets(self, batch: Batch) -> Tensor:
         return batch["learn"].sum()
 
-    def setting(self, index_B: Tensor, num_latents: int, num_steps: int) -> Setting:
-        """The draw for a batch of exactly these shapes; kept where nothing in it is drawn."""
+    def batch_settings(self, index_B: Tensor, num_latents: int, num_steps: int) -> BatchSettings:
+        """The settings of a batch of exactly these shapes; cached where nothing in them is random."""
         shape, model = (num_latents, num_steps), self.config.model
-        if shape in self._settled and self._settled[shape].plan_T5.device == index_B.device:
-            return self._settled[shape]
+        if shape in self._cached_settings and self._cached_settings[shape].program_T5.device == index_B.device:
+            return self._cached_settings[shape]
         steps = torch.full((), num_steps, device=index_B.device)
-        setting = settle(self._dials(index_B.device), index_B[0] // self.config.batch, num_steps, None, steps)
+        setting = draw_settings(self._settings_on(index_B.device), index_B[0] // self.config.batch, num_steps, None, steps)
         reach = model.loss.backprop_steps
         setting = setting._replace(
             group=self.config.batch,
@@ -101,27 +115,32 @@ class ThinkerSystem(System):
             cut=setting.cut if model.loss.steps == "progressive" else None,
             first=max(0, num_steps - reach) if reach else 0,
         )
-        if self.plan is not None and model.loss.steps != "progressive":
-            self._settled[shape] = setting
+        if self.program is not None and model.loss.steps != "progressive":
+            self._cached_settings[shape] = setting
         return setting
 
-    def answers(self, num_steps: int) -> tuple[int, ...]:
-        """The steps, counted from 0, that must be decoded for the loss: the others have no weight."""
+    def output_steps(self, num_steps: int) -> tuple[int, ...]:
+        """The steps, counted from 0, that are decoded for the loss; the others have no weight."""
         model = self.config.model
         if model.loss.steps != "all":
             return (num_steps - 1,)
         first = num_steps - model.loss.backprop_steps if model.loss.backprop_steps else 0
         wanted = [step - 1 for step in self.steps.values() if first < step <= num_steps]
-        rows = self.plan.rows(num_steps) if self.plan else None
+        rows = self.program.rows(num_steps) if self.program else None
         return tuple(t for t in wanted if rows is None or rows[t][OUTPUT])
 
-    def _dials(self, device: torch.device) -> Dials:
-        if self._device_dials["seed"].device != device:
-            self._device_dials = {name: tensor.to(device) for name, tensor in self._host_dials.items()}
-        return self._device_dials
+    def _settings_on(self, device: torch.device) -> SettingsTensors:
+        if self._device_settings["seed"].device != device:
+            self._device_settings = {name: tensor.to(device) for name, tensor in self._host_settings.items()}
+        return self._device_settings
 
     def _measure(
-        self, batch: Batch, right_BM: Tensor, stage: Tensor, lessons: CurriculumConfig, engine: Engine | None = None
+        self,
+        batch: Batch,
+        right_BM: Tensor,
+        stage: Tensor,
+        stages: CurriculumConfig,
+        total: Callable[[Tensor], Tensor] = lambda value: value,
     ) -> tuple[dict[str, Tensor], Tensor]:
         """Accuracy on this batch, and the curriculum's next stage."""
         keep_BM = batch["keep"]
@@ -132,13 +151,12 @@ class ThinkerSystem(System):
             return measures, stage
         longest_B = curriculum.on_longest(batch["length"], stage)
         hits, tries = (exact_B & longest_B).sum(), longest_B.sum()
-        if engine is not None:  # all ranks look at the same lesson; a pack is one rank
-            hits, tries = engine.together(hits), engine.together(tries)
-        stage = curriculum.advance(stage, hits, tries, lessons, self.source.task.length)
+        # All ranks have the same stage; a pack is one rank.
+        stage = curriculum.advance(stage, total(hits), total(tries), stages, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up(self, batch)
+        return build_probe(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield self.model.start
@@ -148,27 +166,28 @@ class ThinkerSystem(System):
     # ---- evaluation and samples --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
+    def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
         """Exact match on fresh samples of the full length, unless something leaks."""
         assert isinstance(source, TaskSource)
-        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            return quick(self, source)
+        with eagerly():  # a shape that is used a few times is not worth compiling
+            return quick_evaluation(self, source)
 
     @torch.no_grad()
-    def sample(self, request: Request, engine: Engine) -> Sample:
-        """Some answers; when training has ended, or on request, the complete examination with its pictures."""
-        wanted = request.read(prompt=None, num=show.NUM_EXAMPLES, latents=None, steps=None, examine=None)
-        source, look = self.data.valid, show.look_of(self, wanted["latents"], wanted["steps"])
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
+        """Sample answers; at the end of training, or on request, the full evaluation with its plots."""
+        wanted = asdict(request.read(SampleOptions))
+        source, inference = self.data.valid, show.inference_of(self, wanted["latents"], wanted["steps"])
         assert isinstance(source, TaskSource)
         has_ended = not request.options and float(engine.progress) >= 1.0
         num = wanted["examine"] or (self.config.data.test if has_ended else 0)
-        if wanted["prompt"] is not None:
-            text, files = show.answer(self, source, wanted["prompt"], look), ()
-        else:
-            text, files = show.examples(self, source, look, wanted["num"]), ()
-        if num:
-            found = examine(self, source, request.folder, num)
-            text, files = f"{show.table(found)}\n\n{text}", tuple(sorted(request.folder.glob("*.png")))
+        with eagerly():  # each of their lengths, latents and steps is used once
+            if wanted["prompt"] is not None:
+                text, files = show.answer(self, source, wanted["prompt"], inference), ()
+            else:
+                text, files = show.examples(self, source, inference, wanted["num"]), ()
+            if num:
+                found = full_evaluation(self, source, request.folder, num)
+                text, files = f"{show.table(found)}\n\n{text}", tuple(sorted(request.folder.glob("*.png")))
         if request.write:
             request.write(text + "\n")
         return Sample(text=text, files=files)
@@ -183,68 +202,68 @@ class ThinkerSystem(System):
         rows = 1 + shape.num_in + config.static_memory + self.model.num_memory * latents
         step = latents * (14 * width**2 + 2 * width * (rows + latents)) * config.blocks
         answer = (latents * 2 + shape.num_out * 10) * width**2 * config.output.layers + shape.num_out * width * shape.vocab
-        return 6.0 * (steps * step + rows * 2 * width**2 + len(self.answers(steps)) * answer)
+        return 6.0 * (steps * step + rows * 2 * width**2 + len(self.output_steps(steps)) * answer)
 
     def state(self) -> dict[str, Any]:
-        return {"plan": str(self.plan)}
+        return {"plan": str(self.program)}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        if state["plan"] != str(self.plan):
-            raise UserError(f"the plan has changed: this run was trained with {state['plan']}, now it is {self.plan}")
+        if state["plan"] != str(self.program):
+            raise UserError(f"the program has changed: this run was trained with {state['plan']}, now it is {self.program}")
 
-    # ---- many as one -------------------------------------------------------------------------------------------------
+    # ---- packing -----------------------------------------------------------------------------------------------------
 
-    def packs(self) -> frozenset[str]:
+    def packable_keys(self) -> frozenset[str]:
         return PACKABLE
 
-    def envelope(self, configs: Sequence[Config]) -> Config:
-        """Room for the most latents, steps and memory of all; what each run makes of it is in its dials."""
+    def padded_config(self, configs: Sequence[Config]) -> Config:
+        """The largest numbers of latents, steps and memory; each trial's own are in its settings tensors."""
         models = [config.model for config in configs]
         is_progressive = any(model.loss.steps == "progressive" for model in models)
         low = 1 if is_progressive else min(model.steps.low for model in models)
-        plans = [model.parsed_plan() for model in models]
+        programs = [model.parsed_program() for model in models]
         reaches = [model.loss.backprop_steps for model in models]
         latents = [n for model in models for n in (model.latents.low, model.latents.high)]
         model = replace(
             models[0],
             n_latent=f"{min(latents)}:{max(latents)}",
             n_step=f"{low}:{max(model.steps.high for model in models)}",
-            plan="everything" if any(plan is None or plan.uses(LOOKUP) for plan in plans) else "ro*",
+            program="everything" if any(program is None or program.uses(LOOKUP) for program in programs) else "ro*",
             n_memory=max(model.n_memory for model in models),
             perturb=max(model.perturb for model in models),
             loss=LossConfig(steps="progressive" if is_progressive else "all", backprop_steps=max(reaches)),
         )
         return replace(configs[0], model=model)
 
-    def dials(self) -> Dials:
-        lessons = self.config.data.curriculum
+    def settings_tensors(self) -> SettingsTensors:
+        stages = self.config.data.curriculum
         device = self.stage.device
-        numbers = {name: torch.tensor(getattr(lessons, name), device=device) for name in LESSONS}
-        return dict(self._dials(device)) | numbers
+        numbers = {name: torch.tensor(getattr(stages, name), device=device) for name in STAGE_SETTINGS}
+        return dict(self._settings_on(device)) | numbers
 
-    def packed_loss(self, index_B: Tensor, dials: Dials) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
-        """The loss with this system's shapes, and everything that a smaller run does not have masked."""
+    def packed_loss(self, index_B: Tensor, settings: SettingsTensors) -> tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]:
+        """The loss with this system's shapes; what a smaller trial does not have is masked."""
         model, top = self.config.model, self.steps.high
-        batch = self.source.make(index_B, dials["seed"], curriculum.limit(self.stage) if self.is_staged else None)
+        batch = self.source.make(index_B, settings["seed"], curriculum.limit(self.stage) if self.is_staged else None)
         turn = index_B[0] // self.config.batch
-        latents, steps = draw_shape(dials, turn)
-        setting = settle(dials, turn, top, None if self.latents.low == self.latents.high else latents, steps)
+        latents, steps = draw_shape(settings, turn)
+        setting = draw_settings(settings, turn, top, None if self.latents.low == self.latents.high else latents, steps)
         setting = setting._replace(
             group=self.config.batch,
             perturb=setting.perturb if model.perturb else None,
             cut=setting.cut if model.loss.steps == "progressive" or model.loss.backprop_steps else None,
         )
-        answers = tuple(range(self.steps.low - 1, top))
-        loss, right_BM = self.model(batch, setting, self.latents.high, top, answers)
-        lessons: Any = replace(
-            self.config.data.curriculum, **{name: dials[name] for name in ("threshold", "window", "min_steps")}
+        output_steps = tuple(range(self.steps.low - 1, top))
+        loss, right_BM = self.model(batch, setting, self.latents.high, top, output_steps)
+        stages: Any = replace(
+            self.config.data.curriculum, **{name: settings[name] for name in ("threshold", "window", "min_steps")}
         )
-        measures, stage = self._measure(batch, right_BM, self.stage, lessons)
+        measures, stage = self._measure(batch, right_BM, self.stage, stages)
         return loss, measures, {"stage": stage}
 
 
 def build(config: Config, data: Data) -> ThinkerSystem:
     """The recipe's entry point. Tensors this small are handled faster by one CPU thread, many times so on a busy machine."""
-    if config.model.width <= NARROW:
-        torch.set_num_threads(1)
-    return ThinkerSystem(config, data)
+    system = ThinkerSystem(config, data)
+    system.num_cpu_threads = 1 if config.model.width <= NARROW else 0
+    return system

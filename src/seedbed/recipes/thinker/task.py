@@ -1,4 +1,4 @@
-"""What a task is: how samples of a length are drawn on the device, as a pure function of their keys, and the right answer.
+"""Tasks: samples of a length, drawn on the device as a pure function of their keys, and the right answer.
 
 Shape suffixes: B samples, N input tokens, M output tokens. Token ids: symbols 0..V-1, PAD=V, BOS=V+1, operators from V+2 on.
 """
@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.nn import dice
+from seedbed.nn import rng
 
-# (symbols [B, N], output places [M], lengths [B, 1]) to the answer modulo V; symbols and answers beyond the length mean nothing.
+# (symbols [B, N], output positions [M], lengths [B, 1]) to the answer modulo V; values beyond the length are ignored.
 Answer = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -26,7 +26,7 @@ class Shape:
     symbols: int
 
 
-class Made(NamedTuple):
+class Samples(NamedTuple):
     """Samples, PAD-filled. The answer counts where `keep` is set; a loss may cover all of `learn`, where `y` is not PAD."""
 
     x_BN: Tensor
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 
 class Task:
-    """How samples of a length are drawn, and what the right answer is."""
+    """Draws samples of a length, and knows the right answer."""
 
     name: str
     symbols: int
@@ -59,16 +59,16 @@ class Task:
         """Static sizes for samples up to `length`."""
         return self._sizes(length, length)
 
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        """One sample per key, of the length asked for."""
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Samples:
+        """One sample per key, of the given lengths."""
         raise NotImplementedError
 
     def target(self, x: list[int]) -> list[int]:
         """The answer to one input without its PAD, in plain Python: the reference for `make`."""
         raise NotImplementedError
 
-    def words(self, tokens: list[int]) -> str:
-        """Tokens as a person reads them, without PAD."""
+    def to_text(self, tokens: list[int]) -> str:
+        """Tokens as text, without PAD."""
         names = {self.bos: "BOS"} | {self.operator(name): name for name in self.operators}
         return " ".join(names.get(token, str(token)) for token in tokens if token != self.pad)
 
@@ -78,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Rule:
-    """What to do with a string: on the device, and in plain Python. `copies`: how many times the string's length the answer has.
+    """The answer to a string: on the device, and in plain Python. The answer is `copies` times as long as the string.
 
     `symbols` is set where the task fixes the number of symbols.
     """
@@ -89,9 +89,9 @@ class Rule:
     copies: int = 1
 
 
-def flip(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
+def flip(x_BN: Tensor, position_M: Tensor, length_B1: Tensor) -> Tensor:
     """The answer that is the string backwards."""
-    return x_BN.gather(-1, (length_B1 - 1 - place_M).clamp_min(0))
+    return x_BN.gather(-1, (length_B1 - 1 - position_M).clamp_min(0))
 
 
 class StringTask(Task):
@@ -104,13 +104,13 @@ class StringTask(Task):
     def shape(self, length: int) -> Shape:
         return self._sizes(length, self.rule.copies * length)
 
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        x_BN, length_B1 = dice.integers(key_B, shape.num_in, self.symbols), length_B.unsqueeze(-1)
-        place_N, place_M = (torch.arange(num, device=key_B.device) for num in (shape.num_in, shape.num_out))
-        y_BM = self.rule.answer(x_BN, place_M, length_B1) % self.symbols
-        keep_BM = place_M < self.rule.copies * length_B1
-        x_BN = torch.where(place_N < length_B1, x_BN, self.pad)
-        return Made(x_BN, torch.where(keep_BM, y_BM, self.pad), keep_BM, keep_BM)
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Samples:
+        x_BN, length_B1 = rng.integers(key_B, shape.num_in, self.symbols), length_B.unsqueeze(-1)
+        position_N, position_M = (torch.arange(num, device=key_B.device) for num in (shape.num_in, shape.num_out))
+        y_BM = self.rule.answer(x_BN, position_M, length_B1) % self.symbols
+        keep_BM = position_M < self.rule.copies * length_B1
+        x_BN = torch.where(position_N < length_B1, x_BN, self.pad)
+        return Samples(x_BN, torch.where(keep_BM, y_BM, self.pad), keep_BM, keep_BM)
 
     def target(self, x: list[int]) -> list[int]:
         return [symbol % self.symbols for symbol in self.rule.target(x)]

@@ -1,50 +1,41 @@
-"""Every task by its name, and what answers without thought reach on it.
+"""The registry of tasks by name, and the accuracy of trivial answers.
 
 Shape suffixes: B samples, N input tokens, M output tokens, V tokens, L symbols of a sample.
 """
 
 import difflib
+import itertools
 import re
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn import dice
+from seedbed.nn import rng
 from seedbed.recipes.thinker import chomsky
 from seedbed.recipes.thinker.addition import Addition
-from seedbed.recipes.thinker.task import Made, Rule, Shape, StringTask, Task, flip
+from seedbed.recipes.thinker.task import Rule, Samples, Shape, StringTask, Task, flip
 
 
-def _roll(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
-    return x_BN.gather(-1, (place_M - x_BN[..., :1]) % length_B1)
+def _roll(x_BN: Tensor, position_M: Tensor, length_B1: Tensor) -> Tensor:
+    return x_BN.gather(-1, (position_M - x_BN[..., :1]) % length_B1)
 
 
-def _add_first(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
-    return x_BN + x_BN[..., :1]
-
-
-def _sums(x_BN: Tensor, place_M: Tensor, length_B1: Tensor) -> Tensor:
-    return x_BN.cumsum(-1)
-
-
-def _sums_of(x: list[int]) -> list[int]:
-    return [sum(x[: i + 1]) for i in range(len(x))]
-
-
+SUMS = Rule(lambda x_BN, position_M, length_B1: x_BN.cumsum(-1), lambda x: list(itertools.accumulate(x)))
 STRINGS = {
-    "copy": Rule(lambda x_BN, place_M, length_B1: x_BN, lambda x: x),
+    "copy": Rule(lambda x_BN, position_M, length_B1: x_BN, lambda x: x),
     "flip": Rule(flip, lambda x: x[::-1]),
     "roll": Rule(_roll, lambda x: [x[(i - x[0]) % len(x)] for i in range(len(x))]),
-    "roll_num": Rule(_add_first, lambda x: [symbol + x[0] for symbol in x]),
-    "cumsum": Rule(_sums, _sums_of),
-    "prefix": Rule(_sums, _sums_of, symbols=2),
+    "roll_num": Rule(lambda x_BN, position_M, length_B1: x_BN + x_BN[..., :1], lambda x: [symbol + x[0] for symbol in x]),
+    "cumsum": SUMS,
+    "prefix": replace(SUMS, symbols=2),
     **chomsky.STRINGS,
 }
 
 
 class Mirrored(Task):
-    """From BOS alone: random symbols, the same backwards, EOS. Only what follows the first half can be known, and counts.
+    """From BOS alone: random symbols, the same backwards, EOS. Only the second half is predictable, and counts.
 
     EOS is the last symbol, so that answers stay among the symbols.
     """
@@ -57,21 +48,21 @@ class Mirrored(Task):
     def shape(self, length: int) -> Shape:
         return self._sizes(1, 2 * length + 1)
 
-    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Made:
-        symbol_BL, length_B1 = dice.integers(key_B, shape.num_out // 2, self.eos), length_B.unsqueeze(-1)
-        place_M = torch.arange(shape.num_out, device=key_B.device)
-        index_BM = torch.minimum(place_M, 2 * length_B1 - 1 - place_M).clamp_min(0)
-        y_BM = torch.where(place_M == 2 * length_B1, self.eos, symbol_BL.gather(-1, index_BM))
-        learn_BM = place_M <= 2 * length_B1
+    def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Samples:
+        symbol_BL, length_B1 = rng.integers(key_B, shape.num_out // 2, self.eos), length_B.unsqueeze(-1)
+        position_M = torch.arange(shape.num_out, device=key_B.device)
+        index_BM = torch.minimum(position_M, 2 * length_B1 - 1 - position_M).clamp_min(0)
+        y_BM = torch.where(position_M == 2 * length_B1, self.eos, symbol_BL.gather(-1, index_BM))
+        learn_BM = position_M <= 2 * length_B1
         x_B1 = torch.full_like(length_B1, self.bos)
-        return Made(x_B1, torch.where(learn_BM, y_BM, self.pad), learn_BM & (place_M >= length_B1), learn_BM)
+        return Samples(x_B1, torch.where(learn_BM, y_BM, self.pad), learn_BM & (position_M >= length_B1), learn_BM)
 
     def target(self, x: list[int]) -> list[int]:
         """The whole sequence that begins with the symbols `x`."""
         return [*x, *x[::-1], self.eos]
 
-    def words(self, tokens: list[int]) -> str:
-        return " ".join("EOS" if token == self.eos else Task.words(self, [token]) for token in tokens if token != self.pad)
+    def to_text(self, tokens: list[int]) -> str:
+        return " ".join("EOS" if token == self.eos else Task.to_text(self, [token]) for token in tokens if token != self.pad)
 
 
 def find_task(name: str, vocab: int = 16, length: int = 10, base: int = 16, max_value: int = 1000, held: float = 0.0) -> Task:
@@ -98,7 +89,7 @@ def task_names() -> list[str]:
 
 
 def trivial_baselines(batch: dict[str, Tensor]) -> dict[str, float]:
-    """What answers without thought reach on a batch: copy the input, the commonest token, the commonest at each position."""
+    """The accuracy of trivial answers on a batch: the input, the most frequent token, the most frequent at each position."""
     x_BN, y_BM, keep_BM = batch["x"], batch["y"], batch["keep"]
     num_common = min(x_BN.shape[-1], y_BM.shape[-1])
     copied_BM = torch.full_like(y_BM, -1)

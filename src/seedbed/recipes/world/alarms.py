@@ -1,33 +1,43 @@
-"""Signs that an emulator goes wrong: blind to its controls, drifting on its own frames, or with an adversary out of balance."""
+"""Alarms of the world recipe: controls ignored, drifting rollouts, an unbalanced critic."""
 
 from __future__ import annotations
 
-from seedbed.recipes.world.stages import BLIND
+from seedbed.recipes.world.curriculum import BLIND
+from seedbed.track import events
 from seedbed.train.watch import Alarm
 
-# Share of the run after which controls must count for something, and bounds of a healthy critic.
+events.register(
+    "warning",
+    blind="predictions hardly depend on the controls",
+    below_copy="predictions are worse than the persistence baseline",
+    drift="rollouts lose sharpness",
+    critic_balance="the critic is almost always right or wrong",
+    critic_steep="the critic's gradient is too large",
+)
+
+# Share of the run after which controls must matter, and bounds of a healthy critic.
 EARLY = 0.3
 WON = (0.02, 0.98)
 SHARP = (0.25, 2.5)
 STEEP = 1e4
 
 
-def world_alarms(measured: dict[str, float], judged: dict[str, float], progress: float) -> list[Alarm]:
-    """What the rows and the latest evaluation warn of."""
-    return [*_judged(judged, progress), *_critic(measured)]
+def world_alarms(measured: dict[str, float], evaluated: dict[str, float], progress: float) -> list[Alarm]:
+    """Alarms from the metrics and the latest evaluation."""
+    return [*_evaluation(evaluated, progress), *_critic(measured)]
 
 
-def _judged(judged: dict[str, float], progress: float) -> list[Alarm]:
+def _evaluation(evaluated: dict[str, float], progress: float) -> list[Alarm]:
     found = []
-    listens, copy, free = (judged.get(name) for name in ("listens", "copy_1", "free_1"))
+    listens, copy, free = (evaluated.get(name) for name in ("listens", "copy_1", "free_1"))
     if progress > EARLY and listens is not None and listens < BLIND:
         found.append(
             Alarm(
                 "blind",
-                f"controls hardly matter: with those of other windows the picture at 4 frames is {listens:.2f} dB worse "
+                f"controls hardly matter: with shuffled controls the frame at 4 steps is {listens:.2f} dB worse "
                 f"(limit {BLIND:g})",
                 "evaluation on held-out windows",
-                "the network predicts the usual course of things; it cannot be steered, and the loss does not show it",
+                "the network ignores its controls, and the loss does not show it",
                 "check the lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size",
                 {"listens": listens},
             )
@@ -36,21 +46,21 @@ def _judged(judged: dict[str, float], progress: float) -> list[Alarm]:
         found.append(
             Alarm(
                 "below_copy",
-                f"one frame ahead is worse than the last frame held: {free:.2f} dB against {copy:.2f} dB",
+                f"one frame ahead is worse than the persistence baseline: {free:.2f} dB against {copy:.2f} dB",
                 "evaluation on held-out windows",
-                "the network has not learned what a standing picture would give for nothing",
+                "repeating the last frame would be better",
                 "train longer, or lower optim.lr or model.context_noise",
                 {"free_1": free, "copy_1": copy},
             )
         )
-    sharp = judged.get("sharp_16")
+    sharp = evaluated.get("sharp_16")
     if progress > 2 * EARLY and sharp is not None and not SHARP[0] <= sharp <= SHARP[1]:
         found.append(
             Alarm(
                 "drift",
-                f"after 16 own frames the picture has {sharp:.2f} of the true sharpness (sound: {SHARP[0]:g} to {SHARP[1]:g})",
+                f"after 16 frames a rollout has {sharp:.2f} of the true sharpness (normal: {SHARP[0]:g} to {SHARP[1]:g})",
                 "evaluation on held-out windows",
-                "errors feed on themselves when the network runs on its own frames",
+                "errors accumulate when the network runs on its own frames",
                 "train the closed loop longer (model.closed, model.rollout) or raise model.context_noise",
                 {"sharp_16": sharp},
             )
@@ -69,7 +79,7 @@ def _critic(measured: dict[str, float]) -> list[Alarm]:
                 "critic_balance",
                 f"the critic is right on {won:.0%} of pairs, by {measured['critic_margin']:.1f} on average",
                 "the adversarial stage",
-                "a critic that always or never wins gives no direction",
+                "a critic that always or never wins gives no useful gradient",
                 "change model.critic_lr, or raise model.gamma",
                 {"critic_won": won},
             )
@@ -78,9 +88,9 @@ def _critic(measured: dict[str, float]) -> list[Alarm]:
         found.append(
             Alarm(
                 "critic_steep",
-                f"the critic's squared slope at real frames is {steep:.3g} (limit {STEEP:g})",
+                f"the critic's squared gradient at real frames is {steep:.3g} (limit {STEEP:g})",
                 "the adversarial stage",
-                "such a slope makes the generator follow noise",
+                "such a gradient makes the generator follow noise",
                 "raise model.gamma",
                 {"r1": steep},
             )

@@ -1,4 +1,4 @@
-"""Do the controls do what they should: against exact counterfactual pictures in the box world, by optical shift elsewhere.
+"""Responses to controls: against exact counterfactual frames in the box world, by image shift elsewhere.
 
 Shape suffixes: B windows, A control axes, H W pixels, T frames.
 """
@@ -14,29 +14,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.data.boxworld import simulator_of
-from seedbed.data.recording import Axis, Recording, scale_actions
-from seedbed.recipes.world.evaluate import Walk, free_run
+from seedbed.recipes.world.evaluate import Trajectories, free_run
 from seedbed.recipes.world.memory import to_float
 from seedbed.recipes.world.metrics import psnr, sharpness, shift
+from seedbed.recipes.world.recording.recording import Recording, scale_actions
+from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
+from seedbed.train.player import Axis
 
 if TYPE_CHECKING:
-    from seedbed.data.boxworld import BoxWorld
     from seedbed.recipes.world.emulator import Emulator
+    from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
-# How far a control is held, in steps.
+# For how many steps a control is held.
 HELD = (1, 8)
-# A probe counts where the true pictures of both signs differ by at least this much, in the mean over [-1, 1].
-TELLING = 0.01
-# A shift is trusted where it follows an axis in the recording itself at least this well.
-FOLLOWS = 0.3
+# A probe counts where the true frames of both signs differ by at least this much, on average over [-1, 1].
+MIN_DIFFERENCE = 0.01
+# Minimum correlation between an axis and the image shift in the recording itself.
+MIN_CORRELATION = 0.3
 STILL_STEPS = 256
 MOVED, SHARP = 0.1, (0.5, 2.0)
 NOTHING = ("noop", "NOOP")
 
 
 def raw_action(recording: Recording, axis: Axis | None = None, value: float = 0.0) -> np.ndarray:
-    """Controls in recorded units: nothing but this axis, at the usual pace of time."""
+    """Controls in recorded units: this axis alone, with the median dt."""
     names = [a.name for a in recording.axes]
     raw_A = np.array([a.scale if a.is_time else 0.0 for a in recording.axes])
     idle = [n for n in NOTHING if n in names]
@@ -48,51 +49,58 @@ def raw_action(recording: Recording, axis: Axis | None = None, value: float = 0.
 
 
 def held(system: Emulator, raw_A: np.ndarray, num: int, like: Tensor) -> list[Tensor]:
-    """The same control for every window and `num` steps, as the network is given it."""
+    """The same scaled control for every window and `num` steps."""
     scaled_A = scale_actions(raw_A[None], system.data.recording.axes)[0]
     action_BA = torch.from_numpy(scaled_A).to(like).expand(len(like), -1)
     return [action_BA] * num
 
 
 def steerable(recording: Recording) -> list[Axis]:
-    """Axes that somebody can push: not time, and not those that never moved."""
+    """Axes that can be controlled: neither dt nor constant ones."""
     return [axis for axis in recording.axes if not axis.dead and not axis.is_time]
 
 
 # ---- responses -------------------------------------------------------------------------------------------------------
 
 
-def responses(system: Emulator, walk: Walk) -> dict[str, dict[str, Any]]:
-    """Per axis: how often the picture answers to the sign of the control, and by how much of what it should."""
+def responses(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]:
+    """Per axis: how often the frame follows the sign of the control, and the size of the response."""
     recording = system.data.recording
-    world = simulator_of(recording, walk.frames_BTCHW.device)
+    world = rebuild_simulator(recording, traj.frames_BTCHW.device)
     if world is not None and recording.pose_T44 is not None:
-        return {axis.name: _exact(system, walk, axis, world) for axis in steerable(recording)}
-    return _by_shift(system, walk)
+        return {axis.name: _exact(system, traj, axis, world) for axis in steerable(recording)}
+    return _by_shift(system, traj)
 
 
-def _exact(system: Emulator, walk: Walk, axis: Axis, world: BoxWorld) -> dict[str, Any]:
-    """Nearer to the true picture of the commanded sign than of the other; slope 1 is the right amount."""
+def _exact(system: Emulator, traj: Trajectories, axis: Axis, world: BoxWorld) -> dict[str, Any]:
+    """Whether a rollout is nearer to the true frame of its sign than of the other; slope 1 is the true response."""
     found: dict[str, Any] = {"judged": "exact"}
+    raws = [raw_action(system.data.recording, axis, value) for value in axis.full]
+    rollouts = [_held_frames(system, traj, raw_A) for raw_A in raws]
     for num in HELD:
-        truths, free_B = [], np.ones(len(walk.start_B), bool)
-        dreams = []
-        for value in axis.full:
-            raw_A = raw_action(system.data.recording, axis, value)
-            pose_B44, moved_B = _true_pose(system, walk, world, raw_A, num)
+        truths, free_B = [], np.ones(len(traj.start_B), bool)
+        for raw_A in raws:
+            pose_B44, moved_B = _true_pose(system, traj, world, raw_A, num)
             free_B &= moved_B
-            truths.append(to_float(world.render(torch.from_numpy(pose_B44))).to(walk.frames_BTCHW))
-            actions = held(system, raw_A, num, walk.action(1))
-            dreams.append([frame for _, frame in free_run(system, walk, num, actions)][-1])
-        found |= {f"{name}_{num}": value for name, value in _compare(dreams, truths, torch.from_numpy(free_B)).items()}
+            truths.append(to_float(world.render(torch.from_numpy(pose_B44))).to(traj.frames_BTCHW))
+        ends = [frames[num] for frames in rollouts]
+        found |= {f"{name}_{num}": value for name, value in _compare(ends, truths, torch.from_numpy(free_B)).items()}
     return found
 
 
-def _true_pose(system: Emulator, walk: Walk, world: BoxWorld, raw_A: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where the control leads, and whether nothing stood in the way."""
+def _held_frames(system: Emulator, traj: Trajectories, raw_A: np.ndarray) -> list[Tensor]:
+    """The last true frame, then the rollout with a held control; the shorter hold is the beginning of the longer."""
+    actions = held(system, raw_A, max(HELD), traj.action(1))
+    return [traj.target(0), *(frame for _, frame in free_run(system, traj, max(HELD), actions))]
+
+
+def _true_pose(
+    system: Emulator, traj: Trajectories, world: BoxWorld, raw_A: np.ndarray, num: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pose that the control leads to, and whether the way was free."""
     recorded = system.data.recording.pose_T44
     assert recorded is not None
-    pose_B44, free_B = recorded[walk.start_B + walk.before - 1], np.ones(len(walk.start_B), bool)
+    pose_B44, free_B = recorded[traj.start_B + traj.before - 1], np.ones(len(traj.start_B), bool)
     for _ in range(num):
         motion_B6 = np.broadcast_to(raw_A[:6], (len(pose_B44), 6))
         after_B44 = world.slide(pose_B44, motion_B6)
@@ -102,39 +110,36 @@ def _true_pose(system: Emulator, walk: Walk, world: BoxWorld, raw_A: np.ndarray,
     return pose_B44, free_B
 
 
-def _compare(dreams: list[Tensor], truths: list[Tensor], free_B: Tensor) -> dict[str, Any]:
-    telling_B = (truths[1] - truths[0]).abs().flatten(1).mean(1) > TELLING
-    kept_B = free_B.to(telling_B.device) & telling_B
+def _compare(rollouts: list[Tensor], truths: list[Tensor], free_B: Tensor) -> dict[str, Any]:
+    distinct_B = (truths[1] - truths[0]).abs().flatten(1).mean(1) > MIN_DIFFERENCE
+    kept_B = free_B.to(distinct_B.device) & distinct_B
     if not kept_B.any():
         return {"accuracy": None, "slope": None, "num": 0}
     right = []
     for own, other in ((0, 1), (1, 0)):
-        near, far = ((dreams[own] - truths[k]).square().flatten(1).mean(1) for k in (own, other))
+        near, far = ((rollouts[own] - truths[k]).square().flatten(1).mean(1) for k in (own, other))
         right.append((near < far)[kept_B].float())
-    dreamed, true = ((pair[1] - pair[0])[kept_B].flatten(1) for pair in (dreams, truths))
-    slope_B = (dreamed * true).sum(1) / true.square().sum(1)
+    predicted, true = ((pair[1] - pair[0])[kept_B].flatten(1) for pair in (rollouts, truths))
+    slope_B = (predicted * true).sum(1) / true.square().sum(1)
     return {"accuracy": torch.cat(right).mean().item(), "slope": slope_B.median().item(), "num": int(2 * kept_B.sum())}
 
 
-def _by_shift(system: Emulator, walk: Walk) -> dict[str, dict[str, Any]]:
-    """The sign of the picture's shift, for axes that shift the recording itself; the others cannot be judged so."""
+def _by_shift(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]:
+    """The sign of the image shift, for axes that shift the image in the recording; others cannot be measured."""
     recording, found = system.data.recording, {}
-    moved_B2 = torch.cat([shift(walk.target(s - 1), walk.target(s)) for s in range(1, min(9, walk.frames_BTCHW.shape[1] - 3))])
-    acted_BA = torch.cat([walk.action(s) for s in range(1, min(9, walk.frames_BTCHW.shape[1] - 3))])
+    moved_B2 = torch.cat([shift(traj.target(s - 1), traj.target(s)) for s in range(1, min(9, traj.frames_BTCHW.shape[1] - 3))])
+    acted_BA = torch.cat([traj.action(s) for s in range(1, min(9, traj.frames_BTCHW.shape[1] - 3))])
     names = [axis.name for axis in recording.axes]
     for axis in steerable(recording):
         follows = [_correlation(acted_BA[:, names.index(axis.name)], moved_B2[:, way]) for way in (0, 1)]
         way = int(np.argmax(np.abs(follows)))
-        if abs(follows[way]) < FOLLOWS or not all(axis.full):
+        if abs(follows[way]) < MIN_CORRELATION or not all(axis.full):
             found[axis.name] = {"judged": "not: the recording itself does not shift with it"}
             continue
         row: dict[str, Any] = {"judged": "shift"}
+        rollouts = [_held_frames(system, traj, raw_action(recording, axis, value)) for value in axis.full]
         for num in HELD:
-            ends = []
-            for value in axis.full:
-                actions = held(system, raw_action(recording, axis, value), num, walk.action(1))
-                frames = [walk.target(0), *(frame for _, frame in free_run(system, walk, num, actions))]
-                ends.append(sum(shift(a, b)[:, way] for a, b in pairwise(frames)))
+            ends = [torch.stack([shift(a, b)[:, way] for a, b in pairwise(frames[: num + 1])]).sum(0) for frames in rollouts]
             right_B = torch.sign(ends[1] - ends[0]) == math.copysign(1.0, follows[way])
             row |= {f"accuracy_{num}": right_B.float().mean().item(), f"num_{num}": len(right_B)}
         found[axis.name] = row
@@ -147,22 +152,22 @@ def _correlation(a_N: Tensor, b_N: Tensor) -> float:
 
 
 def worst_accuracy(found: dict[str, dict[str, Any]]) -> float | None:
-    """Of all axes that could be judged, at one step and at eight."""
+    """Over all measured axes, at one step and at eight."""
     values = [row[f"accuracy_{num}"] for row in found.values() for num in HELD if row.get(f"accuracy_{num}") is not None]
     return min(values) if values else None
 
 
-# ---- standing still, and all the way around ------------------------------------------------------------------------------
+# ---- idle drift and full turns -------------------------------------------------------------------------------------------
 
 
-def standing(system: Emulator, walk: Walk, num: int = STILL_STEPS) -> dict[str, Any]:
-    """Frames without any control: how far light, contrast and sharpness wander from the first picture."""
-    first = walk.target(0)
+def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> dict[str, Any]:
+    """A rollout without controls: drift of brightness, contrast and sharpness from the first frame."""
+    first = traj.target(0)
     origin = torch.stack((first.flatten(1).mean(1), first.flatten(1).std(1), sharpness(first)))
     worst_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
     moved, sharp, at_end = [], [], None
-    actions = held(system, raw_action(system.data.recording), num, walk.action(1))
-    for _, frame in free_run(system, walk, num, actions):
+    actions = held(system, raw_action(system.data.recording), num, traj.action(1))
+    for _, frame in free_run(system, traj, num, actions):
         now = torch.stack((frame.flatten(1).mean(1), frame.flatten(1).std(1), sharpness(frame)))
         away_2B, ratio_B = (now - origin).abs()[:2], now[2] / origin[2].clamp_min(1e-6)
         worst_B |= (away_2B > MOVED).any(0) | (ratio_B < SHARP[0]) | (ratio_B > SHARP[1])
@@ -184,17 +189,17 @@ def standing(system: Emulator, walk: Walk, num: int = STILL_STEPS) -> dict[str, 
     }
 
 
-def turning(system: Emulator, walk: Walk, circles: int = 3) -> dict[str, Any]:
-    """Full turns at a usual pace: how near the picture comes to where it began, against one from half a circle away."""
+def full_turns(system: Emulator, traj: Trajectories, circles: int = 3) -> dict[str, Any]:
+    """Full turns: PSNR to the first frame after each, against the frame half a turn away."""
     recording = system.data.recording
     yaw = next((a for a in steerable(recording) if a.name in ("yaw", "turn") and a.unit in ("rad", "deg")), None)
     if yaw is None or not yaw.full[1]:
         return {}
     whole = 2 * math.pi if yaw.unit == "rad" else 360.0
     num = max(4, round(whole / yaw.full[1]))
-    actions = held(system, raw_action(recording, yaw, whole / num), circles * num, walk.action(1))
-    first, half, backs = walk.target(0), None, []
-    for step, frame in free_run(system, walk, circles * num, actions):
+    actions = held(system, raw_action(recording, yaw, whole / num), circles * num, traj.action(1))
+    first, half, backs = traj.target(0), None, []
+    for step, frame in free_run(system, traj, circles * num, actions):
         if step == num // 2:
             half = frame
         if step % num == 0:
@@ -203,15 +208,15 @@ def turning(system: Emulator, walk: Walk, circles: int = 3) -> dict[str, Any]:
     return {"steps_of_a_circle": num, "psnr_after": backs, "psnr_of_half_a_circle": psnr(half, first).mean().item()}
 
 
-def speed(dream: Callable[[], Any], num: int, synchronise: Callable[[], None]) -> float:
-    """Frames per second of one walk."""
+def speed(predict: Callable[[], Any], num: int, synchronise: Callable[[], None]) -> float:
+    """Frames per second of one rollout."""
     import time
 
     for _ in range(3):
-        dream()
+        predict()
     synchronise()
     start = time.perf_counter()
     for _ in range(num):
-        dream()
+        predict()
     synchronise()
     return num / (time.perf_counter() - start)

@@ -1,4 +1,4 @@
-"""Windows of a recording on their way to the network, and the noise they meet there: both follow from counters alone.
+"""Windows of a recording, and counter-based noise.
 
 Shape suffixes: B windows, T frames of a window, N frames of the recording, A control axes, H W pixels, J drawn numbers.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,35 +16,40 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
-from seedbed.data.recording import Recording
+from seedbed.data.store import is_store
 from seedbed.errors import UserError
-from seedbed.nn import dice
+from seedbed.nn import rng
+from seedbed.recipes.world import simulators
 from seedbed.recipes.world.memory import POSE
 from seedbed.recipes.world.model import layout_of
-from seedbed.recipes.world.place import poses_of
-from seedbed.recipes.world.recordings import find_recording
+from seedbed.recipes.world.presets import SMALL_SIDE
+from seedbed.recipes.world.radiance_field import flat_poses
+from seedbed.recipes.world.recording.lag_estimation import require_aligned
+from seedbed.recipes.world.recording.recording import Recording, open_recording
 
-# What each stream of random numbers is for.
+# Streams of random numbers.
 LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA, LOST = range(401, 408)
 TABLE = 1 << 20
 _TABLE_SEED = 20
 MEAN_FRAMES = 4096
+# Windows of held-out splits in the checks, and their horizon.
+WATCHED, AHEAD = 12, 16
 
 
-class WindowsOfPlay(Source):
-    """Windows of `before` remembered and `after` following frames, with the controls between them, from one part."""
+class WindowSource(Source):
+    """Windows of `before` remembered and `after` following frames, with the controls between them, from one split."""
 
     def __init__(self, recording: Recording, part: str, before: int, after: int, poses: bool = False) -> None:
         self.recording, self.part, self.before, self.after = recording, part, before, after
         start_N, span = recording.need_starts(part, before, after) - (before - 1), before + after
-        # Rows of this part alone go to the device: no other can be reached.
+        # Only rows of this split go to the device.
         self.low, high = int(start_N[0]), int(start_N[-1]) + span
         self.start_N = start_N - self.low
         self.num_items = len(start_N)
         self.scaled_NA = recording.scaled()
         self.arrays = {"frames": recording.frames_THWC[self.low : high], "action": self.scaled_NA[self.low : high]}
         if poses:
-            self.arrays[POSE] = poses_of(recording)[self.low : high]
+            self.arrays[POSE] = flat_poses(recording)[self.low : high]
         self.spans = dict.fromkeys(self.arrays, span)
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
@@ -55,13 +61,13 @@ class WindowsOfPlay(Source):
         return part
 
     def windows(self, num: int, before: int, after: int) -> np.ndarray:
-        """First rows in the recording of `num` windows at even distances, always the same ones; none where none is so long."""
+        """First rows of `num` evenly spaced windows, always the same ones; none where none is so long."""
         start_N = self.recording.starts(self.part, before, after) - (before - 1)
         start_N = start_N[(start_N >= self.low) & (start_N <= self.low + self.start_N[-1])]
         num = min(num, len(start_N))
         return start_N[np.arange(num) * len(start_N) // max(1, num)]
 
-    def take(self, start_B: np.ndarray, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def read(self, start_B: np.ndarray, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Frames (B, T, H, W, 3) as bytes and scaled controls (B, T, A) of these windows, by rows in the recording."""
         rows_BT = start_B[:, None] + np.arange(span)
         frames = torch.from_numpy(np.ascontiguousarray(self.recording.frames_THWC[rows_BT]))
@@ -82,10 +88,10 @@ class WorldData(Data):
         return self.recording.frames_THWC[rows].mean(0, dtype=np.float64).astype(np.float32)
 
 
-class Dust(nn.Module):
-    """Normal numbers by counter: a table made once, read from a place that each sample's counter names.
+class CounterNoise(nn.Module):
+    """Counter-based normal noise: slices of a table, at offsets drawn from each sample's counter.
 
-    Fresh normal numbers for every remembered pixel would cost more than the network does on a processor.
+    Fresh normal numbers for every remembered pixel would cost more than the network on a CPU.
     """
 
     table_J: Tensor
@@ -93,34 +99,48 @@ class Dust(nn.Module):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.seed = seed
-        made = dice.normal(dice.keys(_TABLE_SEED, torch.arange(64), CONTEXT), TABLE // 64).flatten()
+        made = rng.normal(rng.keys(_TABLE_SEED, torch.arange(64), CONTEXT), TABLE // 64).flatten()
         self.register_buffer("table_J", made, persistent=False)
 
     def forward(self, index_B: Tensor, stream: int, turn: int, shape: tuple[int, ...]) -> Tensor:
-        """(B, *shape) for the samples with these counters; `turn` tells several draws of one sample apart."""
+        """(B, *shape) for the samples with these counters; `turn` distinguishes several draws of one sample."""
         num = int(np.prod(shape))
         reps = -(-num // (TABLE // 2))
         size = -(-num // reps)
-        first_BR = dice.integers(dice.keys(self.seed, index_B, stream + 64 * turn), 2 * reps, TABLE - size)
+        first_BR = rng.integers(rng.keys(self.seed, index_B, stream + 64 * turn), 2 * reps, TABLE - size)
         sign_BR1 = ((first_BR[:, reps:] & 1) * 2 - 1).to(self.table_J.dtype)[..., None]
         rows_BRJ = self.table_J.unfold(0, size, 1)[first_BR[:, :reps]]
         return (rows_BRJ * sign_BR1).flatten(1)[:, :num].unflatten(1, shape)
 
     def level(self, index_B: Tensor, highest: float) -> Tensor:
-        """A level of noise for each sample, uniform from 0."""
-        return dice.uniform(dice.keys(self.seed, index_B, LEVEL), 1)[:, 0] * highest
+        """A noise level for each sample, uniform from 0."""
+        return rng.uniform(rng.keys(self.seed, index_B, LEVEL), 1)[:, 0] * highest
 
 
 def open_data(config: Config) -> WorldData:
-    """The recording that `config.data` names, made first where it is a simulator's; training refuses one that is misaligned."""
-    if config.model.odometer and config.data.actions == "command":
-        raise UserError("model.odometer adds up what was done, not what was asked for; use it with data.actions=pose")
-    recording = find_recording(config)
+    """The recording that `config.data` names; a simulator is recorded first, a misaligned recording is refused."""
+    if config.model.pose_tracking and config.data.actions == "command":
+        raise UserError("model.pose_tracking integrates the applied motion, not the requested one; use it with data.actions=pose")
+    return _cut(_find_recording(config), config)
+
+
+def check_data(config: Config, data: WorldData) -> WorldData:
+    """A small excerpt for the checks: the beginning of each split, in small images."""
+    before = layout_of(config.model, SMALL_SIDE, SMALL_SIDE).num_frames
+    num_rows = {"train": 2000}
+    for part in ("valid", "test"):
+        start_N = data.recording.starts(part, before, AHEAD)[:WATCHED]
+        num_rows[part] = int(start_N[-1]) + AHEAD + 1 - data.recording.spans(part)[0][0] if len(start_N) else 700
+    return _cut(data.recording.excerpt(num_rows, SMALL_SIDE), config)
+
+
+def _cut(recording: Recording, config: Config) -> WorldData:
+    """The windows of a recording."""
     height, width = recording.frames_THWC.shape[1:3]
     before, after = layout_of(config.model, height, width).num_frames, config.model.rollout
-    # Only training needs the frames of a whole rollout; evaluations take as many as their horizons want.
+    # Only training needs the frames of a whole rollout; evaluations read as many as their horizons need.
     reach = {"train": after, "valid": 1, "test": 1}
-    parts = {part: WindowsOfPlay(recording, part, before, num, config.model.odometer) for part, num in reach.items()}
+    parts = {part: WindowSource(recording, part, before, num, config.model.pose_tracking) for part, num in reach.items()}
     facts = {
         "name": config.data.recording,
         "fingerprint": recording.fingerprint,
@@ -129,3 +149,23 @@ def open_data(config: Config) -> WorldData:
         "convention": recording.facts["recording"]["convention"],
     }
     return WorldData(parts["train"], parts["valid"], facts, test=parts["test"], recording=recording)
+
+
+def _find_recording(config: Config) -> Recording:
+    """The recording that `config.data` names. An imported one must be aligned: the loss would not show it."""
+    wanted = config.data
+    if wanted.recording.partition(":")[0] in simulators.REGISTRY and not is_store(Path(wanted.recording)):
+        size = (wanted.frames, wanted.height, wanted.width, wanted.scene)
+        found = simulators.record(wanted.recording, *size, cache=wanted.cache, device=_render_device(config))
+    else:
+        path = Path(wanted.recording).expanduser()
+        if not path.exists():
+            raise UserError(f"there is no recording at {path}; data.recording= names {simulators.HELP}, or a recording's folder")
+        found = open_recording(path)
+        require_aligned(found)
+    return open_recording(found.path, "command") if wanted.actions == "command" else found
+
+
+def _render_device(config: Config) -> str:
+    """The box world is rendered on the device that trains."""
+    return "cuda" if config.device in ("auto", "cuda") and torch.cuda.is_available() else "cpu"

@@ -1,52 +1,58 @@
-"""What dreams: everything that emulators of a world share, whatever network they are and however they are trained.
+"""Base class of world models: prediction, memory, rollouts, evaluation and play, whatever the network and its objective.
 
 Shape suffixes: B windows, A control axes, H W pixels.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.feed import Source
+from seedbed.nn.eager import eagerly
 from seedbed.recipes.world.alarms import world_alarms
-from seedbed.recipes.world.data import OWN, Dust, WindowsOfPlay, WorldData
-from seedbed.recipes.world.evaluate import Judge
+from seedbed.recipes.world.curriculum import OPEN, Curriculum, Stage
+from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData
+from seedbed.recipes.world.evaluate import Evaluator
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, layout_of, widths_of
-from seedbed.recipes.world.objective import Noises, Rollouts, Rows, Window, l1, open_window, rows_of
-from seedbed.recipes.world.place import COARSE, NUMBERS, Place, as_numbers
+from seedbed.recipes.world.objective import Rollouts, Rows, TrainingNoise, Window, field_loss, open_window, rows_of
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
-from seedbed.recipes.world.show import show
-from seedbed.recipes.world.stages import OPEN, Ladder, Stage
+from seedbed.recipes.world.radiance_field import POSE_SIZE, RadianceField, flatten_poses
+from seedbed.recipes.world.show import SampleOptions, show
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import EvalEngine
     from seedbed.train.watch import Alarm
 
-MAPPED = 4  # one in so many predictions of a step is also held against the map alone
+FIELD_ROW_STRIDE = 4  # the radiance field has a loss of its own on every fourth prediction
 
 
-def stage_of(engine: Engine | None) -> Stage:
-    """The stage of the step that is being taken; checks take steps without one."""
-    return engine.variant if engine is not None and isinstance(engine.variant, Stage) else OPEN
+def stage_of(engine: EvalEngine) -> Stage:
+    """The curriculum stage of the current step; checks run steps without one."""
+    return engine.variant if isinstance(engine.variant, Stage) else OPEN
 
 
 class Emulator(System):
-    """What dreams: from a memory and a control to the next frame. Training is up to the kinds of it."""
+    """Predicts the next frame from a memory and a control. Subclasses define the network and the training step."""
 
-    lesson = "own_frames"
+    stage_metric = "own_frames"
+    sample_options = SampleOptions
+    evaluation_steers = True  # stages depend on evaluation results
     layout: Layout
+    # On an H200 tuning each elementwise kernel took 17 s of 110 s of compiling box64 and gained nothing (9.7k and 9.8k items/s).
+    compile_options = MappingProxyType({"triton.autotune_pointwise": False, "loop_ordering_after_fusion": False})
 
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__()
@@ -54,105 +60,157 @@ class Emulator(System):
         self.height, self.width = data.recording.frames_THWC.shape[1:3]
         self.num_axes = len(data.recording.axes)
         self.layout = layout_of(config.model, self.height, self.width)
-        self.dust = Dust(config.seed)
-        self.noises = Noises(self.dust, config.model.context_noise, config.model.blank)
-        self.ladder = Ladder(config.model)
+        self.noise_table = CounterNoise(config.seed)
+        self.training_noise = TrainingNoise(self.noise_table, config.model.context_noise, config.model.memory_dropout)
+        self.curriculum = Curriculum(config.model)
         span = self.layout.num_frames + config.model.rollout
         num = config.batch // 2 if config.model.closed < NEVER else 0
-        numbers = NUMBERS if config.model.odometer else 0
+        numbers = POSE_SIZE if config.model.pose_tracking else 0
         self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes, numbers)
-        self.judge = Judge(data)
+        self.evaluator = Evaluator(data)
+        self.trained_rows = 0  # rows per network call in training; 0 before the first step
+        self._chunk = 0
 
-    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
-        """The next frame, unclamped, by the code that play uses too; noise follows from the counters of window and turn."""
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+        """The next frame, unclamped, in evaluation and play alike. Noise depends on the window counter and `turn` only."""
         raise NotImplementedError
 
     @property
     def trunk(self) -> Trunk:
         raise NotImplementedError
 
-    def new_place(self) -> Place | None:
-        """For a network that is to be told where the camera stands."""
-        if not self.config.model.odometer:
+    @contextlib.contextmanager
+    def with_compiled_graph(self) -> Iterator[None]:
+        """Predictions inside use the graph compiled for training, or eager mode without one. Nothing is compiled.
+
+        The compiled network is several times faster than the eager one, and compiling it for the shapes of evaluation takes
+        longer than they do. What it was compiled for is kept to: as many rows, contiguous, with gradients on. It has no dropout
+        and no statistics of batches, so training mode changes no number.
+        """
+        net = getattr(self, "net", None)
+        compiled = net is not None and net._compiled_call_impl is not None and bool(self.trained_rows)
+        before, self._chunk = self._chunk, self.trained_rows if compiled else 0
+        modes = {module: module.training for module in net.modules()} if net is not None and compiled else {}
+        for module in modes:
+            module.training = True
+        try:
+            with torch.compiler.set_stance("eager_on_recompile") if compiled else eagerly():
+                yield
+        finally:
+            self._chunk = before
+            for module, mode in modes.items():
+                module.training = mode
+
+    def call(self, memory: dict[str, Tensor], *inputs: Tensor) -> Tensor:
+        """The network's output for these rows; inside `with_compiled_graph`, in calls of the training batch size."""
+        net = self.get_submodule("net")
+        if not self._chunk:
+            found = net(memory, *inputs)
+            return found[0] if isinstance(found, tuple) else found
+        num, parts = len(inputs[0]), []
+        for first in range(0, num, self._chunk):
+            row_B = torch.arange(first, first + self._chunk, device=inputs[0].device).clamp_max(num - 1)
+            with torch.enable_grad():
+                found = net({name: kept[row_B] for name, kept in memory.items()}, *(column[row_B] for column in inputs))
+            parts.append((found[0] if isinstance(found, tuple) else found).detach())
+        return torch.cat(parts)[:num]
+
+    def new_radiance_field(self) -> RadianceField | None:
+        """A radiance field, for models that track the camera pose."""
+        if not self.config.model.pose_tracking:
             return None
-        return Place(self.data.recording, widths_of(self.config.model.size, self.height, self.width))
+        widths = widths_of(self.config.model.size, self.height, self.width)
+        return RadianceField(self.data.recording, widths, self.config.model.plane_resolution)
 
     def pose_of(self, row_B: np.ndarray) -> Tensor | None:
-        """Where the camera stood at these rows of the recording, for an odometer."""
+        """Camera poses at these rows of the recording, for pose tracking."""
         recorded = self.data.recording.pose_T44
         return None if recorded is None else self.as_pose(recorded[row_B])
 
     def as_pose(self, pose_B44: np.ndarray) -> Tensor | None:
-        """As the network is told of it, where it is."""
-        if not self.config.model.odometer:
+        """The network's input for poses; None without pose tracking."""
+        if not self.config.model.pose_tracking:
             return None
-        return torch.from_numpy(as_numbers(pose_B44)).to(next(self.parameters()).device)
+        return torch.from_numpy(flatten_poses(pose_B44)).to(next(self.parameters()).device)
 
-    def onward(self, memory: Memory, action_BA: Tensor, frame_B3HW: Tensor) -> Memory:
-        """The memory after this control has led to this frame."""
+    def advance(self, memory: Memory, action_BA: Tensor, frame_B3HW: Tensor) -> Memory:
+        """The memory after this control and the frame it led to."""
         if memory.pose_BP is None:
             return memory.push(frame_B3HW)
-        assert self.trunk.place is not None
-        return memory.push(frame_B3HW, self.trunk.place.after(memory.pose_BP, action_BA))
+        assert self.trunk.field is not None
+        return memory.push(frame_B3HW, self.trunk.field.next_pose(memory.pose_BP, action_BA))
 
     def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
-        return self.dust(index_B, OWN, turn, (1, self.height, self.width))
+        return self.noise_table(index_B, OWN, turn, (1, self.height, self.width))
 
-    def working(self) -> frozenset[str]:
+    def rank_local_buffers(self) -> frozenset[str]:
         return frozenset(f"rollouts.{name}" for name in self.rollouts.state_dict())
 
     def variant(self, step: int, num_steps: int) -> Stage:
-        return self.ladder.stage(step, num_steps)
+        return self.curriculum.stage(step, num_steps)
 
-    def opened(self, batch: Batch, stage: Stage) -> tuple[Window, Rows | None]:
-        """What a step predicts: every window of the batch, or half of them beside the rollouts that go on."""
+    def variants(self, num_steps: int) -> tuple[Stage, ...]:
+        """Every stage that the curriculum can reach."""
+        model = self.config.model
+        closed = (Stage("closed", max(2, min(4, model.rollout))),) if model.closed < NEVER and model.rollout > 1 else ()
+        length = closed[0].length if closed else 1
+        last = (Stage("critic", length), Stage("adversarial", length)) if model.adversarial < NEVER else ()
+        return (OPEN, *closed, *last)
+
+    def training_windows(self, batch: Batch, stage: Stage) -> tuple[Window, Rows | None]:
+        """The predictions of a step: every window of the batch, or half of them and the continued rollouts."""
         given = rows_of(batch)
         num = len(given.index_B) // 2 if stage.length > 1 else 0
         if not num:
             return open_window(given, self.layout), None
         kept = len(given.index_B) - num
-        going = self.rollouts.go_on(Rows(*(column[kept:] for column in given)), stage.length)
+        going = self.rollouts.next_rows(Rows(*(column[kept:] for column in given)), stage.length)
         joined = Rows(*(torch.cat((column[:kept], own)) for column, own in zip(given, going, strict=True)))
         return open_window(joined, self.layout, num), going
 
-    def with_map(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
-        """The error with that of the map alone, for some of the windows, which is measured too.
+    def add_field_loss(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
+        """Adds the radiance field's own loss, on some of the windows.
 
-        Convolutions make up for a map whose walls stand a little wrong, and then it stays so. Alone it has to be right.
+        The U-net would compensate for a slightly wrong field, which would then stay wrong.
         """
-        place = self.trunk.place
-        if place is None or window.memory.pose_BP is None:
+        if self.trunk.field is None or window.memory.pose_BP is None:
             return error
-        rows = slice(None, None, MAPPED)  # the same ones, however many micro-batches there are
-        target_B3HW = window.target_B3HW[rows]
-        coarse_B3HW, picture_B3HW = place(place.after(window.memory.pose_BP[rows], window.action_BA[rows]))
-        mapped = l1(coarse_B3HW, F.avg_pool2d(target_B3HW, COARSE))
-        if picture_B3HW is not None:
-            mapped = mapped + l1(picture_B3HW, target_B3HW)
+        rows = slice(None, None, FIELD_ROW_STRIDE)  # the same ones for any number of micro-batches
+        mapped = field_loss(self.render_field(window.memory.pose_BP[rows], window.action_BA[rows]), window.target_B3HW[rows])
         measured["loss_map"] = mapped.detach()
         return error + mapped
 
-    def map_flops(self) -> float:
-        """What the map alone costs an item, with its way back."""
-        return 0.0 if self.trunk.place is None else 3.0 * self.trunk.place.look_flops() / MAPPED
+    def render_field(self, pose_BP: Tensor, action_BA: Tensor) -> tuple[Tensor, ...]:
+        """The field's own images after a control: coarse, and full size where there is a fine pass."""
+        field = self.trunk.field
+        assert field is not None
+        coarse_B3HW, picture_B3HW = field(field.next_pose(pose_BP, action_BA))
+        return (coarse_B3HW,) if picture_B3HW is None else (coarse_B3HW, picture_B3HW)
+
+    def row_stride(self) -> int:
+        return 1 if self.trunk.field is None else FIELD_ROW_STRIDE
+
+    def field_flops(self) -> float:
+        """Cost of the field's own loss per item, with the backward pass."""
+        return 0.0 if self.trunk.field is None else 3.0 * self.trunk.field.render_flops() / FIELD_ROW_STRIDE
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield self.get_submodule("net")
-        if self.trunk.place is not None:
-            yield self.trunk.place
+        if self.trunk.field is not None:
+            yield self.trunk.field
 
     @torch.no_grad()
-    def evaluate(self, source: Source, engine: Engine) -> dict[str, float]:
-        """Free-running error on fixed held-out windows with their true controls, beside what trivial predictors reach."""
-        assert isinstance(source, WindowsOfPlay)
-        with torch.compiler.set_stance("force_eager"):  # a shape met a few times is not worth compiling
-            found = engine.ranks.tell(self.judge.quick(self, source))  # stages follow from it: one answer for all ranks
+    def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
+        """Free-running error on fixed held-out windows with their true controls, and that of the baselines."""
+        assert isinstance(source, WindowSource)
+        with self.with_compiled_graph():
+            found = engine.ranks.broadcast_object(self.evaluator.quick(self, source))  # the stage depends on it
         if source is self.data.valid:
             gap, error, near = found["gap"], found["free_l1"], found["free_4"]
-            self.ladder.measured(gap, found["listens"], error, near)
+            self.curriculum.measured(gap, found["listens"], error, near)
         return found
 
-    def sample(self, request: Request, engine: Engine) -> Sample:
+    def sample(self, request: Request, engine: EvalEngine) -> Sample:
         return show(self, request, engine)
 
     def play(self, runtime: str) -> WorldPlayer:
@@ -162,13 +220,13 @@ class Emulator(System):
         return export_web(WorldPlayer(self, "torch"), folder)
 
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return world_alarms(measured, self.judge.latest, progress)
+        return world_alarms(measured, self.evaluator.latest, progress)
 
     def state(self) -> dict[str, Any]:
-        return {"ladder": self.ladder.state()}
+        return {"ladder": self.curriculum.state()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.ladder.load_state(state["ladder"])
+        self.curriculum.load_state(state["ladder"])
 
     def describe(self) -> dict[str, Any]:
         kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)

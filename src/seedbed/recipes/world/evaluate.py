@@ -1,10 +1,11 @@
-"""Rollouts on held-out windows and what they are held against: copy-last, the mean frame, and the best mix of both.
+"""Rollouts on held-out windows against baselines: persistence (the last frame), the mean frame, and fade (their best mix).
 
 Shape suffixes: B windows, T frames, A control axes, H W pixels.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.recipes.world.data import WindowsOfPlay, WorldData
+from seedbed.recipes.world.curriculum import NEAR
+from seedbed.recipes.world.data import WindowSource, WorldData
 from seedbed.recipes.world.memory import Memory, quantise, to_float
 from seedbed.recipes.world.metrics import psnr, sharpness
-from seedbed.recipes.world.stages import NEAR
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
 
 HORIZONS = (1, 4, 16, 64, 256)
-# Windows and horizon of an evaluation while training; the examination looks at more and further.
+# Windows and horizon of an evaluation while training; `examine` uses more and longer ones.
 NUM_QUICK = {"cuda": 128, "mps": 64, "cpu": 48}
 QUICK_HORIZON = 16
 NUM_FITTED = 512
@@ -30,17 +31,17 @@ TOGETHER = {"cuda": 512, "mps": 64, "cpu": 64}
 
 
 @dataclass
-class Walk:
-    """Windows as evaluation sees them: true frames in [-1, 1] and controls, the memory's share first."""
+class Trajectories:
+    """A batch of recorded windows: true frames in [-1, 1] and controls; the first `before` frames fill the memory."""
 
     frames_BTCHW: Tensor
     action_BTA: Tensor
     start_B: np.ndarray
     before: int
 
-    @property
+    @functools.cached_property
     def index_B(self) -> Tensor:
-        """Counters of their noise: by place in the recording, so that no batch size changes them."""
+        """Noise counters: rows of the recording, so that they do not depend on the batch size."""
         return torch.from_numpy(self.start_B).to(self.action_BTA.device)
 
     def target(self, step: int) -> Tensor:
@@ -57,35 +58,35 @@ class Walk:
         return Memory.start(frames_BTCHW, system.layout, system.pose_of(self.start_B + self.before - 2 + step))
 
 
-def walks(system: Emulator, source: WindowsOfPlay, num: int, horizon: int) -> Iterator[Walk]:
-    """`num` fixed windows with `horizon` following frames, a few at a time; fewer or none where the recording is short."""
+def trajectories(system: Emulator, source: WindowSource, num: int, horizon: int) -> Iterator[Trajectories]:
+    """`num` fixed windows with `horizon` following frames, in batches; fewer where the recording is short."""
     device, before = next(system.parameters()).device, system.layout.num_frames
     start_N = source.windows(num, before, horizon)
     for first in range(0, len(start_N), TOGETHER[device.type]):
         start_B = start_N[first : first + TOGETHER[device.type]]
-        frames, action_BTA = source.take(start_B, before + horizon, device)
-        yield Walk(to_float(frames), action_BTA, start_B, before)
+        frames, action_BTA = source.read(start_B, before + horizon, device)
+        yield Trajectories(to_float(frames), action_BTA, start_B, before)
 
 
 def free_run(
-    system: Emulator, walk: Walk, num_steps: int, actions: list[Tensor] | None = None, level: float = 0.0
+    system: Emulator, traj: Trajectories, num_steps: int, actions: list[Tensor] | None = None, level: float = 0.0
 ) -> Iterator[tuple[int, Tensor]]:
-    """Step and frame, quantised, on its own frames; with the walk's own controls unless others are given."""
-    memory = walk.memory(system)
+    """A rollout on predicted frames: step and quantised frame; with the recorded controls unless others are given."""
+    memory = traj.memory(system)
     for step in range(1, num_steps + 1):
-        action_BA = walk.action(step) if actions is None else actions[step - 1]
-        frame = system.dream(memory, action_BA, walk.index_B, step, level)
-        memory = system.onward(memory, action_BA, frame)
+        action_BA = traj.action(step) if actions is None else actions[step - 1]
+        frame = system.predict_frame(memory, action_BA, traj.index_B, step, level)
+        memory = system.advance(memory, action_BA, frame)
         yield step, memory.last
 
 
-def forced(system: Emulator, walk: Walk, step: int) -> Tensor:
-    """The frame after `step` steps from the true frames before it."""
-    return quantise(system.dream(walk.memory(system, step), walk.action(step), walk.index_B, step))
+def teacher_forced(system: Emulator, traj: Trajectories, step: int) -> Tensor:
+    """The prediction of frame `step` from the true frames before it."""
+    return quantise(system.predict_frame(traj.memory(system, step), traj.action(step), traj.index_B, step))
 
 
-class Judge:
-    """Scores an emulator. Baselines are fitted on the training part once."""
+class Evaluator:
+    """Evaluates a world model. Baselines are fitted on the training split once."""
 
     def __init__(self, data: WorldData) -> None:
         self.data = data
@@ -96,10 +97,10 @@ class Judge:
         return (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(device)
 
     def fade(self, horizon: int) -> float:
-        """The weight of the last frame, against the mean frame, that gives training windows the most decibels at this horizon."""
+        """Fade baseline: the weight of the last frame, against the mean frame, with the highest PSNR on training windows."""
         if horizon not in self._fades:
             source = self.data.train
-            assert isinstance(source, WindowsOfPlay)
+            assert isinstance(source, WindowSource)
             start_N = source.windows(NUM_FITTED, 1, horizon)
             if not len(start_N):
                 return 0.0
@@ -112,15 +113,15 @@ class Judge:
             self._fades[horizon] = float(weights[np.log(errors).mean(1).argmin(), 0])
         return self._fades[horizon]
 
-    def baselines(self, walk: Walk, horizon: int) -> dict[str, Tensor]:
-        """Pictures of the trivial predictors for this horizon."""
-        last, mean = walk.target(0), self.mean_frame(walk.frames_BTCHW.device)
+    def baselines(self, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
+        """Predictions of the baselines for this horizon."""
+        last, mean = traj.target(0), self.mean_frame(traj.frames_BTCHW.device)
         weight = self.fade(horizon)
         return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
 
     @torch.no_grad()
-    def quick(self, system: Emulator, source: WindowsOfPlay) -> dict[str, float]:
-        """The cheap part of the battery. The first entry, lower is better, decides what is best."""
+    def quick(self, system: Emulator, source: WindowSource) -> dict[str, float]:
+        """The evaluation during training. The first entry, lower is better, selects the best checkpoint."""
         device = next(system.parameters()).device
         horizon = QUICK_HORIZON
         while horizon > 1 and not len(source.windows(1, system.layout.num_frames, horizon)):
@@ -128,33 +129,36 @@ class Judge:
         marks = [h for h in HORIZONS if h <= horizon]
         sums: dict[str, Tensor] = {}
         total = 0
-        for walk in walks(system, source, NUM_QUICK[device.type], horizon):
-            total += len(walk.start_B)
-            for name, value in self._quick(system, walk, horizon, marks).items():
-                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * len(walk.start_B)
+        for traj in trajectories(system, source, NUM_QUICK[device.type], horizon):
+            total += len(traj.start_B)
+            for name, value in self._quick(system, traj, horizon, marks).items():
+                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * len(traj.start_B)
         found = {name: float(value) / total for name, value in sums.items()}
         found["gap"] = found.pop("gap_free") / max(found.pop("gap_forced"), 1e-9)
         near = 4 if "free_4" in found else 1
-        found["listens"] = found[f"free_{near}"] - found.pop("deaf")
+        found["listens"] = found[f"free_{near}"] - found.pop("shuffled")
         self.latest = found
         return found
 
-    def _quick(self, system: Emulator, walk: Walk, horizon: int, marks: list[int]) -> dict[str, Tensor]:
+    def _quick(self, system: Emulator, traj: Trajectories, horizon: int, marks: list[int]) -> dict[str, Tensor]:
         errors, free, rest = [], {}, {}
         length = min(NEAR, horizon)
-        for step, frame in free_run(system, walk, horizon):
-            error = (frame - walk.target(step)).abs().mean()
+        for step, frame in free_run(system, traj, horizon):
+            error = (frame - traj.target(step)).abs().mean()
             errors.append(error)
             if step in marks:
-                free[f"free_{step}"] = psnr(frame, walk.target(step)).mean()
-                for name, picture in self.baselines(walk, step).items():
-                    rest[f"{name}_{step}"] = psnr(picture, walk.target(step)).mean()
-                rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(walk.target(step)).mean()
+                free[f"free_{step}"] = psnr(frame, traj.target(step)).mean()
+                for name, picture in self.baselines(traj, step).items():
+                    rest[f"{name}_{step}"] = psnr(picture, traj.target(step)).mean()
+                rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(traj.target(step)).mean()
             if step == length:
-                rest["gap_free"], rest["gap_forced"] = error, (forced(system, walk, step) - walk.target(step)).abs().mean()
+                rest["gap_free"], rest["gap_forced"] = (
+                    error,
+                    (teacher_forced(system, traj, step) - traj.target(step)).abs().mean(),
+                )
         near = 4 if 4 in marks else 1
-        other = [walk.action(step).roll(1, 0) for step in range(1, near + 1)]
-        deaf = [frame for _, frame in free_run(system, walk, near, other)][-1]
-        rest["deaf"] = psnr(deaf, walk.target(near)).mean()
-        # The later half: first frames are best before rollouts are long, when a dream does not last.
+        other = [traj.action(step).roll(1, 0) for step in range(1, near + 1)]
+        shuffled = [frame for _, frame in free_run(system, traj, near, other)][-1]
+        rest["shuffled"] = psnr(shuffled, traj.target(near)).mean()
+        # The later half: early in the curriculum the first frames are good and long rollouts are not.
         return {"free_l1": torch.stack(errors[len(errors) // 2 :]).mean(), **free, **rest}

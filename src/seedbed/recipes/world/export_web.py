@@ -1,6 +1,6 @@
-"""The generator for other runtimes: an ONNX network whose noise is an input, and all that a web page needs to run it.
+"""Export of the generator to ONNX, with noise as an input, and everything that a web page needs to run it.
 
-The folder carries golden inputs and outputs: the page repeats them before anybody plays, packing and rounding included.
+The folder holds golden inputs and outputs: the page verifies them, with packing and rounding, before it plays.
 Shape suffixes: A control axes, H W pixels, S seeds, K steps, M remembered numbers of a pixel.
 """
 
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.recipes.world.memory import POSE, Memory, to_bytes
-from seedbed.recipes.world.place import NUMBERS
+from seedbed.recipes.world.radiance_field import POSE_SIZE
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
@@ -43,16 +43,16 @@ TOLERANCE = 1e-3
 
 
 class _Flat(nn.Module):
-    """The generator with its memory as plain inputs, as runtimes want it; with an odometer also the pose after the control."""
+    """The generator with its memory as positional inputs; with pose tracking it also returns the next pose."""
 
     def __init__(self, net: WorldNet) -> None:
         super().__init__()
-        self.net, self.names = net, [*net.layout.names(), *([POSE] if net.trunk.place is not None else [])]
+        self.net, self.names = net, [*net.layout.names(), *([POSE] if net.trunk.field is not None else [])]
 
     def forward(self, action_1A: Tensor, level_1: Tensor, noise_11HW: Tensor, *memory: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         frame_13HW = self.net(dict(zip(self.names, memory, strict=True)), action_1A, level_1, noise_11HW)
-        place = self.net.trunk.place
-        return frame_13HW if place is None else (frame_13HW, place.after(memory[-1], action_1A))
+        field = self.net.trunk.field
+        return frame_13HW if field is None else (frame_13HW, field.next_pose(memory[-1], action_1A))
 
 
 def _net(system: Emulator) -> WorldNet:
@@ -71,8 +71,8 @@ def write_onnx(net: WorldNet, path: Path) -> None:
     example = (torch.zeros(1, net.num_axes), torch.zeros(1), torch.zeros(1, 1, net.height, net.width))
     memory = [torch.zeros(1, *shape) for shape in shapes.values()]
     names, outputs = ["action", "level", "noise", *shapes], ["frame"]
-    if net.trunk.place is not None:
-        memory.append(torch.eye(4)[:3].reshape(1, NUMBERS))
+    if net.trunk.field is not None:
+        memory.append(torch.eye(4)[:3].reshape(1, POSE_SIZE))
         names, outputs = [*names, POSE], [*outputs, "pose_after"]
     with _quietly(), torch.no_grad():
         program = torch.onnx.export(
@@ -90,7 +90,7 @@ def write_onnx(net: WorldNet, path: Path) -> None:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """The exporter speaks of its own internals, and of packages that nobody here needs."""
+    """Silences the exporter's log messages and warnings."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -111,7 +111,7 @@ def needs_onnx(*packages: str) -> None:
 
 
 class OnnxNet:
-    """The generator through ONNX Runtime on one core. Memory and noise are those of the system: one implementation."""
+    """The generator in ONNX Runtime on one core. Memory and noise are computed by the system."""
 
     def __init__(self, system: Emulator) -> None:
         needs_onnx("onnx", "onnxscript", "onnxruntime")
@@ -125,15 +125,15 @@ class OnnxNet:
             write_onnx(_net(system), path)
             self.session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
 
-    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
-        """As the system's: the next frame, unclamped."""
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+        """The next frame, unclamped."""
         given = {"action": action_BA, "noise": self.own_noise(index_B, turn), **memory.tensors()}
         feed = {name: tensor.numpy() for name, tensor in given.items()} | {"level": np.full(1, level, np.float32)}
         return torch.from_numpy(self.session.run(["frame"], feed)[0])
 
 
 def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
-    """Write the network, its manifest and its arrays, all at once: the folder is built aside and renamed."""
+    """Write the network, its manifest and its arrays atomically: into a temporary folder that is then renamed."""
     net = _net(player.system)
     aside = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(aside, ignore_errors=True)
@@ -152,7 +152,7 @@ def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
             "floats_at": list(FLOATS_AT),
             "tolerance": TOLERANCE,
             "arrays": _write_arrays(aside / ARRAYS, arrays),
-            "files": {name: _sha256(aside / name) for name in (MODEL, ARRAYS)},
+            "files": {name: hashlib.sha256((aside / name).read_bytes()).hexdigest() for name in (MODEL, ARRAYS)},
         }
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
         if folder.exists():
@@ -165,14 +165,14 @@ def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
 
 
 def _seeds(player: WorldPlayer) -> dict[str, np.ndarray]:
-    """Memories to start from, as bytes: for each scale [S, N, H, W, 3], oldest frame first."""
-    dream, shown, poses = player.enter(), [], []
-    num_bytes = sum(picture.nbytes for picture in dream.memory_pictures())
+    """Start memories as bytes: per scale [S, N, H, W, 3], oldest frame first."""
+    rollout, shown, poses = player.new_rollout(), [], []
+    num_bytes = sum(picture.nbytes for picture in rollout.memory_images())
     num = max(2, min(MAX_SEEDS, player.num_seeds, MAX_SEED_BYTES // num_bytes))
     for seed in np.linspace(0, player.num_seeds - 1, min(num, player.num_seeds)).astype(int):
-        dream.reset(int(seed))
-        shown.append(dream.memory_pictures())
-        poses += [] if dream.memory.pose_BP is None else [dream.memory.pose_BP[0].cpu().numpy()]
+        rollout.reset(int(seed))
+        shown.append(rollout.memory_images())
+        poses += [] if rollout.memory.pose_BP is None else [rollout.memory.pose_BP[0].cpu().numpy()]
     names = player.system.layout.names()
     seeds = {f"seed_{name}": np.stack([pictures[n] for pictures in shown]) for n, name in enumerate(names)}
     return {**seeds, f"seed_{POSE}": np.stack(poses)} if poses else seeds
@@ -180,30 +180,30 @@ def _seeds(player: WorldPlayer) -> dict[str, np.ndarray]:
 
 @torch.inference_mode()
 def _golden(player: WorldPlayer) -> dict[str, np.ndarray]:
-    """A rollout from the first seed with the recorded controls: inputs, some outputs as they are, all of them as bytes."""
+    """A rollout from the first start with the recorded controls: inputs, some raw outputs, and all frames as bytes."""
     system, recording = player.system, player.recording
-    dream = player.enter()
+    rollout = player.new_rollout()
     first = int(player.starts[0])
     rows = np.minimum(np.arange(first, first + NUM_GOLDEN), recording.num_frames - 1)
     index_1 = torch.zeros(1, dtype=torch.long, device=player.device)
     noise_11HW = system.own_noise(index_1, 0)
     raw_KA = np.array(recording.actions_TA[rows])
-    memory, frames, floats = dream.memory, [], []
+    memory, frames, floats = rollout.memory, [], []
     packed = {f"packed_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items()}
     for number, row in enumerate(raw_KA):
-        frame_13HW = system.dream(memory, dream.scaled(row), index_1, 0)
-        memory = system.onward(memory, dream.scaled(row), frame_13HW)
+        frame_13HW = system.predict_frame(memory, rollout.scaled(row), index_1, 0)
+        memory = system.advance(memory, rollout.scaled(row), frame_13HW)
         frames.append(to_bytes(memory.last)[0].cpu().numpy())
         if number in FLOATS_AT:
             floats.append(frame_13HW[0].cpu().numpy())
     last = {f"last_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items() if name != "m1"}
-    scaled_KA = np.concatenate([dream.scaled(row).cpu().numpy() for row in raw_KA])
+    scaled_KA = np.concatenate([rollout.scaled(row).cpu().numpy() for row in raw_KA])
     golden = {"raw": raw_KA, "scaled": scaled_KA, "noise": noise_11HW[0].cpu().numpy()}
     return {**golden, **packed, **last, "frames": np.stack(frames), "floats": np.stack(floats)}
 
 
 def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Raw little-endian arrays one after another, each on a boundary of 8 bytes; where they lie."""
+    """Raw little-endian arrays, each aligned to 8 bytes; returns their offsets."""
     places: dict[str, Any] = {}
     with open(path, "wb") as file:
         for name, array in arrays.items():
@@ -212,8 +212,3 @@ def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
             places[name] = {"at": file.tell(), "dtype": kind, "shape": list(array.shape)}
             file.write(np.ascontiguousarray(array).tobytes())
     return places
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""What the network remembers: past frames at one or several sizes, written in one place by training, play and export alike.
+"""The frame memory: past frames at one or several sizes, packed by the same code in training, play and export.
 
 Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers of a pixel (frames x colours, newest last),
 P numbers of a pose.
@@ -40,7 +40,7 @@ def name_of(reduction: int) -> str:
 
 
 def quantise(x: Tensor) -> Tensor:
-    """Clamp to [-1, 1] and round to the 256 levels that a picture has. Rounded, never cut: cutting darkens at every step."""
+    """Clamp to [-1, 1] and round to 256 levels. Truncation would darken the image at every step."""
     return ((x.clamp(-1.0, 1.0) + 1.0) * LEVELS).round() / LEVELS - 1.0
 
 
@@ -55,7 +55,7 @@ def to_bytes(frames_CHW: Tensor) -> Tensor:
 
 
 def reduce(frames_BMHW: Tensor, reduction: int) -> Tensor:
-    """The mean over squares of pixels, rounded as a stored picture is.
+    """The mean over squares of pixels, rounded to 256 levels.
 
     Taken over levels, whose sums are exact: a half is the same half on every device and in a browser.
     """
@@ -67,9 +67,9 @@ def reduce(frames_BMHW: Tensor, reduction: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Memory:
-    """Frames in [-1, 1] as they enter the network, and the pose of the newest where there is an odometer.
+    """Frames in [-1, 1] as they enter the network, and the pose of the newest with pose tracking.
 
-    A value, not a state: `push` gives a new one.
+    Immutable: `push` returns a new one.
     """
 
     layout: Layout

@@ -1,6 +1,6 @@
-"""How near a picture is to another: decibels, a structural distance, sharpness, and by how many pixels it moved.
+"""Image metrics: PSNR, 1 - SSIM, sharpness, and shift in pixels.
 
-Pictures lie in [-1, 1]. Shape suffixes: B pictures, C colours, H W pixels.
+Images lie in [-1, 1]. Shape suffixes: B images, C colours, H W pixels.
 """
 
 import torch
@@ -14,13 +14,13 @@ _C1, _C2 = 0.01**2, 0.03**2
 
 
 def psnr(frame_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-    """(B,) decibels of each picture after quantising; a perfect one counts as 100."""
+    """(B,) PSNR in dB after quantisation; at most 100."""
     square_B = (quantise(frame_BCHW.float()) - target_BCHW).div(2).square().flatten(1).mean(1)
     return -10.0 * square_B.clamp_min(1e-10).log10()
 
 
 def dissimilarity(frame_BCHW: Tensor, target_BCHW: Tensor) -> Tensor:
-    """(B,) 1 - SSIM of grey pictures on [0, 1]: blur and broken structure count, a slight change of light hardly does."""
+    """(B,) 1 - SSIM of grey images on [0, 1]."""
     x, y = (((p.clamp(-1, 1) + 1) / 2).mean(1, keepdim=True) for p in (frame_BCHW.float(), target_BCHW.float()))
     at = torch.arange(WINDOW, device=x.device, dtype=x.dtype) - WINDOW // 2
     line = torch.exp(-0.5 * (at / SIGMA) ** 2)
@@ -40,7 +40,7 @@ def sharpness(frame_BCHW: Tensor) -> Tensor:
 
 
 def shift(before_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
-    """(B, 2) pixels to the right and downwards by which the picture moved, by phase correlation with a sub-pixel peak."""
+    """(B, 2) pixels to the right and downwards by which the image moved, by phase correlation with a sub-pixel peak."""
     grey = [p.float().mean(1) for p in (before_BCHW, after_BCHW)]
     height, width = grey[0].shape[-2:]
     window_HW = torch.outer(
@@ -55,7 +55,7 @@ def shift(before_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
 
 
 def _refined(peak_BHW: Tensor, y_B: Tensor, x_B: Tensor, size: int, across: bool) -> Tensor:
-    """The peak's place along one axis: the top of a parabola through it and its neighbours, as a signed distance."""
+    """The peak's signed position along one axis, refined by a parabola through it and its neighbours."""
     item_B, at_B = torch.arange(len(y_B), device=y_B.device), x_B if across else y_B
     low, mid, high = (
         peak_BHW[item_B, y_B, (x_B + d) % size] if across else peak_BHW[item_B, (y_B + d) % size, x_B] for d in (-1, 0, 1)

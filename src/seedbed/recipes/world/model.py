@@ -1,4 +1,4 @@
-"""The generator: from remembered frames and a control to the next frame, as a change of the last one.
+"""The generator: a U-net from remembered frames and a control to the next frame, as a change of the last one.
 
 Shape suffixes: B batch, C channels, H W pixels, A control axes, M remembered numbers of a pixel, F features of the condition.
 """
@@ -15,33 +15,29 @@ from torch import Tensor, nn
 from seedbed.errors import UserError
 from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
 from seedbed.recipes.world.memory import POSE, Layout, name_of
-from seedbed.recipes.world.place import Place, Seen
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
+from seedbed.recipes.world.radiance_field import RadianceField, Rendering
 
-# Channels at 1/2, 1/4 ... 1/64 of the picture, before the dial. Small pictures have fewer scales: the last ones of these.
+# Channels at 1/2, 1/4 ... 1/64 of the image before scaling by model.size. Small images use the last ones only.
 WIDTHS = (20, 32, 56, 96, 160, 256)
-MANY = 8e6  # what these channels come to without a factor
-MIN_SIDE = 3  # the smallest map: below it a 3x3 kernel sees little but padding
+WIDTHS_PARAMETERS = 8e6  # of a network with these channels
+MIN_SIDE = 3  # the smallest feature map: below it a 3x3 kernel sees mostly padding
 FEATURES = (48, 256)
-TAPS = 7  # weights of a row, the pixel itself in the middle
-LEAK = 0.05  # of a share below 0 or above 1
-STILL = 0.05  # of an axis's usual size: where no control is larger, a static place changes in proportion, at zero not at all
+TAPS = 7  # per axis, centred on the pixel itself
+LEAK = 0.05  # slope outside [0, 1]
+STILL = 0.05  # in units of an axis's scale: below it, a static scene changes in proportion to the control
 
 
 def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
-    """Channels by scale, finest first, from the one dial and the picture's size."""
+    """Channels by scale, finest first, from model.size and the image size."""
     num = num_scales(height, width)
-    factor = math.sqrt(num_parameters(size) / MANY)
-    return tuple(_round(factor * channels) for channels in WIDTHS[-num:])
-
-
-def _round(channels: float) -> int:
-    """To multiples that matrix units like."""
-    return max(8, 4 * round(channels / 4) if channels < 32 else 8 * round(channels / 8))
+    factor = math.sqrt(num_parameters(size) / WIDTHS_PARAMETERS)
+    # Multiples that tensor cores prefer.
+    return tuple(max(8, 4 * round(c / 4) if c < 32 else 8 * round(c / 8)) for c in (factor * full for full in WIDTHS[-num:]))
 
 
 def num_scales(height: int, width: int) -> int:
-    """How often the picture can be halved."""
+    """How often the image can be halved."""
     num = 0
     while num < len(WIDTHS) and height % 2 ** (num + 1) == 0 == width % 2 ** (num + 1):
         if min(height, width) // 2 ** (num + 1) < MIN_SIDE:
@@ -53,7 +49,7 @@ def num_scales(height: int, width: int) -> int:
 
 
 def layout_of(config: ModelConfig, height: int, width: int) -> Layout:
-    """Which frames are remembered at which size: a pyramid reaches further back at coarser sizes, as far as there are any."""
+    """Which frames are remembered at which size: a pyramid reaches further back at coarser sizes."""
     scales = [(1, config.memory)]
     if config.pyramid:
         for reduction, factor in ((4, 2), (16, 4), (64, 8)):
@@ -63,18 +59,19 @@ def layout_of(config: ModelConfig, height: int, width: int) -> Layout:
 
 
 def strides_of(height: int, width: int) -> tuple[int, ...]:
-    """Steps of transport, coarse first: enough to reach a twelfth of the picture."""
+    """Strides of transport, coarse first: enough to reach a twelfth of the image."""
     return (4, 1) if max(height, width) > 12 * (TAPS // 2) else (1,)
 
 
 def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Tensor:
-    """Each pixel as a mean of its neighbours along one axis, by weights of its own; nothing moves where they are zero.
+    """Per-pixel kernels along one axis: a weighted mean of neighbours; the identity where the weights are zero.
 
-    Means, not sums: a step that could sharpen would do so at every step of a rollout, until nothing else is left.
+    Means, not sums: kernels that can sharpen would do so at every step of a rollout and diverge.
     """
     reach, size = TAPS // 2 * stride, x_BCHW.shape[dim]
-    first, last = x_BCHW.narrow(dim, 0, 1), x_BCHW.narrow(dim, size - 1, 1)
-    wide = torch.cat([first] * reach + [x_BCHW] + [last] * reach, dim=dim)
+    beyond = [reach if d == dim else -1 for d in range(4)]
+    first, last = (x_BCHW.narrow(dim, at, 1).expand(beyond) for at in (0, size - 1))
+    wide = torch.cat((first, x_BCHW, last), dim=dim)
     moved, total = torch.zeros_like(x_BCHW), torch.zeros_like(x_BCHW[:, :1])
     for k in range(TAPS):
         own = 1.0 if k == TAPS // 2 else 0.0
@@ -84,20 +81,20 @@ def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Te
     return moved / total.clamp_min(1e-3)
 
 
-def share(x: Tensor) -> Tensor:
-    """Between 0 and 1, or little beyond, so that one that was driven there by a map that knew nothing yet finds its way back."""
+def leaky_clamp(x: Tensor) -> Tensor:
+    """Clamp to [0, 1] with a small slope outside, so that gradients do not vanish there."""
     held = x.clamp(0.0, 1.0)
     return held + LEAK * (x - held)
 
 
-def stay(frame_B3HW: Tensor, memory: dict[str, Tensor], action_BA: Tensor) -> Tensor:
-    """The last frame where there is no control, the predicted one where there is, and in proportion between."""
+def hold_still(frame_B3HW: Tensor, memory: dict[str, Tensor], action_BA: Tensor) -> Tensor:
+    """The last frame without control, the predicted one with control, interpolated in between."""
     last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
     return last_B3HW + moving_B111 * (frame_B3HW - last_B3HW)
 
 
 class Trunk(nn.Module):
-    """A U-net without norms, heavier on the way up; the condition acts at every scale."""
+    """A U-net without normalisation, with more blocks in the decoder; the condition modulates every scale."""
 
     def __init__(
         self,
@@ -106,15 +103,15 @@ class Trunk(nn.Module):
         num_out: int,
         widths: tuple[int, ...],
         config: ModelConfig,
-        place: Place | None = None,
+        field: RadianceField | None = None,
     ) -> None:
         super().__init__()
-        self.widths, self.place = widths, place
+        self.widths, self.place = widths, field  # `place` is the name in checkpoints
         features = min(max(2 * widths[-1], FEATURES[0]), FEATURES[1])
         self.condition = Condition(num_conditions, features)
         before = (inputs["m1"], *widths[:-1])
         self.down = nn.ModuleList(Down(a, b, features) for a, b in zip(before, widths, strict=True))
-        # Coarser memories join where the map has their size.
+        # Coarser memories join at the feature map of their size.
         joins = {str(k): name_of(2**k) for k in range(1, len(widths) + 1) if name_of(2**k) in inputs}
         self.joins = joins
         self.join = nn.ModuleDict({k: nn.Conv2d(inputs[name], widths[int(k) - 1], 3, padding=1) for k, name in joins.items()})
@@ -129,24 +126,28 @@ class Trunk(nn.Module):
         self.noise = nn.ParameterList(nn.Parameter(torch.zeros(1, c, 1, 1)) for c in widths)
         self.out = nn.Conv2d(widths[0], num_out, 3, padding=1)
 
+    @property
+    def field(self) -> RadianceField | None:
+        return self.place
+
     def init_weights(self, generator: torch.Generator) -> None:
         for module in self.modules():
-            if isinstance(module, Cell | Down | Up | Condition | Place):
+            if isinstance(module, Cell | Down | Up | Condition | RadianceField):
                 module.init_weights(generator)
         for conv in self.join.values():
             assert isinstance(conv, nn.Conv2d)
             init_conv(conv, generator)
         init_conv(self.out, generator, 0.0)
 
-    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Seen | None]:
-        """`num_out` channels at half the picture's size, and what was seen of the map. Controls come first among the numbers."""
+    def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Rendering | None]:
+        """`num_out` channels at half the image size, and the field's rendering. Controls come first among the numbers."""
         condition_BF = self.condition(numbers_BN)
-        seen = None if self.place is None else self.place.before_and_after(memory[POSE], numbers_BN)
+        seen = None if self.field is None else self.field.render_before_and_after(memory[POSE], numbers_BN)
         x, skips = memory["m1"], []
         for k, (down, cells) in enumerate(zip(self.down, self.encode, strict=True), 1):
             x = down(x, condition_BF)
-            if self.place is not None and seen is not None:
-                x = x + self.place.entered(seen, k - 1)
+            if self.field is not None and seen is not None:
+                x = x + self.field.project(seen, k - 1)
             if str(k) in self.joins:
                 x = x + self.join[str(k)](memory[self.joins[str(k)]])
             for cell in cells:  # type: ignore[union-attr]
@@ -162,7 +163,7 @@ class Trunk(nn.Module):
         return self.out(leaky(x)), seen
 
     def flops(self, height: int, width: int) -> float:
-        """Of a forward pass for one picture: products of convolutions and layers."""
+        """Of a forward pass for one image: convolutions and linear layers."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
         total = linear_flops(self.condition.enter) + linear_flops(self.condition.mix) + conv_flops(self.out, at[0])
         total += sum(down.flops(n) for down, n in zip(self.down, at, strict=True))  # type: ignore[operator]
@@ -172,55 +173,54 @@ class Trunk(nn.Module):
         for k, conv in self.join.items():
             assert isinstance(conv, nn.Conv2d)
             total += conv_flops(conv, at[int(k) - 1])
-        return total + (0.0 if self.place is None else self.place.flops(at))
+        return total + (0.0 if self.field is None else self.field.flops(at))
 
     def input_flops(self, height: int, width: int) -> float:
-        """What training does not need of thrice `flops`: gradients of given inputs, and a way back through the map's pictures."""
+        """What training saves of 3 x `flops`: gradients of inputs, and the backward pass of the field's fine images."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
         total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
         total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
-        if self.place is None or self.place.detail is None:
+        if self.field is None or self.field.detail is None:
             return total
-        return total + conv_flops(self.place.detail.enter, at[0]) + 2.0 * self.place.shown_flops()
+        return total + conv_flops(self.field.detail.enter, at[0]) + 2.0 * self.field.rendered_flops()
 
 
 class WorldNet(nn.Module):
-    """The next frame: the last frame as it was given, moved about, plus what has changed; the last frame itself at birth.
+    """The next frame: the last frame, transported, plus a residual; the last frame itself at initialisation.
 
-    With a map that shows pictures: what it shows after the control, plus what it does not know of the last frame, moved about
-    and kept in part, plus a soft change.
+    With a fine radiance field: the field's image after the control, plus what it does not explain of the last frame,
+    transported and gated per pixel, plus a low-resolution residual.
 
-    A place that is static does not change without a control, exactly: standing still cannot drift, whatever was learned. Where
-    the pixels of the next frame come from is said by rows of weights, first along lines and then along columns, in
-    steps of their strides: what only moves stays sharp, and the network need not learn to copy.
+    With `static`, the frame does not change without a control, exactly, so an idle rollout cannot drift. Transport is a
+    per-pixel kernel along rows and then columns, at several strides: pure motion stays sharp and copying need not be learned.
     """
 
-    def __init__(self, config: ModelConfig, height: int, width: int, num_axes: int, place: Place | None = None) -> None:
+    def __init__(self, config: ModelConfig, height: int, width: int, num_axes: int, field: RadianceField | None = None) -> None:
         super().__init__()
         self.config, self.height, self.width, self.num_axes = config, height, width, num_axes
         self.layout = layout_of(config, height, width)
         self.strides = strides_of(height, width) if config.transport else ()
         inputs = {name: shape[0] for name, shape in self.layout.shapes(height, width).items()}
-        num_out = (12 if place is None or place.detail is None else 3 + 4) + 2 * TAPS * len(self.strides)
-        self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, place)
+        num_out = (12 if field is None or field.detail is None else 3 + 4) + 2 * TAPS * len(self.strides)
+        self.trunk = Trunk(inputs, num_axes + 1, num_out, widths_of(config.size, height, width), config, field)
 
     def forward(self, memory: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, noise_B1HW: Tensor) -> Tensor:
-        """`memory` as `Memory.tensors()` gives it, scaled controls, the level of noise in the memory, and noise of its own."""
-        said, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
-        said, frame_B3HW = said.float(), memory["m1"][:, -3:]
-        if seen is None or seen.shown_B6HW is None:
-            frame_B3HW = self._moved(frame_B3HW, said[:, 12:]) + F.pixel_shuffle(said[:, :12], 2)
+        """`memory` from `Memory.tensors()`, scaled controls, the noise level of the memory, and the generator's own noise."""
+        outputs, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
+        outputs, frame_B3HW = outputs.float(), memory["m1"][:, -3:]
+        if seen is None or seen.rendered_B6HW is None:
+            frame_B3HW = self._moved(frame_B3HW, outputs[:, 12:]) + F.pixel_shuffle(outputs[:, :12], 2)
         else:
-            # The map shows what it knows, as sharply as it knows it. What it does not know of the last frame is carried along.
-            before_B3HW, after_B3HW = seen.shown_B6HW.chunk(2, dim=1)
-            kept_B1HW = share(1.0 + F.pixel_shuffle(said[:, 3:7], 2))
-            unknown_B3HW = self._moved(frame_B3HW - before_B3HW, said[:, 7:])
-            change_B3HW = F.interpolate(said[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
+            # The field's image after the control, plus the transported part of the last frame that the field does not explain.
+            before_B3HW, after_B3HW = seen.rendered_B6HW.chunk(2, dim=1)
+            kept_B1HW = leaky_clamp(1.0 + F.pixel_shuffle(outputs[:, 3:7], 2))
+            unknown_B3HW = self._moved(frame_B3HW - before_B3HW, outputs[:, 7:])
+            change_B3HW = F.interpolate(outputs[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
             frame_B3HW = after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW
-        return stay(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
+        return hold_still(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
 
-    def _moved(self, x_BCHW: Tensor, said_BKHW: Tensor) -> Tensor:
-        rows = F.interpolate(said_BKHW, scale_factor=2.0, mode="nearest").split(TAPS, dim=1) if self.strides else ()
+    def _moved(self, x_BCHW: Tensor, weights_BKHW: Tensor) -> Tensor:
+        rows = F.interpolate(weights_BKHW, scale_factor=2.0, mode="nearest").split(TAPS, dim=1) if self.strides else ()
         for n, stride in enumerate(self.strides):
             x_BCHW = transport(x_BCHW, rows[2 * n], stride, 3)
             x_BCHW = transport(x_BCHW, rows[2 * n + 1], stride, 2)
@@ -230,12 +230,14 @@ class WorldNet(nn.Module):
         return self.trunk.flops(self.height, self.width)
 
     def flops_per_frame(self) -> float:
-        """To train on one predicted frame: forward, and twice that on the way back but for inputs, which need no gradient."""
+        """To train on one predicted frame: forward and backward, without gradients of the inputs."""
         return 3.0 * self.flops() - self.trunk.input_flops(self.height, self.width)
 
 
-def build_model(config: ModelConfig, height: int, width: int, num_axes: int, seed: int, place: Place | None = None) -> WorldNet:
+def build_model(
+    config: ModelConfig, height: int, width: int, num_axes: int, seed: int, field: RadianceField | None = None
+) -> WorldNet:
     """The generator with weights drawn from `seed`."""
-    net = WorldNet(config, height, width, num_axes, place)
+    net = WorldNet(config, height, width, num_axes, field)
     net.trunk.init_weights(torch.Generator().manual_seed(seed))
     return net

@@ -1,28 +1,31 @@
-"""What the generator is trained on: one step on true memories, and rollouts on its own frames, each step with its own control.
+"""Training windows: one-step predictions on true memories, rollouts on predicted frames, and the noise on both.
 
 Shape suffixes: B windows, P rollouts, T frames of a window, A control axes, H W pixels.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn import dice
-from seedbed.recipes.world.data import BLANK, CONTEXT, LOST, OWN, Dust
+from seedbed.nn import rng
+from seedbed.recipes.world.data import BLANK, CONTEXT, LOST, OWN, CounterNoise
 from seedbed.recipes.world.memory import POSE, Layout, Memory, to_bytes, to_float
+from seedbed.recipes.world.radiance_field import RAY_STRIDE
 
-UNTOLD = 0.03  # noise on the memory that the network is not told of
-BLACKOUT = 0.25  # share of true memories that are hidden from a network with an odometer
-AGE = 1 << 40  # no sample's counter is so large: counters of one window at different ages differ
+HIDDEN_NOISE = 0.03  # noise on the memory beyond the level that is the network's input
+MEMORY_DROPOUT = 0.25  # share of true memories that are zeroed for a network with pose tracking
+AGE = 1 << 40  # larger than any sample counter, so counters of different ages differ
 
 
 @dataclass(frozen=True)
 class Window:
-    """A prediction for every row: what is remembered, the control, and the frame it leads to."""
+    """A prediction for every row: memory, control and target frame."""
 
     memory: Memory
     action_BA: Tensor
@@ -33,22 +36,22 @@ class Window:
 
     @property
     def counter_B(self) -> Tensor:
-        """Names the draws of noise: by window, and by how many frames of its own it has seen."""
+        """Counter of the noise: by window and rollout age."""
         return self.index_B + self.age_B * AGE
 
 
 class Rows(NamedTuple):
-    """Windows with the frames that follow; below `before + age` the frames are what is remembered, above the truth to come."""
+    """Windows with following frames; frames before `before + age` are the memory, later ones are true targets."""
 
     frames_BTHWC: Tensor
     action_BTA: Tensor
-    pose_BTP: Tensor  # of no width where nobody asks for it
+    pose_BTP: Tensor  # of width 0 without pose tracking
     index_B: Tensor
     age_B: Tensor
 
 
 def rows_of(batch: dict[str, Tensor]) -> Rows:
-    """The windows of a batch, all true."""
+    """The windows of a batch, at age 0."""
     pose_BTP = batch[POSE] if POSE in batch else batch["action"][..., :0]
     return Rows(batch["frames"], batch["action"], pose_BTP, batch["index"], torch.zeros_like(batch["index"]))
 
@@ -65,10 +68,10 @@ def open_window(rows: Rows, layout: Layout, num_own: int = 0) -> Window:
 
 
 class Rollouts(nn.Module):
-    """Walks on the network's own frames that go on from one step of training to the next, a frame each.
+    """Rollouts on predicted frames that continue from one training step to the next, by one frame each.
 
-    So a rollout may be long while a step stays as cheap as on true memories, all rows in one pass. Rows begin anew in turn,
-    from windows of the present batch; no gradient goes through time.
+    Long rollouts thus cost no more than one-step predictions, all rows in one pass. Rows restart in turn from windows of the
+    current batch; no gradient flows through time.
     """
 
     frames_PTHWC: Tensor
@@ -84,11 +87,11 @@ class Rollouts(nn.Module):
         self.register_buffer("action_PTA", torch.zeros(num, span, num_axes))
         self.register_buffer("pose_PT12", torch.zeros(num, span, numbers), persistent=numbers > 0)
         self.register_buffer("index_P", torch.zeros(num, dtype=torch.int64))
-        self.register_buffer("age_P", torch.full((num,), span, dtype=torch.int64))  # over: all begin anew
+        self.register_buffer("age_P", torch.full((num,), span, dtype=torch.int64))  # beyond any length: all restart
         self.register_buffer("turn", torch.zeros((), dtype=torch.int64))
 
-    def go_on(self, fresh: Rows, length: int) -> Rows:
-        """The rollouts at their next frame; those that are over, or whose turn it is, are replaced by fresh windows."""
+    def next_rows(self, fresh: Rows, length: int) -> Rows:
+        """The rollouts at their next frame; finished ones, and some in turn, are replaced by fresh windows."""
         num = len(fresh.index_B)
         age_P = self.age_P[:num]
         over_P = (age_P >= length) | ((self.turn + torch.arange(num, device=age_P.device)) % length == 0)
@@ -101,7 +104,7 @@ class Rollouts(nn.Module):
 
     @torch.no_grad()
     def keep(self, rows: Rows, before: int, frame_P3HW: Tensor) -> None:
-        """Write the network's own frames where the true ones were: they are remembered from now on."""
+        """Store the predicted frames in place of the true ones, as memory of the next step."""
         num = len(rows.index_B)
         self.frames_PTHWC[:num] = rows.frames_BTHWC
         self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)
@@ -111,49 +114,59 @@ class Rollouts(nn.Module):
 
 
 @dataclass(frozen=True)
-class Noises:
-    """The noise of a step on the memory, told to the network, and the network's own; all by sample counters."""
+class TrainingNoise:
+    """Noise on the memory, whose level is an input, and the generator's own noise; all by sample counters."""
 
-    dust: Dust
+    noise_table: CounterNoise
     highest: float
-    blank: float
+    memory_dropout: float
 
     def levels(self, window: Window) -> tuple[Tensor, Tensor]:
-        """The level that the network is told for every row, and the one that is there: more, and none at all in rollouts.
+        """The noise level given to the network for every row, and the actual one: higher, and zero in rollouts.
 
-        There is always a little more noise than is told, so that a network that is told of none does not take its memory for
-        clean: one that does keeps its own errors and makes them larger at every step. Rollouts have errors of their own, and
-        are what play is.
+        The actual level is always a little higher, so that a network given level 0 does not trust its memory fully: one that
+        does amplifies its own errors at every step. Rollouts have errors of their own.
         """
-        told_B = self.dust.level(window.index_B, self.highest)
-        noisy_B = (torch.arange(len(told_B), device=told_B.device) < len(told_B) - window.num_own).to(told_B)
-        return told_B * noisy_B, (told_B + UNTOLD) * noisy_B
+        level_B = self.noise_table.level(window.index_B, self.highest)
+        noisy_B = (torch.arange(len(level_B), device=level_B.device) < len(level_B) - window.num_own).to(level_B)
+        return level_B * noisy_B, (level_B + HIDDEN_NOISE) * noisy_B
 
     def context(self, window: Window, real_B: Tensor) -> dict[str, Tensor]:
-        """The memory as the network sees it in training; coarse memories are hidden now and then.
+        """The memory as the training input; coarse memories are dropped at random.
 
-        Where the camera's pose is known the whole memory is, for some: they are drawn from what was learned of the place, and
-        that it is learned at all is due to them, since one step from true frames needs little of it.
+        With pose tracking the whole memory of some rows is zeroed: they are predicted from the radiance field alone, which
+        trains it; one-step predictions from true frames hardly need it.
         """
         seen = {}
         for number, (name, kept_BMHW) in enumerate(window.memory.kept.items()):
             if self.highest:
-                drawn = self.dust(window.counter_B, CONTEXT, number, tuple(kept_BMHW.shape[1:]))
+                drawn = self.noise_table(window.counter_B, CONTEXT, number, tuple(kept_BMHW.shape[1:]))
                 kept_BMHW = torch.addcmul(kept_BMHW, drawn, real_B[:, None, None, None])
-            if self.blank and name != "m1":
-                hidden_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, BLANK + 64 * number), 1)[:, 0] < self.blank
-                kept_BMHW = kept_BMHW * (~hidden_B)[:, None, None, None]
+            if self.memory_dropout and name != "m1":
+                drawn_B = rng.uniform(rng.keys(self.noise_table.seed, window.index_B, BLANK + 64 * number), 1)[:, 0]
+                kept_BMHW = kept_BMHW * (drawn_B >= self.memory_dropout)[:, None, None, None]
             seen[name] = kept_BMHW
         if window.memory.pose_BP is None:
             return seen
-        drawn_B = dice.uniform(dice.keys(self.dust.seed, window.index_B, LOST), 1)[:, 0]
-        kept_B = (drawn_B >= BLACKOUT) | (torch.arange(len(drawn_B), device=drawn_B.device) >= len(drawn_B) - window.num_own)
+        drawn_B = rng.uniform(rng.keys(self.noise_table.seed, window.index_B, LOST), 1)[:, 0]
+        own_B = torch.arange(len(drawn_B), device=drawn_B.device) >= len(drawn_B) - window.num_own
+        kept_B = (drawn_B >= MEMORY_DROPOUT) | own_B
         return {name: frames * kept_B[:, None, None, None] for name, frames in seen.items()} | {POSE: window.memory.pose_BP}
 
     def own(self, window: Window) -> Tensor:
-        return self.dust(window.counter_B, OWN, 0, (1, *window.target_B3HW.shape[-2:]))
+        return self.noise_table(window.counter_B, OWN, 0, (1, *window.target_B3HW.shape[-2:]))
 
 
 def l1(frame_B3HW: Tensor, target_B3HW: Tensor) -> Tensor:
     """The mean absolute error of the unclamped prediction, in float32."""
     return (frame_B3HW.float() - target_B3HW).abs().mean()
+
+
+def field_targets(target_B3HW: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets of the field's images: coarse and full size."""
+    return F.avg_pool2d(target_B3HW, RAY_STRIDE), target_B3HW
+
+
+def field_loss(pictures: Sequence[Tensor], target_B3HW: Tensor) -> Tensor:
+    coarse, *finer = (l1(shown, wanted) for shown, wanted in zip(pictures, field_targets(target_B3HW), strict=False))
+    return coarse + finer[0] if finer else coarse

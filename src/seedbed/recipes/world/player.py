@@ -1,4 +1,4 @@
-"""Walking through what a run has learned: the same memory, scaling and network as in training, one frame at a time.
+"""Interactive play of a trained world model: the memory, scaling and network of training, one frame at a time.
 
 Shape suffixes: A control axes, T frames, H W pixels, C colours, N frames of one scale.
 """
@@ -14,44 +14,46 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.data.boxworld import simulator_of
-from seedbed.data.poses import relative
-from seedbed.data.recording import PARTS, Axis, Recording, scale_actions
 from seedbed.errors import UserError
 from seedbed.recipes.world.memory import Memory, to_bytes, to_float
-from seedbed.train.playing import NOTHING, RECORDING, SIMULATOR
+from seedbed.recipes.world.play_recorder import Recorder
+from seedbed.recipes.world.recording.poses import relative
+from seedbed.recipes.world.recording.recording import PARTS, Recording, scale_actions
+from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
+from seedbed.train.player import NOTHING, RECORDING, SIMULATOR, Axis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from seedbed.recipes.world.emulator import Emulator
 
 MAX_SEEDS = 48
-# A walk that begins at a seed should have this many recorded frames to be compared with, where there are such.
+# Recorded frames that should follow a start, for comparison, where there are so many.
 AFTER = (256, 64, 8, 1)
 MAX_RAMP = 12
 RARE = 0.99
 
 
 class WorldPlayer:
-    """A trained emulator that any number of visitors may enter; `train/playing.py` says what each part is for."""
+    """A trained world model for any number of clients; `train/player.py` documents the interface."""
 
     def __init__(self, system: Emulator, runtime: str) -> None:
-        # A copy: the weights of a run may be the averaged ones for a moment only. The recording is shared.
+        # A copy: the averaged weights may be swapped in for a moment only. The recording is shared.
         self.system = copy.deepcopy(system, {id(system.data): system.data, id(system.config): system.config}).eval()
         self.recording: Recording = system.data.recording
         self.axes, self.runtime = self.recording.axes, runtime
         self.height, self.width = system.height, system.width
         self.device = next(system.parameters()).device
-        self.predict: Callable[..., Tensor] = self.system.dream
+        self.predict: Callable[..., Tensor] = self.system.predict_frame
         if runtime == "onnx":
             from seedbed.recipes.world.export_web import OnnxNet
 
-            self.predict = OnnxNet(self.system).dream
+            self.predict = OnnxNet(self.system).predict_frame
         self.starts = _seeds(self.recording, system.layout.num_frames)
         self.num_seeds = len(self.starts)
-        self.world = simulator_of(self.recording)
-        self.besides = (NOTHING, SIMULATOR, RECORDING) if self.world else (NOTHING, RECORDING)
+        self.world = rebuild_simulator(self.recording)
+        self.references: tuple[str, ...] = (NOTHING, SIMULATOR, RECORDING) if self.world else (NOTHING, RECORDING)
 
     @functools.cached_property
     def _facts(self) -> dict[str, Any]:
@@ -65,7 +67,7 @@ class WorldPlayer:
             "max_level": self.system.config.model.context_noise,
             "noisy": True,
             "runtime": "ONNX Runtime, one core" if self.runtime == "onnx" else f"torch on {self.device.type}",
-            "about": f"learned from {recording.num_frames:,} frames; the starts are frames it was not trained on",
+            "about": f"learned from {recording.num_frames:,} frames; rollouts start from held-out frames",
         }
 
     def facts(self) -> dict[str, Any]:
@@ -74,66 +76,70 @@ class WorldPlayer:
     def simulator(self) -> dict[str, Any] | None:
         return self.recording.facts.get("simulator")
 
-    def enter(self) -> Dream:
-        return Dream(self)
+    def new_rollout(self) -> WorldRollout:
+        return WorldRollout(self)
+
+    def recorder(self, path: Path, of: str, run: str) -> Recorder:
+        return Recorder(path, self, of, run)
 
 
-class Dream:
-    """One visitor's walk. Its noise follows from the seed and the step, so a walk repeated is the same walk."""
+class WorldRollout:
+    """One client's rollout. Its noise depends on seed and step only, so repeated controls give the same frames."""
 
     def __init__(self, player: WorldPlayer) -> None:
         self.player, self.recording = player, player.recording
         self.level, self.locked = 0.0, False
         self.reset(0)
 
-    def reset(self, seed: int, beside: str = NOTHING) -> None:
-        self.seed, self.beside, self.num_steps = seed, beside, 0
+    def reset(self, seed: int, reference: str = NOTHING) -> None:
+        self.seed, self.reference, self.num_steps = seed, reference, 0
         self.at = int(self.player.starts[seed])
         reach = self.player.system.layout.num_frames
         frames_THWC = np.array(self.recording.frames_THWC[self.at - reach + 1 : self.at + 1])
-        # What really happened, as far back as the memory reaches.
-        self._real: deque[np.ndarray] = deque(frames_THWC, maxlen=reach)
-        self.action_A = self.done_A = np.zeros(len(self.player.axes), np.float32)
+        # Frames of the reference, as many as the memory holds.
+        self._reference: deque[np.ndarray] = deque(frames_THWC, maxlen=reach)
+        self.action_A = self.applied_A = np.zeros(len(self.player.axes), np.float32)
         pose_T44 = self.recording.pose_T44
-        self.pose_44 = np.array(pose_T44[self.at]) if beside == SIMULATOR and pose_T44 is not None else None
-        self.anchor_to_real()
+        self.pose_44 = np.array(pose_T44[self.at]) if reference == SIMULATOR and pose_T44 is not None else None
+        self._reset_memory()
 
     def anchor(self) -> None:
-        if self.beside == NOTHING:
-            raise UserError("nothing real stands beside the dream; switch the simulator or the recording on first")
-        self.anchor_to_real()
+        if self.reference == NOTHING:
+            raise UserError("there is no reference to reset the memory to; choose the simulator or the recording first")
+        self._reset_memory()
 
-    def anchor_to_real(self) -> None:
-        frames_1THWC = torch.from_numpy(np.stack(self._real)[None]).to(self.player.device)
+    def _reset_memory(self) -> None:
+        frames_1THWC = torch.from_numpy(np.stack(self._reference)[None]).to(self.player.device)
         self.memory = Memory.start(to_float(frames_1THWC), self.player.system.layout, self._pose())
-        self.frame_HWC = self._real[-1]
+        self.frame_HWC = self._reference[-1]
 
     def _pose(self) -> Tensor | None:
-        """Of the newest real frame, for an odometer."""
+        """Of the newest reference frame, for pose tracking."""
         if self.pose_44 is None:
             return self.player.system.pose_of(np.array([self.at]))
         return self.player.system.as_pose(self.pose_44[None])
 
     @property
-    def beside_HWC(self) -> np.ndarray | None:
-        return None if self.beside == NOTHING else self._real[-1]
+    def reference_HWC(self) -> np.ndarray | None:
+        return None if self.reference == NOTHING else self._reference[-1]
 
     @torch.inference_mode()
     def step(self, action_A: np.ndarray) -> bool:
-        if self.beside == RECORDING:
+        if self.reference == RECORDING:
             if self.at + 1 >= self._end():
                 return False
             action_A = np.array(self.recording.actions_TA[self.at])
-        frame_13HW = self.player.predict(self.memory, self.scaled(action_A), *self._counters(), self.level)
-        self.memory = self.player.system.onward(self.memory, self.scaled(action_A), frame_13HW)
+        index_1, turn = torch.tensor([self.seed], device=self.player.device), 0 if self.locked else self.num_steps
+        frame_13HW = self.player.predict(self.memory, self.scaled(action_A), index_1, turn, self.level)
+        self.memory = self.player.system.advance(self.memory, self.scaled(action_A), frame_13HW)
         self.frame_HWC = to_bytes(self.memory.last)[0].cpu().numpy()
-        self.action_A = self.done_A = action_A
+        self.action_A = self.applied_A = action_A
         self.num_steps += 1
-        self._really(action_A)
+        self._update_reference(action_A)
         return True
 
     def _end(self) -> int:
-        """The recording steers to the end of the episode, inside its own part."""
+        """Where the recorded controls end: with the episode, inside its split."""
         if self.recording.last_T[self.at]:
             return self.at + 1
         spans = [span for part in PARTS for span in self.recording.spans(part)]
@@ -143,24 +149,21 @@ class Dream:
         """The network's input (1, A) for a control in recorded units."""
         return torch.from_numpy(scale_actions(action_A[None], self.player.axes)).to(self.player.device)
 
-    def _counters(self) -> tuple[Tensor, int]:
-        return torch.tensor([self.seed], device=self.player.device), 0 if self.locked else self.num_steps
-
-    def _really(self, action_A: np.ndarray) -> None:
-        """What the same control does in the simulator, or what was recorded next."""
-        if self.beside == RECORDING:
+    def _update_reference(self, action_A: np.ndarray) -> None:
+        """Advance the simulator by the same control, or the recording by one frame."""
+        if self.reference == RECORDING:
             self.at += 1
-            self._real.append(np.array(self.recording.frames_THWC[self.at]))
-        elif self.beside == SIMULATOR and self.player.world is not None and self.pose_44 is not None:
+            self._reference.append(np.array(self.recording.frames_THWC[self.at]))
+        elif self.reference == SIMULATOR and self.player.world is not None and self.pose_44 is not None:
             before_44, world = self.pose_44, self.player.world
             pose_144 = world.move(torch.from_numpy(before_44[None]), torch.from_numpy(action_A[None]))
             self.pose_44 = pose_144[0].numpy()
-            # A wall may have been in the way: what was done is not always what was asked for.
+            # A wall may block the motion, so the applied control can differ from the requested one.
             done_6 = relative(np.stack((before_44, self.pose_44)))[0]
-            self.done_A = np.concatenate((done_6, action_A[6:])).astype(np.float32)
-            self._real.append(world.render(pose_144)[0].numpy())
+            self.applied_A = np.concatenate((done_6, action_A[6:])).astype(np.float32)
+            self._reference.append(world.render(pose_144)[0].numpy())
 
-    def memory_pictures(self) -> list[np.ndarray]:
+    def memory_images(self) -> list[np.ndarray]:
         """Each scale's frames, as bytes, oldest first."""
         shown = []
         for kept_1MHW in self.memory.kept.values():
@@ -170,7 +173,7 @@ class Dream:
 
 
 def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, Any]:
-    """How people steered: how fast they moved each axis, what is a button, what never came together."""
+    """Statistics of the recorded controls: how fast each axis moved, which are buttons, which combinations are rare."""
     steered_A = np.array([not axis.is_time for axis in axes])
     alive_A = steered_A & ~np.array([axis.dead for axis in axes])
     button_A = alive_A & np.isin(actions_TA, (0.0, 1.0)).all(0)
@@ -184,7 +187,7 @@ def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, A
 
 
 def _seeds(recording: Recording, reach: int) -> np.ndarray:
-    """Frames to start from, at even distances over frames that were not trained on, where there are any."""
+    """Start frames, evenly spaced over held-out splits where there are any."""
     for part in ("valid", "test", "train"):
         for after in AFTER:
             found_N = recording.starts(part, reach, after)
@@ -195,7 +198,7 @@ def _seeds(recording: Recording, reach: int) -> np.ndarray:
 
 
 def _ramp(values_T: np.ndarray) -> int:
-    """Steps after which an axis has lost half of its correlation with itself: how fast people moved it."""
+    """Steps after which the autocorrelation of an axis has fallen to one half."""
     values_T = values_T - values_T.mean()
     power = float((values_T**2).mean())
     for lag in range(1, min(MAX_RAMP, len(values_T) - 1)):
@@ -205,7 +208,7 @@ def _ramp(values_T: np.ndarray) -> int:
 
 
 def _joint(actions_TA: np.ndarray, alive_A: np.ndarray) -> dict[str, Any]:
-    """Which combinations of controls are rare: the inverse covariance, and the distance that one in a hundred exceeds."""
+    """For the Mahalanobis distance: the inverse covariance, and the 99th percentile of recorded distances."""
     used_A = np.flatnonzero(alive_A)
     mean_A, inverse_AA = actions_TA.mean(0), np.zeros((actions_TA.shape[1],) * 2)
     used_TA = actions_TA[:, used_A] - mean_A[used_A]

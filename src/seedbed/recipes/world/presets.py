@@ -1,4 +1,4 @@
-"""Shapes and presets of the world recipe. Nothing here needs torch, so listing them costs nothing."""
+"""Model sizes and presets of the world recipe. No torch import, so that listing them is fast."""
 
 import re
 from dataclasses import dataclass, replace
@@ -9,10 +9,12 @@ from seedbed.errors import UserError
 
 NAMED_SIZES = {"nano": 0.5e6, "small": 1.5e6, "base": 5e6}
 NEVER = 1.0
+PLAYABLE = True  # its System has the capability of that name
+SMALL_SIDE = 12  # pixels of the images in the checks
 
 
 def num_parameters(size: str) -> float:
-    """What the dial asks for, about: `nano` .. `base`, or millions such as `5m` or `0.8m`."""
+    """Approximate number of parameters: `nano` .. `base`, or millions such as `5m` or `0.8m`."""
     if size in NAMED_SIZES:
         return NAMED_SIZES[size]
     if not re.fullmatch(r"\d+(\.\d+)?m", size) or not 0.05 <= float(size[:-1]) <= 1000:
@@ -22,17 +24,18 @@ def num_parameters(size: str) -> float:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The generator and its objective in stages; pictures and controls come from the recording.
+    """The generator and the curriculum of its objective; images and controls come from the recording.
 
-    `size` is the one dial: channels and scales follow from it and the pictures. `memory` full-size frames are remembered; a
-    `pyramid` adds coarser ones that reach eight times as far back. `transport` lets the network say where pixels come from,
-    beside how they change. `static` says that nothing in the place moves by itself and that controls are the camera's motion:
-    where they are zero the picture stays. `odometer` tells the network where the camera stands: the pose of the frame it began
-    with and every control since. `context_noise` is the largest level of noise on the memory while training, told to
-    the network. Closed loop may begin once the share `closed` of the run is done, on up to
-    `rollout` frames of its own; the adversary once the share `adversarial` is done (1: never), with gradients held at `ratio`
-    of the picture's error. The denoiser (`kind=edm`) draws a frame in `samples` steps; its closed loop feeds back one
-    denoising of the noised true frame, or a frame that was drawn.
+    `size` sets channels and scales, with the image size. `memory` full-size frames are remembered; a `pyramid` adds coarser
+    ones that reach eight times as far back, and `memory_dropout` is the share of them that training hides. `transport` moves
+    pixels by predicted kernels before a residual is added. `static`: nothing in the scene moves by itself and controls are the
+    camera's motion, so frames stay the same without control. `pose_tracking` integrates the controls from the first frame's
+    pose and renders a tri-plane radiance field from there; planes have `plane_resolution` cells along a side, and four times
+    as many in the fine pass. `context_noise` is the largest noise level on the memory in training, an input of the network.
+    Closed loop may begin once the share `closed` of the run is done, on rollouts of up to `rollout` frames; adversarial
+    training once the share `adversarial` is done (1: never), after `critic_warmup` steps of the critic alone, with gradients
+    held at `ratio` of the error's. The diffusion model (`kind=edm`) samples a frame in `samples` steps; its rollouts feed back
+    one denoising of the noised true frame, or a sampled frame.
     """
 
     kind: Literal["direct", "edm"] = "direct"
@@ -42,27 +45,28 @@ class ModelConfig:
     cells: int = number(2, low=1, high=16)
     transport: bool = True
     static: bool = False
-    odometer: bool = False
+    pose_tracking: bool = False
+    plane_resolution: int = number(128, low=8, high=4096)
     context_noise: float = number(0.2, low=0.0, high=2.0)
-    blank: float = number(0.0, low=0.0, high=0.9)
+    memory_dropout: float = number(0.0, low=0.0, high=0.9)
     closed: float = number(0.25, low=0.0, high=1.0)
     rollout: int = number(32, low=1, high=64)
     adversarial: float = number(NEVER, low=0.0, high=1.0)
     ratio: float = number(0.3, low=0.0, high=10.0)
     gamma: float = number(0.5, low=0.0, high=1000.0)
     critic_lr: float = number(0.3, low=0.001, high=100.0)
-    warm_critic: int = number(500, low=0)
+    critic_warmup: int = number(500, low=0)
     samples: int = number(3, low=1, high=100)
     feedback: Literal["denoised", "drawn"] = "denoised"
     channels_last: bool = False
 
     def check(self) -> None:
-        """What the fields must satisfy together."""
+        """Constraints between the fields."""
         num_parameters(self.size)
-        if self.blank and not self.pyramid:
-            raise UserError("model.blank hides coarse memories, which only model.pyramid=true has")
+        if self.memory_dropout and not self.pyramid:
+            raise UserError("model.memory_dropout applies to coarse memories; it needs model.pyramid=true")
         if self.kind == "edm" and self.adversarial < NEVER:
-            raise UserError("the diffusion denoiser has no adversary; set model.adversarial=1")
+            raise UserError("model.kind=edm has no adversarial stage; set model.adversarial=1")
         if self.adversarial < self.closed:
             raise UserError(
                 f"model.adversarial={self.adversarial:g} comes before model.closed={self.closed:g}; it is the last stage"
@@ -71,11 +75,11 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which recording is learned: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
+    """The recording: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
 
     Simulators are recorded once, `frames` long at `height` x `width` and from the seed `scene`, and kept in the cache; a
-    folder has its own. `actions=command` learns from what was asked for instead of what came of it. When a run has ended,
-    `examined` held-out windows go through the whole battery of tests; 0 leaves it out.
+    folder has its own size. `actions=command` trains on the requested controls instead of the applied ones. At the end of a
+    run `examined` held-out windows get the full evaluation; 0 skips it.
     """
 
     recording: str = "box"
@@ -93,13 +97,13 @@ class DataConfig:
 
 
 def demo() -> Config:
-    """A walk through a small box world, learned on a laptop: recording and training within five minutes.
+    """A small box world on a laptop: recording and training within five minutes.
 
-    `seedbed train world/demo` on two CPU cores: 32x32 pixels, half a million parameters. Judged on other walks through the
-    same place, on its own frames, beside copy-last, the mean frame and the best mix of both.
+    `seedbed train world/demo` on two CPU cores: 32x32 pixels, half a million parameters. Evaluated by
+    rollouts on held-out trajectories, against the persistence, mean-frame and fade baselines.
     """
     return Config(
-        model=ModelConfig(size="nano", static=True, odometer=True, closed=0.3, rollout=64),
+        model=ModelConfig(size="nano", static=True, pose_tracking=True, closed=0.3, rollout=64),
         data=DataConfig(recording="box", frames=20_000, height=32, width=32, examined=48),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=_flat_then_down(),
@@ -107,27 +111,26 @@ def demo() -> Config:
         steps=700,
         batch=32,
         ema=0.99,
-        device="cpu",
     )
 
 
 def box64() -> Config:
-    """The box world at 64x64 on one GPU: open loop, then closed loop; model.adversarial=0.5 adds the adversary.
+    """The box world at 64x64 on one GPU: open loop, then closed loop; model.adversarial=0.5 adds the critic.
 
-    `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is drawn on the device first.
+    `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is rendered on the device first.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64),
+        ModelConfig(size="5m", static=True, pose_tracking=True, rollout=64),
         DataConfig(recording="box", frames=120_000),
     )
 
 
 def edm() -> Config:
-    """The same world by a diffusion denoiser in the manner of DIAMOND: three steps a frame, to compare with box64.
+    """The same world by a diffusion model after DIAMOND: three steps a frame, to compare with box64.
 
     `seedbed train world/edm budget=8m` on one GPU.
     """
-    model = ModelConfig(kind="edm", size="5m", static=True, odometer=True, rollout=2)
+    model = ModelConfig(kind="edm", size="5m", static=True, pose_tracking=True, rollout=2)
     base = _on_gpu(model, DataConfig(recording="box", frames=120_000))
     return replace(base, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
 
@@ -135,11 +138,11 @@ def edm() -> Config:
 def doom() -> Config:
     """ViZDoom at 64x64, recorded here by random play on a static map.
 
-    `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or a recording carried along:
+    `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or an existing recording:
     data.recording=FOLDER.
     """
     return _on_gpu(
-        ModelConfig(size="5m", static=True, odometer=True, rollout=64),
+        ModelConfig(size="5m", static=True, pose_tracking=True, rollout=64),
         DataConfig(recording="doom", frames=24_000),
     )
 
@@ -154,13 +157,13 @@ def atari() -> Config:
 
 
 def log5m() -> Config:
-    """The journal's generator, 192x256 pixels and 32 frames of memory at four sizes, with what it lacked.
+    """The journal's generator, 192x256 pixels and 32 frames of memory at four sizes, with a curriculum.
 
     `seedbed train world/log5m data.recording=FOLDER` on one GPU: five million parameters, one GFLOP per frame. The box world
     unless a recording is named.
     """
     base = _on_gpu(
-        ModelConfig(size="5m", pyramid=True, blank=0.1, static=True, rollout=16),
+        ModelConfig(size="5m", pyramid=True, memory_dropout=0.1, static=True, rollout=16),
         DataConfig(recording="box", frames=20_000, height=192, width=256),
     )
     return replace(base, batch=64, steps=30_000)
@@ -182,7 +185,7 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
         schedule=_flat_then_down(),
         every=Every(log=50, eval=500, sample=10_000, save=10_000),
         steps=20_000,
-        batch=128 if model.odometer else 256,  # a map is looked at for every prediction
+        batch=128 if model.pose_tracking else 256,  # a radiance field is rendered for every prediction
         ema=0.999,
         precision="bf16",
         compile="blocks",
@@ -191,3 +194,20 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
 
 def _flat_then_down() -> Schedule:
     return Schedule(kind="linear", warmup=0.02, decay=0.4, floor=0.0)
+
+
+def check_settings(config: Config) -> dict[str, object]:
+    """A small copy for the checks: images of 12 pixels, short rollouts, coarse planes, and few channels.
+
+    Networks with a fine pass keep it, which takes 100 channels at the coarsest scale.
+    """
+    model, data = config.model, config.data
+    sizes = {
+        "data.height": (data.height, SMALL_SIDE),
+        "data.width": (data.width, SMALL_SIDE),
+        "data.examined": (data.examined, 8),
+    }
+    sizes |= {"model.rollout": (model.rollout, 4), "model.plane_resolution": (model.plane_resolution, 16)}
+    sizes |= {"model.cells": (model.cells, 1)}
+    wanted: dict[str, object] = {key: small for key, (full, small) in sizes.items() if small < full}
+    return wanted | ({"model.size": "1.3m"} if num_parameters(model.size) > 1.3e6 else {})

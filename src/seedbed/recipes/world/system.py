@@ -1,4 +1,4 @@
-"""The world system: a generator trained in stages: open loop, closed loop, adversary.
+"""The world system: a generator trained by a curriculum: open loop, closed loop, adversarial.
 
 Shape suffixes: B windows, A control axes, H W pixels.
 """
@@ -12,37 +12,37 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.nn.modulate import full_precision
-from seedbed.recipes.world import adversary
+from seedbed.recipes.world import critic as adversarial
+from seedbed.recipes.world.curriculum import Stage
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, build_model
 from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
-from seedbed.recipes.world.probe import open_up
-from seedbed.recipes.world.stages import Stage
+from seedbed.recipes.world.probe import open_probe
 from seedbed.train.engine import mix
 from seedbed.train.system import Batch
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import Engine
+    from seedbed.train.engine import Engine, EvalEngine
     from seedbed.train.probe import Probe
 
 CRITIC = "critic"
 SMALL = 32 * 32  # pixels
 FACTS = ("loss_critic", "critic_won", "critic_margin", "r1", "r2", "adversarial", "gradient_ratio")
-# Weights of adversarial gradients are smoothed over about so many steps.
+# Decay of the moving average of the adversarial weight.
 SMOOTH = 0.98
 
 
-class Made(NamedTuple):
-    """Frames that the network made, with what it knew and the truth: on its own memories where there are any."""
+class Predictions(NamedTuple):
+    """Predicted frames with their targets and inputs: those of rollouts where there are any."""
 
     frame_B3HW: Tensor
     target_B3HW: Tensor
     memory_BMHW: Tensor
     action_BA: Tensor
-    num_predicted: int  # frames of the step in all
+    num_predicted: int  # in the whole step
 
 
 class World(Emulator):
@@ -53,12 +53,12 @@ class World(Emulator):
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__(config, data)
         model = config.model
-        self.net = build_model(model, self.height, self.width, self.num_axes, mix(config.seed, 1), self.new_place())
-        self.critic: adversary.Critic | None = None
+        self.net = build_model(model, self.height, self.width, self.num_axes, mix(config.seed, 1), self.new_radiance_field())
+        self.critic: adversarial.Critic | None = None
         if model.adversarial < NEVER:
-            self.critic = adversary.Critic(self.num_axes, len(self.net.trunk.widths), model.critic_lr)
+            self.critic = adversarial.Critic(self.num_axes, len(self.net.trunk.widths), model.critic_lr)
             self.critic.init_weights(torch.Generator().manual_seed(mix(config.seed, 2)))
-        self.register_buffer("weight", torch.zeros(2))  # of the adversary's gradient, smoothed; and how often it was measured
+        self.register_buffer("weight", torch.zeros(2))  # of the adversarial gradient, smoothed; and the number of measurements
         if model.channels_last:
             for net in (self.net, self.critic):
                 if net is not None:
@@ -68,17 +68,17 @@ class World(Emulator):
     def trunk(self) -> Trunk:
         return self.net.trunk
 
-    def players(self) -> dict[str, nn.Module]:
+    def named_optimizers(self) -> dict[str, nn.Module]:
         return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}
 
-    def dream(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
         level_B = action_BA.new_full((len(action_BA),), level)
-        return self.net(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
+        return self.call(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
 
     # ---- training --------------------------------------------------------------------------------------------------
 
-    def loss(self, batch: Batch, engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean error of all predictions: one step on true memories, and from the second stage on half of them on its own."""
+    def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean error of all predictions: on true memories, and from the second stage on half of them on rollouts."""
         error, _, _, measured = self._errors(batch, stage_of(engine))
         return error, measured
 
@@ -88,67 +88,72 @@ class World(Emulator):
         if going is not None:
             self.rollouts.keep(going, self.layout.num_frames, made.frame_B3HW)
         if self.critic is None:
-            engine.descend(error)
+            engine.minimize(error)
         elif stage.name not in ("critic", "adversarial"):
             measured |= dict.fromkeys(FACTS, torch.zeros_like(error.detach()))
-            engine.descend(error)
-            engine.norms[CRITIC] = torch.zeros_like(error.detach())  # all stages must measure the same things
+            engine.minimize(error)
+            engine.norms[CRITIC] = torch.zeros_like(error.detach())  # every stage has the same metrics
         else:
-            measured |= self._contest(self.critic, error, made, stage, engine)
-        # The error of true memories means the same in every stage; the others stand beside it.
+            measured |= self._adversarial_step(self.critic, error, made, stage, engine)
+        # The error on true memories is comparable between stages.
         return {"loss": measured.pop("loss_open"), **measured}
 
-    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Made, Rows | None, dict[str, Tensor]]:
-        """The error of the stage, the frames an adversary would judge, the rollouts, and what is measured in all stages."""
-        window, going = self.opened(batch, stage)
-        level_B, real_B = self.noises.levels(window)
-        seen = self.noises.context(window, real_B)
-        frame_B3HW = self.net(seen, window.action_BA, level_B, self.noises.own(window))
+    def _errors(self, batch: Batch, stage: Stage) -> tuple[Tensor, Predictions, Rows | None, dict[str, Tensor]]:
+        """The loss of the stage, the frames for the critic, the rollouts, and the metrics of all stages."""
+        window, going = self.training_windows(batch, stage)
+        level_B, real_B = self.training_noise.levels(window)
+        self.trained_rows = len(level_B)
+        seen = self.training_noise.context(window, real_B)
+        frame_B3HW = self.net(seen, window.action_BA, level_B, self.training_noise.own(window))
         rows = slice(0 if going is None else len(level_B) - len(going.index_B), None)
-        # One tensor for the error and the adversary: the weight of both is measured at it.
+        # One tensor for both losses: their gradients are compared at it.
         known = (window.memory.tensors()["m1"][rows], window.action_BA[rows])
-        made = Made(frame_B3HW[rows], window.target_B3HW[rows], *known, len(level_B))
+        made = Predictions(frame_B3HW[rows], window.target_B3HW[rows], *known, len(level_B))
         first = slice(0, rows.start or None)
         closed = l1(made.frame_B3HW, made.target_B3HW)
         opened = closed if going is None else l1(frame_B3HW[first], window.target_B3HW[first])
         copied = l1(window.memory.last[first], window.target_B3HW[first])
         measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
         measured["own_frames"] = torch.full_like(copied, stage.length)
-        return self.with_map(0.5 * (opened + closed), window, measured), made, going, measured
+        return self.add_field_loss(0.5 * (opened + closed), window, measured), made, going, measured
 
-    def _contest(self, critic: adversary.Critic, error: Tensor, made: Made, stage: Stage, engine: Engine) -> dict[str, Tensor]:
-        """Both players' turns on some of the frames made, at all ages; the generator keeps its error as the main thing."""
-        model, judged = self.config.model, slice(0, max(1, 2 * len(made.frame_B3HW) // adversary.ONE_IN))
-        fake, real, memory, action = (column[judged] for column in made[:4])
+    def _adversarial_step(
+        self, critic: adversarial.Critic, error: Tensor, made: Predictions, stage: Stage, engine: Engine
+    ) -> dict[str, Tensor]:
+        """One update of the critic and one of the generator, on some of the predicted frames."""
+        model, scored = self.config.model, slice(0, max(1, 2 * len(made.frame_B3HW) // adversarial.ONE_IN))
+        fake, real, memory, action = (column[scored] for column in made[:4])
         with full_precision(real.device):
-            facts = adversary.critic_loss(critic, real, fake, memory, action, model.gamma)
-        engine.descend(facts["loss_critic"], CRITIC)
+            facts = adversarial.critic_loss(critic, real, fake, memory, action, model.gamma)
+        engine.minimize(facts["loss_critic"], CRITIC)
         with full_precision(real.device):
-            wish = adversary.generator_loss(critic, real, fake, memory, action)
+            wish = adversarial.generator_loss(critic, real, fake, memory, action)
         frame, share = made.frame_B3HW, len(fake) / made.num_predicted
-        weight, against, slope = adversary.held_weight(error, wish, frame, judged, share, model.ratio, engine.together)
+        weight, against, slope = adversarial.adversarial_weight(
+            error, wish, frame, scored, share, model.ratio, engine.all_reduce_sum
+        )
         if stage.name == "adversarial":
-            # The first measurement counts whole, later ones are smoothed.
+            # The first measurement is taken as it is, later ones are averaged.
             keep = SMOOTH * (self.weight[1] > 0).float()
             self.weight.copy_(torch.stack((self.weight[0] * keep + weight * (1.0 - keep), self.weight[1] + 1.0)))
-            # The critic has been gone through: what it wants of the frames is a slope.
+            # The critic's backward pass is done: only its gradient at the frames is needed.
             error = error + stage.balance * self.weight[0].detach() * (slope * frame).sum()
-        engine.descend(error)
+        engine.minimize(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
 
     # ---- for the loop ----------------------------------------------------------------------------------------------
 
     def probe(self, batch: Batch) -> Probe:
-        return open_up(self, batch)
+        return open_probe(self, batch)
 
     def flops_per_item(self) -> float:
-        """An item is a window; in every stage a step makes about one prediction for each."""
-        return self.net.flops_per_frame() + self.map_flops()
+        """An item is a window; a step makes about one prediction per window in every stage."""
+        return self.net.flops_per_frame() + self.field_flops()
 
     def describe(self) -> dict[str, Any]:
         widths = " ".join(map(str, self.net.trunk.widths))
-        adversarial = {} if self.critic is None else {"adversary": f"from {self.config.model.adversarial:.0%}, when gates allow"}
+        adversarial = {} if self.critic is None else {"critic": f"from {self.config.model.adversarial:.0%}, when gates allow"}
         cost = {"GFLOP/frame": f"{self.net.flops() / 1e9:.3f} to play, {self.net.flops_per_frame() / 1e9:.3f} to train"}
         return {
             **super().describe(),
@@ -159,12 +164,13 @@ class World(Emulator):
 
 
 def build(config: Config, data: WorldData) -> Emulator:
-    """The recipe's entry point. Pictures this small are handled faster by one CPU thread."""
+    """The recipe's entry point."""
     height, width = data.recording.frames_THWC.shape[1:3]
-    if height * width <= SMALL:
-        torch.set_num_threads(1)
+    kind: type[Emulator] = World
     if config.model.kind == "edm":
         from seedbed.recipes.world.edm import Denoiser
 
-        return Denoiser(config, data)
-    return World(config, data)
+        kind = Denoiser
+    system = kind(config, data)
+    system.num_cpu_threads = 1 if height * width <= SMALL else 0
+    return system

@@ -1,4 +1,4 @@
-// Which address shows which page, the theme, and keys that work everywhere.
+// Routing, the theme, and global keys.
 
 import { h, problem } from "./dom.js";
 
@@ -8,9 +8,9 @@ const PAGES = [
   [/^\/compare$/, "compare"],
   [/^\/sweep\/([^/]+)$/, "sweep"],
   [/^\/journal$/, "journal"],
-  [/^\/talk\/([^/]+)$/, "talk"],
+  [/^\/playground\/([^/]+)$/, "playground"],
 ];
-const HOME = new Set(["run", "sweep", "talk"]);
+const HOME = new Set(["run", "sweep", "playground"]);
 const main = document.getElementById("main");
 let leave = () => {},
   turn = 0;
@@ -28,7 +28,7 @@ async function show() {
     else link.removeAttribute("aria-current");
   }
   const place = h("div", {});
-  const waiting = h("div", { className: "empty big waiting" }, "reading…");
+  const waiting = h("div", { className: "empty big waiting" }, "loading…");
   main.replaceChildren(waiting, place);
   if (!page) return place.append(problem(new Error("there is no such page")));
   try {
@@ -73,7 +73,7 @@ addEventListener("click", (event) => {
   go(link.pathname + link.search);
 });
 
-// As the system has it, light, dark, and round again.
+// Cycles through the system's theme, light and dark.
 document.getElementById("theme").addEventListener("click", () => {
   const order = ["", "light", "dark"];
   const next = order[(order.indexOf(localStorage.getItem("seedbed-theme") || "") + 1) % 3];
@@ -86,8 +86,8 @@ const KEYS = [
   ["/", "search"],
   ["j k", "next, previous run"],
   ["Enter", "open it"],
-  ["x", "choose it for comparison"],
-  ["c", "compare what was chosen"],
+  ["x", "select it for comparison"],
+  ["c", "compare the selected runs"],
   ["g", "back to all runs"],
   ["Esc", "close, clear"],
   ["?", "this list"],

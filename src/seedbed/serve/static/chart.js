@@ -49,7 +49,7 @@ export function layout(extra = {}) {
 
 export const SETTINGS = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset" };
 
-// A chart that knows its curves and asks for finer ones where somebody zooms in.
+// A chart that requests finer curves on zoom.
 export class Chart {
   constructor(el, { zoom } = {}) {
     this.el = el;
@@ -79,7 +79,7 @@ export class Chart {
   }
 }
 
-// The faint curve as measured, and the smooth one over it.
+// The measured curve, faint, and the smoothed one over it.
 export function curves(found, name, index, { points = false, show = true } = {}) {
   const line = palette(index);
   const hover = `%{y:.5g}<extra>${escapeHover(name)} at %{x}</extra>`;
@@ -104,5 +104,5 @@ export function curves(found, name, index, { points = false, show = true } = {})
   return [raw, { ...base, x: found.smooth.x, y: found.smooth.y, line: { color: line, width: 2 }, hovertemplate: hover }];
 }
 
-// plotly reads a few tags in labels; names of runs are to stay as they are.
+// plotly interprets some tags in labels; names of runs are escaped.
 export const escapeHover = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");

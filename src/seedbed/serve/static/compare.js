@@ -1,4 +1,4 @@
-// Runs on top of each other: curves, levels with their noise, and the settings that differ.
+// Comparison of runs: overlaid curves, final values with their noise, and settings that differ.
 
 import { go } from "./app.js";
 import { Chart, curves, palette } from "./chart.js";
@@ -266,12 +266,12 @@ function delta({ by, change, band, word }, scale) {
     s("line", { x1: 60, x2: 60, y1: 0, y2: 16, stroke: "var(--faint)" }),
     typeof change === "number" ? s("circle", { cx: at(change), cy: 8, r: 4, fill: ink }) : null,
   );
-  const told = { better: "better", worse: "worse", same: "within noise", unknown: "noise unknown" }[word];
+  const label = { better: "better", worse: "worse", same: "within noise", unknown: "noise unknown" }[word];
   return h(
     "span",
     { className: "delta", title: `${by}: ${num(change)}, noise band ±${num(band)}` },
     h("span", { className: "band" }, picture),
     h("span", { className: "num" }, `${change > 0 ? "+" : ""}${num(change)}`),
-    h("span", { className: `tag ${tone}` }, told),
+    h("span", { className: `tag ${tone}` }, label),
   );
 }

@@ -1,4 +1,4 @@
-// Elements, numbers as people read them, and requests. Text always goes in as text: no markup is ever parsed.
+// DOM elements, number formats and requests. Text is always inserted as text: no markup is parsed.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -102,11 +102,11 @@ export function status(word) {
   return h("span", { className: `status ${String(word).split(" ")[0]}` }, word || "–");
 }
 
-// A loss curve as a thumbnail; `tone` says how the run stands.
+// A loss curve as a thumbnail; `tone` is the colour of the run's status.
 export function spark(values, tone) {
   const known = (values || []).filter(isNumber);
   if (known.length < 2) return h("span", { className: "faint small" }, known.length ? "one row" : "no rows yet");
-  // The first steps of a run are far above all others: the greatest tenth may leave the picture.
+  // The first steps of a run are far above all others: the largest tenth may be clipped.
   const low = Math.min(...known),
     high = [...known].sort((a, b) => a - b)[Math.floor((known.length < 12 ? 1 : 0.9) * (known.length - 1))],
     span = high - low || 1;
@@ -186,7 +186,7 @@ export function enlarge(src) {
   dialog.showModal();
 }
 
-// A switch over one key of `look`; what it changes is drawn at once.
+// A switch of one key of `look`; changes are drawn at once.
 export function toggle(look, key, text, draw) {
   const button = h(
     "button",
@@ -204,7 +204,7 @@ export function toggle(look, key, text, draw) {
   return button;
 }
 
-// The slider of `look.smooth`; curves follow when the hand rests.
+// The slider of `look.smooth`; curves are redrawn after a pause.
 export function smoothing(look, draw) {
   let later;
   const amount = h("span", { className: "num soft", style: { width: "30px" } }, look.smooth.toFixed(2));

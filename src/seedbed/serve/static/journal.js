@@ -1,4 +1,4 @@
-// The journal: one entry per run and sweep, newest first, with what was concluded and what is still open.
+// The journal: one entry per run and sweep, newest first, with conclusions and open entries.
 
 import { command, enlarge, get, h, runPath } from "./dom.js";
 import { notes } from "./notes.js";
@@ -89,7 +89,7 @@ export async function open(place) {
   return stop;
 }
 
-// What stands between backticks is something to type.
+// Text between backticks is a command.
 const prose = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 function entry(e) {
@@ -113,12 +113,12 @@ function entry(e) {
       : null,
   );
   const write = h("div", { hidden: true }),
-    ask = h(
+    addButton = h(
       "button",
       {
         className: "quiet small",
         onclick: () => {
-          ask.remove();
+          addButton.remove();
           write.hidden = false;
           notes(
             write,
@@ -165,7 +165,7 @@ function entry(e) {
         e.concluded.map(([date, text]) =>
           h("div", { className: "note" }, h("span", { className: "faint small num" }, date), h("p", {}, text)),
         ),
-        h("div", { className: "bar" }, ask),
+        h("div", { className: "bar" }, addButton),
         write,
         reproduce ? command(reproduce[1].replace(/^`|`$/g, "")) : null,
       ),

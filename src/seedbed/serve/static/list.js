@@ -1,4 +1,4 @@
-// Every run: live, sorted, filtered, searched, grouped by sweep or by parent.
+// The list of runs: live, sorted, filtered, searched, grouped by sweep or by parent.
 
 import { go } from "./app.js";
 import { age, get, h, num, runPath, scaled, spark, status, tone } from "./dom.js";
@@ -16,7 +16,7 @@ const COLUMNS = [
   ["rate", "Items/s", "c-num c-rate right"],
   ["created", "Age", "c-age right"],
 ];
-// What a person chose stays while they look at a run and come back.
+// The selection is kept while a run is opened.
 const view = {
   text: "",
   states: new Set(),
@@ -205,7 +205,7 @@ class List {
   drawChips(all) {
     const counts = Object.groupBy
       ? Object.groupBy(all, (r) => r.status)
-      : all.reduce((o, r) => ((o[r.status] ||= []).push(r), o), {});
+      : all.reduce((o, r) => ((o[r.status] ||= []).push(r), o), { __proto__: null });
     const chip = (state, text, count) =>
       h(
         "button",
@@ -263,7 +263,7 @@ class List {
     );
   }
 
-  // The trials of a sweep as one line that opens; it stands where its first run by the chosen order would.
+  // The trials of a sweep as one line that can be expanded, at the position of its first run in the chosen order.
   bySweep(found) {
     const groups = new Map();
     for (const run of found) {
@@ -280,7 +280,7 @@ class List {
   }
 
   sum(name, runs) {
-    const counts = {};
+    const counts = { __proto__: null };
     for (const run of runs) counts[run.status] = (counts[run.status] || 0) + 1;
     const best = runs.filter((r) => typeof r.best === "number").reduce((a, b) => (!a || b.best < a.best ? b : a), null);
     const why = `${runs.length} trials: ${Object.entries(counts)

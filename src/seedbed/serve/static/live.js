@@ -1,4 +1,4 @@
-// News from the server about the list and about runs, over one socket per page that comes back by itself.
+// Live updates of the list and of runs, over one websocket per page that reconnects.
 
 export function watch(asked, hear) {
   const lamp = document.getElementById("lamp");
@@ -19,17 +19,17 @@ export function watch(asked, hear) {
       // Closing a socket that is not open yet would be an error in the console.
       if (closed) return socket.close();
       wait = 500;
-      // Another server counts its versions from the beginning.
+      // A restarted server counts its versions from 0.
       if (again) version = 0;
       show("on", "live");
       socket.send(JSON.stringify({ ...asked, version }));
-      // What happened while nobody listened is not told: the page looks at everything once.
+      // Changes during the disconnection are not sent: the page reloads everything once.
       if (again) hear({ again: true });
     };
     socket.onmessage = (message) => {
       const news = JSON.parse(message.data);
       if (news.list) version = news.list.version;
-      // A page that nobody sees draws nothing; it looks once when it is seen again.
+      // A hidden page draws nothing; it is refreshed when it becomes visible.
       if (document.hidden) missed = true;
       else hear(news);
     };
@@ -37,7 +37,7 @@ export function watch(asked, hear) {
       if (closed) return;
       show("off", "not connected");
       setTimeout(async () => {
-        // A server that was started again has another token, which any page of it brings along.
+        // A restarted server has another token, which any of its pages sets.
         await fetch("/").catch(() => {});
         if (!closed) open(true);
       }, wait);

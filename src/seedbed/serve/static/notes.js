@@ -1,4 +1,4 @@
-// Conclusions of a person, under a run's entry in the journal: added and edited where they stand.
+// Conclusions in a run's journal entry, added and edited in place.
 
 import { apiPath, h, post, problem } from "./dom.js";
 

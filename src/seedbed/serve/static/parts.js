@@ -1,24 +1,24 @@
-// Parts of the run page that are made of its values alone: where the time went, the checks, the checkpoints.
+// Static parts of the run page: wall time, checks, checkpoints.
 
 import { palette } from "./chart.js";
 import { bytes, duration, h, num, percent } from "./dom.js";
 
 export function timeUse(time, verdict) {
-  const laps = Object.entries(time.laps || {})
+  const parts = Object.entries(time.seconds || {})
       .filter(([, v]) => v > 0)
       .sort((a, b) => b[1] - a[1]),
-    total = laps.reduce((t, [, v]) => t + v, 0);
-  if (!laps.length) return [h("div", { className: "empty" }, "Known once the run has saved or ended.")];
+    total = parts.reduce((t, [, v]) => t + v, 0);
+  if (!parts.length) return [h("div", { className: "empty" }, "Known once the run has saved or ended.")];
   return [
     h(
       "div",
-      { className: "laps", role: "img", ariaLabel: laps.map(([k, v]) => `${k} ${percent(v / total)}`).join(", ") },
-      laps.map(([, v], i) => h("i", { style: { flex: v / total, background: palette(i) } })),
+      { className: "time-parts", role: "img", ariaLabel: parts.map(([k, v]) => `${k} ${percent(v / total)}`).join(", ") },
+      parts.map(([, v], i) => h("i", { style: { flex: v / total, background: palette(i) } })),
     ),
     h(
       "div",
       { className: "key" },
-      laps.map(([k, v], i) =>
+      parts.map(([k, v], i) =>
         h("span", {}, h("i", { style: { background: palette(i) } }), `${k} ${duration(v)} (${percent(v / total, 0)})`),
       ),
     ),

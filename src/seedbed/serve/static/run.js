@@ -1,4 +1,4 @@
-// One run: numbers, curves, samples, settings, events, checkpoints, console, notes. Everything moves while it trains.
+// One run: numbers, curves, samples, settings, events, checkpoints, console, notes. Updated while it trains.
 
 import { Chart, colour, curves, escapeHover } from "./chart.js";
 import {
@@ -25,15 +25,16 @@ import { watch } from "./live.js";
 import { notes } from "./notes.js";
 import { checkpointTable, checks, timeUse } from "./parts.js";
 
+const isAlarm = (e) => e.severity === "warning" || e.severity === "error";
 const AXES = [
   ["step", "Steps"],
   ["seconds", "Time"],
   ["items", "Items"],
 ];
-const TITLES = { step: "steps", seconds: "seconds of training", items: "items" };
-// Shown first; whatever else a recipe measures follows.
+const TITLES = { __proto__: null, step: "steps", seconds: "seconds of training", items: "items" };
+// Shown first, before the other metrics of a recipe.
 const FIRST = ["loss", "lr", "grad_norm", "items_per_s", "wait", "mfu", "memory"];
-const UNITS = { items_per_s: scaled, memory: bytes, wait: percent, mfu: percent };
+const UNITS = { __proto__: null, items_per_s: scaled, memory: bytes, wait: percent, mfu: percent };
 const HIDDEN = new Set(["epoch", "mfu_measured"]);
 const look = { axis: "step", smooth: 0.6, logX: false, logY: false };
 
@@ -50,7 +51,7 @@ export async function open(place, name) {
   };
 }
 
-// Measurements that differ in their last number (loss_t0 ... loss_t9) share a chart.
+// Metrics that differ in their last number (loss_t0 ... loss_t9) share a chart.
 function families(keys) {
   const found = new Map();
   for (const key of keys) {
@@ -144,7 +145,7 @@ class RunPage {
     ];
     const actions = [
       opens.play && h("a", { className: "button primary", href: `/play/${where}` }, "▶ Play"),
-      opens.talk && h("a", { className: "button primary", href: `/talk/${where}` }, "Playground"),
+      opens.playground && h("a", { className: "button primary", href: `/playground/${where}` }, "Playground"),
       run.parent &&
         h(
           "a",
@@ -239,7 +240,7 @@ class RunPage {
     ];
   }
 
-  // One chart per measurement; evaluations share the loss's, where the two can be compared.
+  // One chart per metric; evaluations share the chart of the loss, where the two can be compared.
   groups() {
     const keys = this.about.keys.filter((key) => !HIDDEN.has(key) && !/^lrs\./.test(key));
     const rest = keys.filter((key) => !FIRST.includes(key) && !key.includes("/"));
@@ -275,7 +276,7 @@ class RunPage {
     ]);
   }
 
-  // A first evaluation joins the loss, a new measurement comes in between: charts are kept, added and left out in order.
+  // Charts are kept, added and removed in order when an evaluation or a new metric appears.
   arrange(groups) {
     for (const keys of groups) if (!this.charts.has(keys.join())) this.addChart(keys, keys === groups[0]);
     const boxes = groups.map((keys) => this.charts.get(keys.join()).box);
@@ -345,8 +346,8 @@ class RunPage {
   }
 
   marked() {
-    const told = this.about.events.filter((e) => e.alarm || ["resume", "early_stop"].includes(e.kind)).slice(-60);
-    return told.map((e) => ({ ...e, x: e.at[look.axis] })).filter((e) => typeof e.x === "number");
+    const marked = this.about.events.filter((e) => e.severity !== "info").slice(-60);
+    return marked.map((e) => ({ ...e, x: e.at[look.axis] })).filter((e) => typeof e.x === "number");
   }
 
   marks() {
@@ -357,7 +358,7 @@ class RunPage {
       y0: 0,
       y1: 1,
       yref: "paper",
-      line: { color: colour(e.alarm ? "fire" : "faint"), width: 1, dash: "dot" },
+      line: { color: colour(isAlarm(e) ? "fire" : "faint"), width: 1, dash: "dot" },
     }));
   }
 
@@ -373,7 +374,7 @@ class RunPage {
         y: marked.map(() => top),
         text: marked.map((e) => escapeHover(`${e.kind} at ${e.step}: ${e.what}`.slice(0, 110))),
         hovertemplate: "%{text}<extra></extra>",
-        marker: { symbol: "triangle-down", size: 9, color: marked.map((e) => colour(e.alarm ? "fire" : "faint")) },
+        marker: { symbol: "triangle-down", size: 9, color: marked.map((e) => colour(isAlarm(e) ? "fire" : "faint")) },
         showlegend: false,
         name: "events",
       },
@@ -435,7 +436,7 @@ class RunPage {
     const place = this.parts.console,
       old = place.querySelector("pre");
     const below = !old || old.scrollHeight - old.scrollTop - old.clientHeight < 30;
-    if (!text) return place.replaceChildren(h("div", { className: "empty" }, "Nothing was said yet."));
+    if (!text) return place.replaceChildren(h("div", { className: "empty" }, "No console output yet."));
     const pre = h("pre", { className: "console", tabIndex: 0 }, (cut ? "…\n" : "") + text);
     place.replaceChildren(pre);
     pre.scrollTop = below ? pre.scrollHeight : old.scrollTop;
@@ -456,7 +457,7 @@ class RunPage {
                 .map((e) =>
                   h(
                     "li",
-                    { className: e.alarm ? "alarm" : "" },
+                    { className: isAlarm(e) ? "alarm" : "" },
                     h("span", { className: "num soft" }, num(e.step)),
                     h("span", { className: "kind" }, e.kind),
                     h("span", { className: "what" }, e.what),

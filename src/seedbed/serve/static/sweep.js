@@ -1,4 +1,4 @@
-// A sweep: how far it is, the map of its settings, every trial as a line through them, and the best.
+// A sweep: progress, the heat map of its settings, parallel coordinates of its trials, and the best.
 
 import { go } from "./app.js";
 import { colour, layout, plotly, SETTINGS } from "./chart.js";
@@ -7,6 +7,7 @@ import { watch } from "./live.js";
 import { notes } from "./notes.js";
 
 const INK = {
+  __proto__: null,
   done: "var(--leaf)",
   "stopped early": "var(--water)",
   running: "var(--sun)",
@@ -94,7 +95,7 @@ class SweepPage {
   }
 
   axes() {
-    const seen = {};
+    const seen = { __proto__: null };
     for (const { settings } of this.found.trials)
       for (const [key, value] of Object.entries(settings)) (seen[key] ||= new Map()).set(short(value), value);
     const entries = Object.entries(seen).map(([key, values]) => [
@@ -107,7 +108,7 @@ class SweepPage {
   }
 
   draw() {
-    const { title, why, counts, trials, best, metric, notes: told } = this.found,
+    const { title, why, counts, trials, best, metric, notes: remarks } = this.found,
       total = trials.length;
     const states = Object.entries(counts).sort((a, b) => b[1] - a[1]);
     this.head.replaceChildren(
@@ -135,7 +136,7 @@ class SweepPage {
           { className: "key", style: { margin: "8px 0 12px" } },
           states.map(([k, n]) => h("span", {}, h("i", { style: { background: INK[k] || "var(--faint)" } }), `${n} ${k}`)),
         ),
-        ...told.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)),
+        ...remarks.map((text) => h("p", { style: { margin: "0 0 10px" } }, text)),
         h("div", { className: "small soft" }, best ? "the best trial again" : "the sweep again"),
         command(best?.command || this.found.command),
       ),
@@ -152,7 +153,7 @@ class SweepPage {
     const byLength = [...axes].sort((a, b) => b[1].length - a[1].length);
     this.across ??= byLength[0][0];
     this.down ??= byLength[1]?.[0];
-    this.fixed ??= {};
+    this.fixed ??= { __proto__: null };
     const pick = (label, value, choose) =>
       h(
         "label",
@@ -298,7 +299,7 @@ class SweepPage {
               : `M${px} ${py}`,
           )
           .join("");
-        const told = `${t.run}: ${Object.entries(t.settings)
+        const tooltip = `${t.run}: ${Object.entries(t.settings)
           .map(([k, v]) => `${k}=${short(v)}`)
           .join(" ")} → ${num(t.best)}`;
         return s(
@@ -308,11 +309,11 @@ class SweepPage {
             stroke: ink(t.best),
             tabindex: 0,
             role: "link",
-            "aria-label": told,
+            "aria-label": tooltip,
             onclick: () => go(runPath(t.run)),
             onkeydown: (e) => e.key === "Enter" && go(runPath(t.run)),
           },
-          s("title", {}, told),
+          s("title", {}, tooltip),
         );
       });
     const rulers = axes.flatMap(([key, list], i) => [

@@ -1,4 +1,4 @@
-// Before the first paint: the theme that was chosen last, or the system's, as it changes.
+// Sets the theme before the first paint: the last choice, or the system's.
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const apply = () => {

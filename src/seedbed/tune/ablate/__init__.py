@@ -1,1 +1,1 @@
-"""ablate: what each switch buys, one change at a time, predicted before it is measured."""
+"""ablate: the effect of each setting, one change at a time, predicted before it is measured."""

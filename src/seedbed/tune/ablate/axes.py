@@ -1,4 +1,4 @@
-"""What a report varies: axes by name or by config key, one row per value, and a set that makes sense without being asked."""
+"""The axes of an ablation, by name or config key, with one row per value; and the default set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
-from seedbed.track.text import spell
+from seedbed.track.text import format_value
 from seedbed.tune.sweep import grid
 
 BASELINE, COMBINED = "baseline", "combined"
@@ -19,19 +19,19 @@ KEYS = {"dtype": "precision", "heads": "model.heads", "patch": "model.patch"}
 PLACES = {"replicate", "shard"}
 SIZE = "size"
 DEPTHS, WIDTH = ("model.depth", "model.blocks"), "model.width"
-# Keys that leave the model and the data of a step as they are: what the combined row may choose from.
+# Keys that do not change the model or the data of a step: the combined row chooses from them.
 FREE = ("precision", *(word.partition("=")[0] for word in configs.PLAIN))
 COMPILED = ("compile=whole", "compile_autograd=true", "compile_optimizer=true")
-SAME_SIZE = 0.25  # a width further off than this in parameters is not the same size
+SAME_SIZE = 0.25  # largest relative difference in parameters of the same size
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the report: settings that differ from the baseline, or why there is nothing to run."""
+    """One line of the report: settings that differ from the baseline, or why it is not run."""
 
     axis: str
     settings: dict[str, Any] = field(default_factory=dict)
-    why_not: str = ""
+    skip_reason: str = ""
     value: str = ""
 
     @property
@@ -49,16 +49,16 @@ Resize = Callable[[int], dict[str, Any]]
 
 
 def read(base: Config, words: Sequence[str], resize: Resize) -> list[Row]:
-    """The rows that a command line asks for; a value that no run could have is refused before anything is measured."""
+    """The rows of a command line; an invalid value is refused before anything is measured."""
     rows: list[Row] = []
-    seen: set[str] = set()
+    succeeded: set[str] = set()
     for word in words:
         name, equals, text = word.partition("=")
         if not equals:
-            raise UserError(f"`{word}` is not axis=value,value; for example: recompute=selective,full")
-        if name in seen:
+            raise UserError(f"`{word}` is not axis=value,value; for example: remat=selective,full")
+        if name in succeeded:
             raise UserError(f"{name} is given twice; put all its values into one list: {name}=a,b")
-        seen.add(name)
+        succeeded.add(name)
         rows += _read_one(base, name, text, resize)
     for row in rows:
         _require(base, row)
@@ -68,7 +68,7 @@ def read(base: Config, words: Sequence[str], resize: Resize) -> list[Row]:
 def _read_one(base: Config, name: str, text: str, resize: Resize) -> list[Row]:
     name = name.removeprefix("dist.") if name.removeprefix("dist.") in PLACES else name
     if name in PLACES:
-        return [Row(name, why_not=_one_device(), value=f"{name}={value}") for value in text.split(",")]
+        return [Row(name, skip_reason=_one_device(), value=f"{name}={value}") for value in text.split(",")]
     if name == SIZE:
         key = _depth_key(base)
         depths = [v for v in _values(base, key, text, name) if v != configs.flatten(base)[key]]
@@ -77,23 +77,25 @@ def _read_one(base: Config, name: str, text: str, resize: Resize) -> list[Row]:
         key = _key(base, name)
         rows = [Row(name, {key: value}) for value in _values(base, key, text, name) if value != configs.flatten(base)[key]]
     if not rows:
-        now = spell(configs.flatten(base)[key])
+        now = format_value(configs.flatten(base)[key])
         raise UserError(f"{name}={text} is the baseline itself ({key}={now}): there is nothing to compare; name other values")
     return rows
 
 
 def _key(base: Config, name: str) -> str:
-    """The config key of an axis; names near to an unknown one."""
+    """The config key of an axis; suggests names near to an unknown one."""
     key, known = KEYS.get(name, name), configs.flatten(base)
     if key in known:
         return key
     if name in KEYS:
         raise UserError(f"axis {name}: this recipe has no {key}")
+    if configs.current_key(key) != key:
+        raise UserError(f"axis `{name}` is now called `{configs.current_key(key)}`")
     names = [*KEYS, SIZE, *PLACES, *known]
     tails = {n.rpartition(".")[2]: n for n in reversed(list(known))}
     near = difflib.get_close_matches(name, names, 3, 0.5)
     near += [tails[t] for t in difflib.get_close_matches(name.rpartition(".")[2], tails, 3, 0.6)]
-    shown = list(dict.fromkeys(near))[:3] or [*KEYS, SIZE, "batch", "compile", "recompute"]
+    shown = list(dict.fromkeys(near))[:3] or [*KEYS, SIZE, "batch", "compile", "remat"]
     raise UserError(f"unknown axis `{name}`; nearest: {', '.join(shown)}")
 
 
@@ -124,14 +126,14 @@ def config_of(base: Config, row: Row) -> Config:
 
 
 def _one_device() -> str:
-    return "one device: a report is measured in one process; `seedbed plan --world N` tells what ranks hold and send"
+    return "one device: a report is measured in one process; `seedbed plan --world N` estimates memory and communication of ranks"
 
 
 # ---- the set for those who name no axis --------------------------------------------------------------------------------
 
 
 def default(base: Config, device: str, resize: Resize) -> list[Row]:
-    """Every axis that means something on this device, with values around the baseline's."""
+    """Every axis that is meaningful on this device, with values around the baseline's."""
     rows: list[Row] = []
     for name, values in _suggested(base, device).items():
         for value in values:
@@ -140,14 +142,14 @@ def default(base: Config, device: str, resize: Resize) -> list[Row]:
     if device == "cpu":
         left_out |= {name: "compiling takes minutes on a CPU; name the axis to wait for it" for name in COMPILED}
     left_out |= {"replicate=2": _one_device(), "shard=2": _one_device()}
-    return [*rows, *(Row(word.partition("=")[0], why_not=why, value=word) for word, why in left_out.items())]
+    return [*rows, *(Row(word.partition("=")[0], skip_reason=why, value=word) for word, why in left_out.items())]
 
 
 def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
     known, cuda = configs.flatten(base), device == "cuda"
     found: dict[str, list[Any]] = {
         "dtype": ["fp32", "tf32", "bf16"] if cuda else ["fp32", "bf16"],
-        "recompute": ["none", "selective", "full"],
+        "remat": ["none", "selective", "full"],
         "batch": [base.batch // 2, base.batch * 2],
         "attention": ["cudnn", "flash", "efficient"] if cuda else ["math"],
         "float8": ["true"],
@@ -162,13 +164,13 @@ def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
 
 
 def _try(base: Config, name: str, value: Any, resize: Resize) -> list[Row]:
-    """The rows of one suggested value; none where the config would not take it, for nobody asked for it."""
+    """The rows of one suggested value; none where the config does not accept it."""
     try:
-        rows = _read_one(base, name, spell(value), resize)
+        rows = _read_one(base, name, format_value(value), resize)
         for row in rows:
             _require(base, row)
     except UserError:
-        return [Row(name, why_not="it needs precision=bf16", value=f"{name}={value}")] if name == "float8" else []
+        return [Row(name, skip_reason="it needs precision=bf16", value=f"{name}={value}")] if name == "float8" else []
     return rows
 
 
@@ -176,11 +178,11 @@ def _try(base: Config, name: str, value: Any, resize: Resize) -> list[Row]:
 
 
 def equal_width(base: Config, depth: int, num_params: Callable[[Config], int]) -> dict[str, Any]:
-    """The width at which `depth` layers hold about as many parameters as the baseline; heads keep their number."""
+    """The width at which `depth` layers have about as many parameters as the baseline, with the same number of heads."""
     key, known = _depth_key(base), configs.flatten(base)
-    grain = known.get("model.heads", 1) * 4
+    multiple = known.get("model.heads", 1) * 4
     wanted, best = num_params(base), None
-    for width in _widths(known[WIDTH], known[key], depth, grain):
+    for width in _widths(known[WIDTH], known[key], depth, multiple):
         try:
             off = num_params(configs.override(base, [f"{key}={depth}", f"{WIDTH}={width}"])) / wanted - 1.0
         except UserError:
@@ -192,8 +194,8 @@ def equal_width(base: Config, depth: int, num_params: Callable[[Config], int]) -
     return {WIDTH: best[0]}
 
 
-def _widths(width: int, depth: int, new_depth: int, grain: int) -> list[int]:
-    """Multiples of `grain` around the width by which layers of width squared keep their sum."""
+def _widths(width: int, depth: int, new_depth: int, multiple: int) -> list[int]:
+    """Multiples of `multiple` around the width that keeps depth x width squared."""
     guess = width * (depth / max(new_depth, 1)) ** 0.5
-    middle = max(1, round(guess / grain))
-    return [grain * n for n in range(max(1, middle - 4), middle + 5)]
+    middle = max(1, round(guess / multiple))
+    return [multiple * n for n in range(max(1, middle - 4), middle + 5)]

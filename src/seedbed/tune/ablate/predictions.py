@@ -1,4 +1,4 @@
-"""What a change should do to the speed, said before it is measured: a step's parts on paper, times measured rates."""
+"""Predicts the speed of a change before it is measured, from operation counts and measured rates."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import torch
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
+from seedbed.tune.ablate.op_counts import OpCounts, count
 from seedbed.tune.ablate.rates import SHORTEST_KERNEL, Rates
-from seedbed.tune.ablate.tally import Tally, count
-from seedbed.tune.bench import Bench
+from seedbed.tune.workload import Workload
 
-# Of the bytes and the calls of plain code, what a compiler leaves; and what it leaves when it sees the backward pass only.
+# Remaining share of bytes and calls after compilation; and when only the backward pass is compiled.
 FUSED = (0.4, 0.3)
 FUSED_BACKWARD = (0.65, 0.6)
 # How much faster 8-bit products are than 16-bit ones once their scales are counted; torchao states 1.2 to 1.5 for whole models.
 FLOAT8_GAIN = 1.4
-# Below this difference a prediction is that nothing happens.
+# Smaller differences are predicted as no effect.
 NOTHING = 0.005
 
 _WHY_NOTHING = {
@@ -33,7 +33,7 @@ _WHY_NOTHING = {
 
 @dataclass(frozen=True)
 class Prediction:
-    """A ratio of items per second against the baseline, and why."""
+    """A ratio of items per second against the baseline, and its reason."""
 
     ratio: float
     basis: str
@@ -44,7 +44,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Parts:
-    """The seconds of a step on paper, by what they are spent on."""
+    """The estimated seconds of a step, by kind of work."""
 
     matmul: float
     attention: float
@@ -56,22 +56,22 @@ class Parts:
     def total(self) -> float:
         return sum(getattr(self, part.name) for part in fields(self))
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         shares = {part.name: getattr(self, part.name) / self.total for part in fields(self)}
         return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= NOTHING)
 
 
-class Oracle:
-    """Predicts the rows of one report. Shapes are counted once per model, and every shape's rate is measured once."""
+class Predictor:
+    """Predicts the rows of one report. Shapes are counted once per model, and each shape's rate is measured once."""
 
-    def __init__(self, bench: Bench, data_of: Callable[[Config], Data]) -> None:
-        self.bench, self.data_of, self.rates = bench, data_of, Rates(bench.device)
-        self._tallies: dict[str, Tally] = {}
+    def __init__(self, workload: Workload, data_of: Callable[[Config], Data]) -> None:
+        self.workload, self.data_of, self.rates = workload, data_of, Rates(workload.device)
+        self._op_counts: dict[str, OpCounts] = {}
 
     def predict(self, axis: str, config: Config) -> Prediction:
-        """The ratio for a config, with its reason; that nothing will happen is a prediction too."""
-        base = self.bench.config
-        if config.float8 and not self.tally(config).float8_share:
+        """The ratio for a config, with its reason; no effect is a prediction too."""
+        base = self.workload.config
+        if config.float8 and not self.op_counts(config).float8_share:
             return Prediction(1.0, "no effect expected: 0 layers are large enough to be converted")
         work = self.flops_per_item(config) / (self.flops_per_item(base) or 1.0)
         try:
@@ -81,62 +81,62 @@ class Oracle:
         ratio = (config.batch / after.total) / (base.batch / before.total)
         if abs(ratio - 1.0) < NOTHING:
             return Prediction(1.0, f"no effect expected: {self._why_nothing(axis)}")
-        told = f"executed FLOP per item x{work:.2f}; " if abs(work - 1.0) >= NOTHING else ""
+        executed = f"executed FLOP per item x{work:.2f}; " if abs(work - 1.0) >= NOTHING else ""
         steps = f"{before.total * 1e3:.3g} -> {after.total * 1e3:.3g} ms"
-        return Prediction(ratio, f"{told}step on paper {steps} at measured rates ({after.told()})")
+        return Prediction(ratio, f"{executed}estimated step {steps} at measured rates ({after.in_words()})")
 
     def _why_nothing(self, axis: str) -> str:
         if axis == "capture":
-            cuda = self.bench.device.type == "cuda"
-            return "on paper the host keeps ahead of the device" if cuda else "there are no CUDA graphs here"
-        return _WHY_NOTHING.get(axis, "the same work on paper")
+            cuda = self.workload.device.type == "cuda"
+            return "the host is estimated to keep ahead of the device" if cuda else "there are no CUDA graphs here"
+        return _WHY_NOTHING.get(axis, "the same operations")
 
     def flops_per_item(self, config: Config) -> float:
-        """Of the matrix products and attentions that really run, those of recomputation included."""
-        return self.tally(config).flops / config.batch
+        """FLOP of the matrix products and attentions that run, recomputation included."""
+        return self.op_counts(config).flops / config.batch
 
     def overhead(self, config: Config) -> float:
-        """By how much recomputation multiplies the FLOP of a step."""
-        plain = self.tally(dataclasses.replace(config, recompute="none"))
-        return self.tally(config).flops / (plain.flops or 1.0)
+        """The factor by which recomputation multiplies the FLOP of a step."""
+        plain = self.op_counts(dataclasses.replace(config, remat="none"))
+        return self.op_counts(config).flops / (plain.flops or 1.0)
 
-    def tally(self, config: Config) -> Tally:
-        """The shapes of a step. They do not depend on how it is run, except for what is recomputed."""
-        settings = [word for word in configs.PLAIN if not word.startswith("recompute=")]
+    def op_counts(self, config: Config) -> OpCounts:
+        """The operation counts of a step. They depend on the model and on what is recomputed."""
+        settings = [word for word in configs.PLAIN if not word.startswith("remat=")]
         plain = configs.override(config, [*settings, "device=cpu"])
         key = configs.digest(plain)
-        if key not in self._tallies:
-            self._tallies[key] = count(self.bench.recipe, plain, self.data_of(config))
-        return self._tallies[key]
+        if key not in self._op_counts:
+            self._op_counts[key] = count(self.workload.recipe, plain, self.data_of(config))
+        return self._op_counts[key]
 
     def parts(self, config: Config) -> Parts:
-        """A step taken apart, each part at the rate that was measured for its shape."""
-        rates, tally, precision = self.rates, self.tally(config), config.precision
-        matmul = _sum(tally.products, lambda product: rates.product(product, precision))
+        """The parts of a step, each at the rate measured for its shape."""
+        rates, op_counts, precision = self.rates, self.op_counts(config), config.precision
+        matmul = _sum(op_counts.matmuls, lambda product: rates.product(product, precision))
         if config.float8:
-            matmul *= 1.0 - tally.float8_share * (1.0 - 1.0 / FLOAT8_GAIN)
-        attention = _sum(tally.attended, lambda call: rates.attended(call, precision, config.attention))
+            matmul *= 1.0 - op_counts.float8_share * (1.0 - 1.0 / FLOAT8_GAIN)
+        attention = _sum(op_counts.attentions, lambda call: rates.attentions(call, precision, config.attention))
         bytes_left, calls_left = _left_over(config)
-        memory = tally.bytes * bytes_left / rates.bandwidth
-        update = _sum(tally.update_products, lambda product: rates.product(product, precision))
-        update += tally.update_bytes / rates.bandwidth
+        memory = op_counts.bytes * bytes_left / rates.bandwidth
+        update = _sum(op_counts.update_matmuls, lambda product: rates.product(product, precision))
+        update += op_counts.update_bytes / rates.bandwidth
         busy = matmul + attention + memory + update
         return Parts(matmul, attention, memory, self._launches(config, calls_left, busy), update)
 
     def _launches(self, config: Config, calls_left: float, busy: float) -> float:
-        """The time in which nothing is computed: on a host that of every call, on a GPU what the host is behind."""
-        cuda, calls = self.bench.device.type == "cuda", self.tally(config).num_ops * calls_left
+        """Time without computation: on a host the overhead of every call, on a GPU the lag of the host."""
+        cuda, calls = self.workload.device.type == "cuda", self.op_counts(config).num_ops * calls_left
         if cuda and config.capture != "off":
             return calls * SHORTEST_KERNEL
         host = calls * self.rates.per_op
-        if config.recompute != "none" and config.compile == "off":
-            again = self.tally(config).num_ops - self.tally(dataclasses.replace(config, recompute="none")).num_ops
-            host += again * self.rates.recomputed(config.recompute)
+        if config.remat != "none" and config.compile == "off":
+            again = self.op_counts(config).num_ops - self.op_counts(dataclasses.replace(config, remat="none")).num_ops
+            host += again * self.rates.recomputed(config.remat)
         return max(calls * SHORTEST_KERNEL, host - busy) if cuda else host
 
 
 def product(ratios: Iterable[float], names: Iterable[str]) -> Prediction:
-    """What changes should give together if each gives what it gave alone."""
+    """The combined ratio if effects are independent."""
     total = 1.0
     for ratio in ratios:
         total *= ratio

@@ -1,4 +1,4 @@
-"""What this device really does, measured in small: products and attentions of given shapes, bytes moved, calls made."""
+"""Measured rates of this device: matrix products and attentions of given shapes, bandwidth, call overhead."""
 
 from __future__ import annotations
 
@@ -11,20 +11,109 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.nn.attention import attend, attention_scope, choose_attention
+from seedbed.train.activation_checkpointing import checkpoint_units
 from seedbed.train.engine import DTYPES
-from seedbed.train.recompute import recompute_units
 from seedbed.train.system import System
-from seedbed.tune.ablate.tally import Attended, Counting, Product
-from seedbed.tune.bench import synchronize
+from seedbed.tune.ablate.op_counts import Attention, Matmul, OpCounter
+from seedbed.tune.workload import synchronize
 
 TIMED = 0.02  # seconds per measurement
 # Numbers in the tensors that are tried; a product with larger ones is measured in part.
 MOST = {"cuda": 1 << 28, "mps": 1 << 26, "cpu": 1 << 24}
-SHORTEST_KERNEL = 1.5e-6  # with its start, however little it does
+SHORTEST_KERNEL = 1.5e-6  # including its launch
+
+
+class Rates:
+    """Seconds for parts of a step on one device; every shape is measured once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.recomputed = functools.cache(self._recomputed)
+        self.product = functools.cache(self._matmul)
+        self.attentions = functools.cache(self._attention)
+
+    @functools.cached_property
+    def per_op(self) -> float:
+        """Host overhead per operation in a forward and backward pass through a layer of one number."""
+        layers, x = _Layers(), torch.ones(1, 1)
+        with OpCounter() as counter:
+            layers(x).backward()
+        return self.seconds(lambda: layers(x).backward()) / counter.op_counts.num_ops
+
+    def _recomputed(self, mode: str) -> float:
+        """Host overhead per recomputed operation."""
+        times = {}
+        for tried in ("none", mode):
+            system = _Chain().to(self.device)
+            checkpoint_units(system, tried, self.device)
+            times[tried] = self.seconds(lambda system=system: system().backward())
+        return max(times[mode] - times["none"], 0.0) / _Chain.LENGTH
+
+    @functools.cached_property
+    def bandwidth(self) -> float:
+        """Bytes per second, read and written, of an operation on large tensors."""
+        x = torch.zeros(MOST[self.device.type], device=self.device)
+        y = torch.empty_like(x)
+        return 2.0 * x.numel() * x.element_size() / self.seconds(lambda: torch.neg(x, out=y))
+
+    def seconds(self, work: Callable[[], Any]) -> float:
+        """The best of some rounds."""
+        work()
+        synchronize(self.device)
+        start = time.perf_counter()
+        work()
+        synchronize(self.device)
+        num = max(1, min(50, int(TIMED / 4 / max(time.perf_counter() - start, 1e-7))))
+        times = []
+        for _ in range(4):
+            start = time.perf_counter()
+            for _ in range(num):
+                work()
+            synchronize(self.device)
+            times.append((time.perf_counter() - start) / num)
+        return min(times)
+
+    def _matmul(self, shape: Matmul, precision: str) -> float:
+        """Seconds of a matrix product; extrapolated for one too large to try."""
+        dtype = DTYPES[precision]
+        largest = shape.copies * max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
+        part = min(1.0, MOST[self.device.type] / largest)
+        m = max(1, int(shape.m * part))
+        # Random numbers, since a GPU multiplies zeros faster: they need less power.
+        a = torch.randn(shape.copies, m, shape.k, dtype=dtype, device=self.device)
+        b = torch.randn(shape.copies, shape.k, shape.n, dtype=dtype, device=self.device)
+        multiply = torch.bmm if shape.copies > 1 else lambda a, b: torch.mm(a[0], b[0])
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if precision == "tf32" and self.device.type == "cuda" else "highest")
+        try:
+            return self.seconds(lambda: multiply(a, b)) * shape.m / m
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+    def _attention(self, call: Attention, precision: str, kernel: str) -> float:
+        """Seconds of a fused attention with the kernel that a run would use."""
+        dtype = DTYPES[precision]
+        sizes = (call.batch, call.heads, call.queries, call.head_dim)
+        kernels = choose_attention(sizes, dtype, self.device, call.kv_heads, causal=call.causal, only=kernel)
+
+        def tensor(heads: int, length: int) -> Tensor:
+            x = torch.randn(call.batch, length, heads, call.head_dim, dtype=dtype, device=self.device)
+            return x.transpose(1, 2).requires_grad_()
+
+        q, k, v = tensor(call.heads, call.queries), *(tensor(call.kv_heads, call.keys) for _ in range(2))
+
+        def forward() -> Tensor:
+            return attend(q, k, v, is_causal=call.causal, enable_gqa=call.heads != call.kv_heads)
+
+        with attention_scope(kernels), torch.enable_grad():
+            once = self.seconds(forward)
+            if not call.backward:
+                return once
+            return max(self.seconds(lambda: torch.autograd.grad(y := forward(), (q, k, v), y)) - once, 0.0)
 
 
 class _Layers(nn.Module):
-    """Many layers that compute next to nothing, each called as layers are."""
+    """Many layers with almost no computation."""
 
     def __init__(self, num: int = 30) -> None:
         super().__init__()
@@ -35,7 +124,7 @@ class _Layers(nn.Module):
 
 
 class _Chain(System):
-    """A unit of many operations that compute next to nothing."""
+    """A unit of many operations with almost no computation."""
 
     LENGTH = 60
 
@@ -59,92 +148,3 @@ class _Chain(System):
 
     def forward(self) -> Tensor:
         return self.unit().sum()
-
-
-class Rates:
-    """Seconds for parts of a step on one device; every shape is measured once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.recomputed = functools.cache(self._recomputed)
-        self.product = functools.cache(self._product)
-        self.attended = functools.cache(self._attended)
-
-    @functools.cached_property
-    def per_op(self) -> float:
-        """What an operation costs the host beside its work, in a forward and backward pass through a layer of one number."""
-        layers, x = _Layers(), torch.ones(1, 1)
-        with Counting() as counting:
-            layers(x).backward()
-        return self.seconds(lambda: layers(x).backward()) / counting.tally.num_ops
-
-    def _recomputed(self, mode: str) -> float:
-        """What an operation costs the host when it is forgotten and made again, with all that watches over it."""
-        times = {}
-        for tried in ("none", mode):
-            system = _Chain().to(self.device)
-            recompute_units(system, tried, self.device)
-            times[tried] = self.seconds(lambda system=system: system().backward())
-        return max(times[mode] - times["none"], 0.0) / _Chain.LENGTH
-
-    @functools.cached_property
-    def bandwidth(self) -> float:
-        """Bytes per second, read and written, of an operation on large tensors."""
-        x = torch.zeros(MOST[self.device.type], device=self.device)
-        y = torch.empty_like(x)
-        return 2.0 * x.numel() * x.element_size() / self.seconds(lambda: torch.neg(x, out=y))
-
-    def seconds(self, work: Callable[[], Any]) -> float:
-        """The best of some rounds: a neighbour's work is not the device's."""
-        work()
-        synchronize(self.device)
-        start = time.perf_counter()
-        work()
-        synchronize(self.device)
-        num = max(1, min(50, int(TIMED / 4 / max(time.perf_counter() - start, 1e-7))))
-        times = []
-        for _ in range(4):
-            start = time.perf_counter()
-            for _ in range(num):
-                work()
-            synchronize(self.device)
-            times.append((time.perf_counter() - start) / num)
-        return min(times)
-
-    def _product(self, shape: Product, precision: str) -> float:
-        """Seconds of a matrix product; of one too large to try, in proportion."""
-        dtype = DTYPES[precision]
-        largest = shape.copies * max(shape.m * shape.k, shape.k * shape.n, shape.m * shape.n)
-        part = min(1.0, MOST[self.device.type] / largest)
-        m = max(1, int(shape.m * part))
-        # Random numbers, since a GPU multiplies zeros faster: they need less power.
-        a = torch.randn(shape.copies, m, shape.k, dtype=dtype, device=self.device)
-        b = torch.randn(shape.copies, shape.k, shape.n, dtype=dtype, device=self.device)
-        multiply = torch.bmm if shape.copies > 1 else lambda a, b: torch.mm(a[0], b[0])
-        before = torch.get_float32_matmul_precision()
-        torch.set_float32_matmul_precision("high" if precision == "tf32" and self.device.type == "cuda" else "highest")
-        try:
-            return self.seconds(lambda: multiply(a, b)) * shape.m / m
-        finally:
-            torch.set_float32_matmul_precision(before)
-
-    def _attended(self, call: Attended, precision: str, kernel: str) -> float:
-        """Seconds of a fused attention with the kernel that a run would use."""
-        dtype = DTYPES[precision]
-        sizes = (call.batch, call.heads, call.queries, call.head_dim)
-        kernels = choose_attention(sizes, dtype, self.device, call.kv_heads, causal=call.causal, only=kernel)
-
-        def tensor(heads: int, length: int) -> Tensor:
-            x = torch.randn(call.batch, length, heads, call.head_dim, dtype=dtype, device=self.device)
-            return x.transpose(1, 2).requires_grad_()
-
-        q, k, v = tensor(call.heads, call.queries), *(tensor(call.kv_heads, call.keys) for _ in range(2))
-
-        def forward() -> Tensor:
-            return attend(q, k, v, is_causal=call.causal, enable_gqa=call.heads != call.kv_heads)
-
-        with attention_scope(kernels), torch.enable_grad():
-            once = self.seconds(forward)
-            if not call.backward:
-                return once
-            return max(self.seconds(lambda: torch.autograd.grad(y := forward(), (q, k, v), y)) - once, 0.0)

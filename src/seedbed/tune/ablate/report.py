@@ -9,7 +9,7 @@ from typing import Any
 
 from seedbed.track import files
 from seedbed.track.text import duration, number, scaled, table, width
-from seedbed.tune.ablate import pictures
+from seedbed.tune.ablate import figures
 from seedbed.tune.ablate.axes import BASELINE, COMBINED
 from seedbed.tune.ablate.study import ROUND, Entry, Study
 from seedbed.tune.ablate.summary import BLIND_NOISE, EXPLAIN, Line, equal_time, loss_step
@@ -21,21 +21,21 @@ COST_END = ("retries", "data wait", "compile s")
 
 
 def write(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> None:
-    """report.md, report.json and the two pictures."""
+    """Writes report.md, report.json and the two figures."""
     study.save([line.to_json() for line in summary])
-    drawn = pictures.draw_all(study, summary)
+    drawn = figures.draw_all(study, summary)
     files.write_atomic(study.path / "report.md", markdown(study, summary, notes, drawn))
 
 
 def markdown(study: Study, summary: Sequence[Line], notes: Sequence[str], drawn: Sequence[str]) -> str:
-    parts = [f"# {study.path.name}: what each switch buys for {study.title}", ""]
+    parts = [f"# {study.path.name}: effect of each setting on {study.title}", ""]
     parts += [f"- {fact}" for fact in facts(study)]
     parts += ["", "## Speed", "", *_table(SPEED, [_speed(line) for line in summary]), "", *(f"- {note}" for note in notes)]
     parts += ["", "## Cost", "", *_table(_cost_header(study), [_cost(line) for line in summary if line.outcome == "ok"])]
     learned = ("change", f"loss at step {loss_step(study)}", f"loss after {equal_time(study):.3g} s", "attention", "step")
     parts += ["", "## Learning", "", *_table(learned, [_learned(line) for line in summary if line.outcome == "ok"])]
     parts += ["", "## Predictions, written before each row was measured", ""]
-    parts += [f"- {_told(line)}" for line in summary if line.predicted is not None and line.axis != BASELINE]
+    parts += [f"- {_prediction_line(line)}" for line in summary if line.predicted is not None and line.axis != BASELINE]
     for name in drawn:
         parts += ["", f"![{name.removesuffix('.png')}]({name})"]
     return "\n".join([*parts, "", f"Made by `{command(study)}`.", ""])
@@ -45,27 +45,27 @@ def facts(study: Study) -> list[str]:
     """Where and how it was measured."""
     known = study.facts
     where = [known.get("device"), f"torch {known.get('torch')}", known.get("driver"), known.get("code"), known.get("created")]
-    how = f"{study.steps} timed steps per visit after a warm-up that does not count, {study.repeats} visits per row"
-    how += ", each between visits to the baseline" if study.spacing == 1 else ", with visits to the baseline between them"
-    found = [", ".join(str(w) for w in where if w), f"{how}; all rows of a round start from the same seed"]
+    execution = f"{study.steps} timed steps per repeat after a warm-up, {study.num_repeats} repeats per row"
+    execution += ", each between repeats of the baseline" if study.spacing == 1 else ", with repeats of the baseline between them"
+    found = [", ".join(str(w) for w in where if w), f"{execution}; all rows of a round start from the same seed"]
     settings = study.identity.get("settings")
     return [*found, *([f"baseline with {' '.join(settings)}"] if settings else []), peaks(study)]
 
 
 def peaks(study: Study) -> str:
-    """What MFU is measured against, or why there is none."""
+    """The peaks that MFU refers to, or why there is none."""
     nominal, measured = (study.facts.get(key) for key in ("nominal_peak", "measured_peak"))
     if not (nominal or measured):
         return f"no MFU: the peak of {study.facts.get('device')} is not known"
-    told = [f"{value / 1e12:.0f} TFLOP/s {name}" for name, value in (("nominal", nominal), ("measured", measured)) if value]
-    return f"MFU against bf16 peaks: {', '.join(told)}"
+    shown = [f"{value / 1e12:.0f} TFLOP/s {name}" for name, value in (("nominal", nominal), ("measured", measured)) if value]
+    return f"MFU against bf16 peaks: {', '.join(shown)}"
 
 
 def notes(summary: Sequence[Line], repeats: int) -> list[str]:
-    """What a reader must know before believing a line."""
+    """Caveats for the reader."""
     found = []
     if repeats < 2:
-        found.append(f"one visit per row: differences up to {BLIND_NOISE:.0%} are taken for noise; --repeats 3 would measure it")
+        found.append(f"one repeat per row: differences up to {BLIND_NOISE:.0%} are taken for noise; --repeats 3 would measure it")
     odd = [line.label for line in summary if line.explain]
     if odd:
         found.append(f"to explain, since off by more than {EXPLAIN:g}x from their prediction: {', '.join(odd)}")
@@ -101,10 +101,10 @@ def _cost(line: Line) -> list[str]:
 def _learned(line: Line) -> list[str]:
     spread = f" ± {line.loss_sd:.2g}" if line.loss_sd is not None else ""
     loss = "not finite" if line.loss is None else f"{number(line.loss)}{spread}"
-    return [line.label, loss, "-" if line.loss_at_time is None else number(line.loss_at_time), line.attention, line.how]
+    return [line.label, loss, "-" if line.loss_at_time is None else number(line.loss_at_time), line.attention, line.execution]
 
 
-def _told(line: Line) -> str:
+def _prediction_line(line: Line) -> str:
     return f"{line.label}: {_ratio(line.predicted)}: {line.basis}"
 
 
@@ -123,19 +123,19 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def command(study: Study) -> str:
-    """What to type to make this report again, or to go on with it."""
+    """The command that makes or continues this report."""
     known = study.identity
     words = [*known["axes"], *(w for s in known["settings"] for w in ("--set", s))]
     words += ["--steps", str(known["steps"])] if known["steps"] else []
-    return shlex.join(["seedbed", "ablate", study.title, *words, "--repeats", str(study.repeats), "--name", study.path.name])
+    return shlex.join(["seedbed", "ablate", study.title, *words, "--repeats", str(study.num_repeats), "--name", study.path.name])
 
 
-def lines_of(study: Study, summary: Sequence[Line], told: Sequence[str]) -> list[str]:
+def lines_of(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> list[str]:
     """The report for a terminal."""
     header = ("change", "items/s", "ms/step", "x", "predicted", "peak", "loss", "verdict")
     rows = [_short(line) for line in summary]
     out = [f"ablate {study.title}  {'; '.join(facts(study)[-1:])}", table(header, rows, right=range(1, 7), max_width=width())]
-    return [*out, *(f"note: {note}" for note in told)]
+    return [*out, *(f"note: {note}" for note in notes)]
 
 
 def _short(line: Line) -> list[str]:
@@ -157,19 +157,19 @@ def _short(line: Line) -> list[str]:
 
 
 def progress(study: Study, place: int, entry: Entry) -> str:
-    """Where the measuring stands, for a person who waits."""
+    """The state of the measurement."""
     left, ratio = study.seconds_left(), entry.prediction.ratio if entry.prediction else 1.0
-    told = f"round {place // ROUND + 1} of {2 * study.repeats}, {entry.row.label}, predicted x{ratio:.2f}"
-    return told + (f", about {duration(left)} left" if math.isfinite(left) else "")
+    line = f"round {place // ROUND + 1} of {2 * study.num_repeats}, {entry.row.label}, predicted x{ratio:.2f}"
+    return line + (f", about {duration(left)} left" if math.isfinite(left) else "")
 
 
-def to_json(study: Study, summary: Sequence[Line], told: Sequence[str]) -> dict[str, Any]:
-    """All that the report tells, for scripts; the single steps stay in report.json."""
+def to_json(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> dict[str, Any]:
+    """The report for scripts; single steps stay in report.json."""
     shown = {"name": study.path.name, "path": str(study.path), "recipe": study.title, "facts": study.facts}
     return {
         **shown,
         "steps": study.steps,
-        "repeats": study.repeats,
+        "repeats": study.num_repeats,
         "rows": [line.to_json() for line in summary],
-        "notes": list(told),
+        "notes": list(notes),
     }

@@ -1,4 +1,4 @@
-"""What the visits say: medians with their spread, ratios against the baseline, what is noise, and what needs explaining."""
+"""Summary of the repeats: medians with spread, ratios against the baseline, noise, and rows to explain."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from seedbed.tune.ablate.axes import BASELINE, COMBINED
-from seedbed.tune.ablate.measuring import WARM_UP, Visit
+from seedbed.tune.ablate.measure import WARM_UP, Repeat
 from seedbed.tune.ablate.study import Entry, Study
 
-# Off by more than this from what was predicted, a row must be explained.
+# A row that is off by more than this factor from its prediction must be explained.
 EXPLAIN = 1.5
-# Differences below this are noise on any machine; and what one visit alone cannot tell apart.
+# Differences below this are noise on any machine; and below this with a single repeat.
 LEAST_NOISE, BLIND_NOISE = 0.01, 0.05
 SMOOTHED = 10  # the loss at a step is the mean over the tenth of the steps before it
 
@@ -52,7 +52,7 @@ class Line:
     num_params: int | None = None
     flops: float | None = None
     attention: str = ""
-    how: str = ""
+    execution: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,19 +61,19 @@ class Line:
 def summarise(study: Study, batches: dict[str, int], overheads: dict[str, float], no_mfu: dict[str, str]) -> list[Line]:
     """A line per row. By label: items of a step, how much recomputation multiplies its FLOP, and why a row has no MFU."""
     moment = equal_time(study)
-    return [_line(study, entry, batches, overheads, no_mfu, moment) for entry in study.entries]
+    return [_extrapolate(study, entry, batches, overheads, no_mfu, moment) for entry in study.entries]
 
 
-def _line(
+def _extrapolate(
     study: Study, entry: Entry, batches: dict[str, int], overheads: dict[str, float], no_mfu: dict[str, str], moment: float
 ) -> Line:
     label, prediction = entry.row.label, entry.prediction
-    told = {"predicted": prediction.ratio, "basis": prediction.basis} if prediction else {}
-    head = {"label": label, "axis": entry.row.axis, "outcome": entry.outcome, "why": entry.why, **told}
-    visits = list(entry.seen.values())
+    predicted_facts = {"predicted": prediction.ratio, "basis": prediction.basis} if prediction else {}
+    head = {"label": label, "axis": entry.row.axis, "outcome": entry.outcome, "why": entry.why, **predicted_facts}
+    repeats = list(entry.succeeded.values())
     if entry.outcome != "ok":
         return Line(**head)
-    batch, seconds = batches[label], [s for v in visits for s in v.seconds]
+    batch, seconds = batches[label], [s for v in repeats for s in v.seconds]
     low, high = percentiles(seconds)
     rate = batch / statistics.median(seconds)
     speed = {"items_per_s": rate, "low": batch / high, "high": batch / low, "ms": 1e3 * statistics.median(seconds)}
@@ -82,9 +82,9 @@ def _line(
         **head,
         **speed,
         **compared,
-        **_utilisation(study, visits[0].flops * rate, overheads.get(label, 1.0), no_mfu.get(label, "")),
-        **_costs(visits),
-        **_losses(visits, moment),
+        **_utilisation(study, repeats[0].flops * rate, overheads.get(label, 1.0), no_mfu.get(label, "")),
+        **_costs(repeats),
+        **_losses(repeats, moment),
     )
 
 
@@ -95,17 +95,17 @@ def percentiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def paired(study: Study, entry: Entry, batches: dict[str, int]) -> tuple[list[float], float]:
-    """Items per second against the baseline's right before and after, per visit; and how much those two differed."""
+    """Items per second relative to the baseline's right before and after, per repeat; and the drift of the baseline."""
     ratios, drifts, scale = [], [], batches[entry.row.label] / batches[BASELINE]
-    for visit, around in study.pairs(entry):
+    for repeat, around in study.pairs(entry):
         base = [statistics.median(v.seconds) for v in around]
-        ratios.append(scale * statistics.fmean(base) / statistics.median(visit.seconds))
+        ratios.append(scale * statistics.fmean(base) / statistics.median(repeat.seconds))
         drifts.append((max(base) - min(base)) / 2 / statistics.fmean(base))
     return ratios, statistics.median(drifts) if drifts else 0.0
 
 
 def noise_of(ratios: Sequence[float], drift: float) -> float:
-    """How large a difference may be and still be noise: by the spread over repeats, and by what the baseline did meanwhile."""
+    """The largest difference that counts as noise: by the spread over repeats and the drift of the baseline."""
     if len(ratios) < 2:
         return max(BLIND_NOISE, drift)
     return max(LEAST_NOISE, drift, (max(ratios) - min(ratios)) / 2 / statistics.median(ratios))
@@ -121,7 +121,7 @@ def _compared(study: Study, entry: Entry, batches: dict[str, int], predicted: fl
 
 
 def _utilisation(study: Study, rate: float, overhead: float, no_mfu: str) -> dict[str, Any]:
-    """FLOP/s, and shares of the peaks; no share where the peak is not that of these products."""
+    """FLOP/s, and shares of the peaks where these apply."""
     if not rate:
         return {}
     found: dict[str, Any] = {"tflops": rate / 1e12}
@@ -135,25 +135,25 @@ def _utilisation(study: Study, rate: float, overhead: float, no_mfu: str) -> dic
     return found
 
 
-def _costs(visits: Sequence[Visit]) -> dict[str, Any]:
-    first = visits[0]
+def _costs(repeats: Sequence[Repeat]) -> dict[str, Any]:
+    first = repeats[0]
     return {
-        # The least of all visits: what an earlier row has left behind in the process is not this row's.
-        "allocated": min(v.allocated for v in visits) or None,
-        "reserved": min(v.reserved for v in visits),
-        "retries": max(v.retries for v in visits),
-        "wait": statistics.median(v.wait for v in visits),
-        "compile_seconds": first.compile_seconds,  # later ones find what the first has compiled
+        # The least of all repeats: memory left by an earlier row does not count.
+        "allocated": min(v.allocated for v in repeats) or None,
+        "reserved": min(v.reserved for v in repeats),
+        "retries": max(v.retries for v in repeats),
+        "wait": statistics.median(v.wait for v in repeats),
+        "compile_seconds": first.compile_seconds,  # later repeats find a warm cache
         "num_params": first.num_params,
         "flops": first.flops or None,
         "attention": first.attention,
-        "how": first.how,
+        "execution": first.execution,
     }
 
 
-def _losses(visits: Sequence[Visit], moment: float) -> dict[str, Any]:
-    last = [loss_at(v, len(v.losses)) for v in visits]
-    timed = [loss_at(v, step_at(v, moment)) for v in visits]
+def _losses(repeats: Sequence[Repeat], moment: float) -> dict[str, Any]:
+    last = [loss_at(v, len(v.losses)) for v in repeats]
+    timed = [loss_at(v, step_at(v, moment)) for v in repeats]
     ends = [x for x in last if x is not None]
     out: dict[str, Any] = {"loss": _mean(last), "loss_at_time": _mean(timed)}
     if len(ends) > 1 and out["loss"] is not None:
@@ -166,31 +166,31 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return statistics.fmean(known) if known and len(known) == len(values) else None
 
 
-def loss_at(visit: Visit, step: int) -> float | None:
+def loss_at(repeat: Repeat, step: int) -> float | None:
     """The training loss around a step; None before the first one, or when it is not finite."""
-    width = max(1, len(visit.losses) // SMOOTHED)
-    around = visit.losses[max(0, step - width) : step]
+    width = max(1, len(repeat.losses) // SMOOTHED)
+    around = repeat.losses[max(0, step - width) : step]
     return statistics.fmean(around) if around and all(map(math.isfinite, around)) else None
 
 
-def step_at(visit: Visit, moment: float) -> int:
-    """How far a row gets in so many seconds of training."""
-    return min(int(moment / statistics.median(visit.seconds) + 1e-9), len(visit.losses))
+def step_at(repeat: Repeat, moment: float) -> int:
+    """The step that a row reaches after this many seconds."""
+    return min(int(moment / statistics.median(repeat.seconds) + 1e-9), len(repeat.losses))
 
 
 def equal_time(study: Study) -> float:
-    """The longest time for which every row has a loss: what the fastest took for all its steps."""
-    seen = [visit for entry in study.entries if entry.outcome == "ok" for visit in entry.seen.values()]
-    return min((len(visit.losses) * statistics.median(visit.seconds) for visit in seen), default=0.0)
+    """The longest time for which every row has a loss: the total time of the fastest row."""
+    succeeded = [repeat for entry in study.entries if entry.outcome == "ok" for repeat in entry.succeeded.values()]
+    return min((len(repeat.losses) * statistics.median(repeat.seconds) for repeat in succeeded), default=0.0)
 
 
 def loss_step(study: Study) -> int:
     """The step at which losses are compared."""
-    return max((len(v.losses) for e in study.entries for v in e.seen.values()), default=study.steps + min(WARM_UP.values()))
+    return max((len(v.losses) for e in study.entries for v in e.succeeded.values()), default=study.steps + min(WARM_UP.values()))
 
 
 def best_choices(study: Study, summary: Sequence[Line]) -> list[Entry]:
-    """For every axis that leaves the model as it is, the value that is faster than noise, and fastest."""
+    """For every axis that leaves the model unchanged, the fastest value that is faster than noise."""
     best: dict[str, tuple[float, Entry]] = {}
     for entry, line in zip(study.entries, summary, strict=True):
         if line.axis in (BASELINE, COMBINED) or line.verdict != "faster" or line.ratio is None or not entry.row.is_free:

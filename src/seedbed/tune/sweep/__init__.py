@@ -1,1 +1,1 @@
-"""Sweeps: many runs of one recipe over a grid of settings or over suggested ones, shared between processes."""
+"""Sweeps: many runs of one recipe over a grid of settings or suggested ones, shared between processes."""

@@ -1,4 +1,4 @@
-"""The sweep folder: what is varied, one file per trial, claims that die with their process, and results that stay."""
+"""The sweep folder: settings, one file per trial, claims that end with their process, and results."""
 
 import contextlib
 import datetime
@@ -16,30 +16,30 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.track import facts as run_facts
-from seedbed.track import files, lines, locks, names
+from seedbed.report import facts as run_facts
+from seedbed.track import files, jsonl, locks, names
 from seedbed.track.run import Run, full_name
-from seedbed.track.text import one_line, spell
+from seedbed.track.text import format_value, one_line
 from seedbed.tune.sweep.grid import Grid, from_json, to_json
 
-# A run's own words for an end; with any other word it can go on.
+# States of a run that has ended; in any other it can resume.
 ENDS = ("done", "nan", "diverged")
-SPOILED = ("nan", "diverged")
-# Beside the settings, what makes two sweeps the same one.
+DIVERGED = ("nan", "diverged")
+# What identifies a sweep besides its settings.
 _IDENTITY = ("recipe", "preset", "patience", "sampler")
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One cell: its number in the order of work, and what is set in it."""
+    """One cell: its number in order of work, and its settings."""
 
     number: int
     settings: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Where a trial stands, and what came of it so far."""
+class TrialStatus:
+    """The state of a trial and its results so far."""
 
     trial: Trial
     state: str
@@ -67,8 +67,8 @@ def folder_of(root: Path) -> Path:
 def default_name(recipe: str, preset: str, grid: Grid) -> str:
     """The same command gives the same name, so that it finds its sweep again."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", f"{Path(recipe).stem}-{preset}").strip("-")
-    told = json.dumps([recipe, preset, lines.finite(to_json(grid))], sort_keys=True)
-    return f"{stem[:60]}-{hashlib.sha256(told.encode()).hexdigest()[:6]}"
+    identity = json.dumps([recipe, preset, jsonl.finite(to_json(grid))], sort_keys=True)
+    return f"{stem[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
 
 
 class Sweep:
@@ -77,15 +77,17 @@ class Sweep:
     def __init__(self, root: Path, name: str) -> None:
         self.root, self.name = Path(root), name
         self.path = folder_of(root) / name
-        self.facts = lines.read_object(self.path / "sweep.json")
+        self.facts = jsonl.read_object(self.path / "sweep.json")
         if not all(isinstance(self.facts.get(key), dict) for key in ("axes", "spans", "fixed")):
             raise UserError(f"{self.path / 'sweep.json'} is damaged: it lacks axes, spans or fixed")
+        if not all(isinstance(self.facts.get(key), str) for key in ("recipe", "preset")):
+            raise UserError(f"{self.path / 'sweep.json'} is damaged: it lacks recipe or preset")
         self.grid = from_json(self.facts)
-        self._results: dict[int, Standing] = {}
+        self._results: dict[int, TrialStatus] = {}
 
     @classmethod
     def open(cls, root: Path, name: str) -> "Sweep":
-        """An existing sweep by its name, or by its path as the shell completes it."""
+        """An existing sweep by its name or path."""
         name = Path(name).name
         top = folder_of(root)
         if name and (top / name / "sweep.json").is_file():
@@ -102,7 +104,7 @@ class Sweep:
 
     @classmethod
     def create_or_join(cls, root: Path, name: str, grid: Grid, settings: Sequence[dict[str, Any]], **facts: Any) -> "Sweep":
-        """A new sweep, complete or not there at all; where one of this name exists it must be the same one."""
+        """Creates a sweep atomically, or joins an existing one with equal settings."""
         names.check_name(f"{name}-0001")
         path = folder_of(root) / name
         if not path.exists():
@@ -116,19 +118,19 @@ class Sweep:
         mine, theirs = (_identity(f) for f in ({**facts, **to_json(grid)}, self.facts))
         different = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
         if different:
-            told = "; ".join(f"{key} {_spelled(theirs.get(key))} there, {_spelled(mine.get(key))} here" for key in different)
+            differences = "; ".join(f"{key} {_format(theirs.get(key))} there, {_format(mine.get(key))} here" for key in different)
             todo = "choose another --name, or the same settings to join it"
-            raise UserError(f"sweep {self.name} exists already with other settings: {told}\n{todo}")
+            raise UserError(f"sweep {self.name} exists already with other settings: {differences}\n{todo}")
 
     def title(self) -> str:
         return full_name(self.facts["recipe"], self.facts["preset"])
 
     def command(self) -> str:
-        """What to type to make this sweep again."""
+        """The command that makes this sweep again."""
         facts = self.facts
         words = [f"{axis.key}={_listed(axis.values)}" for axis in self.grid.axes]
-        words += [f"{span.key}={_spelled(vars(span))}" for span in self.grid.spans]
-        words += [f"{key}={spell(value)}" for key, value in self.grid.fixed.items()]
+        words += [f"{span.key}={_format(vars(span))}" for span in self.grid.spans]
+        words += [f"{key}={format_value(value)}" for key, value in self.grid.fixed.items()]
         words += ["--suggest", str(facts["suggest"]), "--sampler", facts["sampler"]] if facts.get("sampler") else []
         words += ["--patience", str(facts["patience"])] if facts.get("patience") else []
         return shlex.join(["seedbed", "sweep", self.title(), *words, "--name", self.name])
@@ -137,10 +139,10 @@ class Sweep:
         return f"{self.name}-{trial.number:04d}"
 
     def trials(self) -> list[Trial]:
-        """Every trial that has been written down, in the order of work."""
+        """All trials, in order of work."""
         found = []
         for path in sorted((self.path / "trials").glob("[0-9]*.json")):
-            values = lines.read_object(path)
+            values = jsonl.read_object(path)
             settings = values.get("settings")
             if not isinstance(settings, dict):
                 raise UserError(f"{path} is damaged: it lacks settings")
@@ -148,14 +150,14 @@ class Sweep:
         return found
 
     def add(self, settings: dict[str, Any], **facts: Any) -> Trial:
-        """Write down one more trial; only while `editing`."""
+        """Adds a trial; only while `editing`."""
         number = max((trial.number for trial in self.trials()), default=0) + 1
-        files.write_atomic(_trial_path(self.path, number), lines.pretty({"settings": settings, **facts}))
+        files.write_atomic(_trial_path(self.path, number), jsonl.pretty({"settings": settings, **facts}))
         return Trial(number, settings)
 
     @contextlib.contextmanager
     def editing(self) -> Iterator[None]:
-        """Hold the sweep against other workers while trials are added; a moment at most."""
+        """Locks the sweep against other workers while trials are added."""
         fd = locks.open_lock(self.path / "lock")
         try:
             with contextlib.suppress(OSError):
@@ -168,13 +170,13 @@ class Sweep:
     # ---- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: Trial) -> int | None:
-        """Take a trial for this process until `locks.release`; None when it is taken or has ended."""
+        """Claims a trial for this process until `locks.release`; None when it is taken or has ended."""
         fd = locks.open_lock(self.path / "claims" / f"{trial.number:04d}")
         try:
             mine = locks.try_lock(fd)
         except OSError:
             mine = True  # a disk without locks: one process at a time, as with runs
-        # Somebody may have resumed the run by hand.
+        # The run may have been resumed by hand.
         if mine and self.result(trial) is None and not Run(self.root / self.run_name(trial)).is_running():
             locks.sign(fd, _now())
             return fd
@@ -186,65 +188,65 @@ class Sweep:
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
-    def result(self, trial: Trial) -> Standing | None:
-        """What a trial ended with; it stays when the run's folder is removed."""
+    def result(self, trial: Trial) -> TrialStatus | None:
+        """The result of a trial; it remains when the run's folder is removed."""
         if trial.number not in self._results:
             path = self._result_path(trial)
             if not path.is_file():
                 return None
-            values = lines.read_object(path)
-            known = {k: values[k] for k in Standing.__dataclass_fields__ if k in values and k != "trial"}
-            self._results[trial.number] = Standing(**{"state": "failed", "run": self.run_name(trial), **known, "trial": trial})
+            values = jsonl.read_object(path)
+            known = {k: values[k] for k in TrialStatus.__dataclass_fields__ if k in values and k != "trial"}
+            self._results[trial.number] = TrialStatus(**{"state": "failed", "run": self.run_name(trial), **known, "trial": trial})
         return self._results[trial.number]
 
-    def record(self, trial: Trial, error: str = "") -> Standing | None:
-        """Write the trial's result if its run has ended, or failed with this error; None when it can go on."""
+    def record(self, trial: Trial, error: str = "") -> TrialStatus | None:
+        """Writes the trial's result if its run has ended, or failed with this error; None when it can continue."""
         run = Run(self.root / self.run_name(trial))
         state = "failed" if error else str(run.status().get("status"))
         if not error and state not in ENDS:
             return None
         if state == "done" and any(event.get("kind") == "early_stop" for event in _last_events(run)):
             state = "stopped early"
-        found = Standing(**{**vars(self._look(trial)), "state": state, "error": one_line(error)[:300]})
-        files.write_atomic(self._result_path(trial), lines.pretty(found.to_json()))
+        found = TrialStatus(**{**vars(self._read_run(trial)), "state": state, "error": one_line(error)[:300]})
+        files.write_atomic(self._result_path(trial), jsonl.pretty(found.to_json()))
         return found
 
     def forget_failures(self) -> int:
-        """Let the failed trials be tried again; how many there are."""
+        """Makes failed trials available again; returns how many there are."""
         failed = [t for t in self.trials() if (found := self.result(t)) and found.state == "failed"]
         for trial in failed:
             self._result_path(trial).unlink(missing_ok=True)
             self._results.pop(trial.number, None)
         return len(failed)
 
-    def standing(self, trial: Trial) -> Standing:
-        """Where a trial stands now, whoever works on it."""
-        return self.result(trial) or self._look(trial)
+    def status(self, trial: Trial) -> TrialStatus:
+        """The current state of a trial, whoever works on it."""
+        return self.result(trial) or self._read_run(trial)
 
-    def standings(self) -> list[Standing]:
-        return [self.standing(trial) for trial in self.trials()]
+    def statuses(self) -> list[TrialStatus]:
+        return [self.status(trial) for trial in self.trials()]
 
-    def _look(self, trial: Trial) -> Standing:
-        """What the files of an unfinished run tell."""
+    def _read_run(self, trial: Trial) -> TrialStatus:
+        """The state of an unfinished run by its files."""
         state = "running" if self.is_claimed(trial) else "waiting"
         run = Run(self.root / self.run_name(trial))
         if not run.path.is_dir():
-            return Standing(trial, state, run.name)
+            return TrialStatus(trial, state, run.name)
         short, saved = run_facts.summary(run), run.status()
         metric, _ = run_facts.evaluations(_last_events(run))
         clock = saved.get("clock")
         seconds = clock.get("train") if isinstance(clock, dict) else None
-        row = next(iter(lines.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
+        row = next(iter(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
         numbers: dict[str, Any] = {key: short[key] for key in ("step", "last_step", "loss", "best")}
         numbers["rate"] = row.get("items_per_s")
-        return Standing(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
+        return TrialStatus(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
 
     def _result_path(self, trial: Trial) -> Path:
         return self.path / "results" / f"{trial.number:04d}.json"
 
 
 def _last_events(run: Run) -> list[dict[str, Any]]:
-    return lines.decode(files.tail_lines(run.path / "events.jsonl"))
+    return jsonl.decode(files.tail_lines(run.path / "events.jsonl"))
 
 
 def _trial_path(folder: Path, number: int) -> Path:
@@ -257,14 +259,14 @@ def _create(path: Path, facts: dict[str, Any], settings: Sequence[dict[str, Any]
         for name in ("trials", "claims", "results"):
             (aside / name).mkdir(parents=True)
         (path.parent / ".gitignore").write_text("*\n")  # no later run counts as dirty
-        files.write_synced(aside / "sweep.json", lines.pretty(facts))
+        files.write_synced(aside / "sweep.json", jsonl.pretty(facts))
         for number, values in enumerate(settings, start=1):
-            files.write_synced(_trial_path(aside, number), lines.pretty({"settings": values}))
+            files.write_synced(_trial_path(aside, number), jsonl.pretty({"settings": values}))
         files.replace(aside, path)
         files.sync_folder(path.parent)
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
-        # Another process may have made the same sweep in this very moment: then it is there to be joined.
+        # Another process may have created the same sweep meanwhile: then it is joined.
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise UserError(f"the sweep cannot be created in {path.parent}: {error.strerror or error}") from None
 
@@ -276,20 +278,20 @@ def _refuse_foreign_runs(root: Path, name: str) -> None:
 
 
 def _identity(facts: dict[str, Any]) -> dict[str, Any]:
-    """What two sweeps are compared by: recipe and way of work, and every key with its values."""
+    """What two sweeps are compared by: recipe, options, and every key with its values."""
     varied = {**facts["axes"], **facts["spans"], **facts["fixed"]}
-    return lines.finite({**{key: facts.get(key) for key in _IDENTITY}, **varied})
+    return jsonl.finite({**{key: facts.get(key) for key in _IDENTITY}, **varied})
 
 
-def _spelled(value: Any) -> str:
+def _format(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['low']:g}..{value['high']:g}" + (f"..{value['step']}" if (value["step"] or 1) > 1 else "")
-    return spell(value) if value is not None else "not set"
+    return format_value(value) if value is not None else "not set"
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """Values as an axis takes them: apart by | where they hold commas."""
-    texts = [spell(value) for value in values]
+    """Values as an axis takes them: separated by | where they contain commas."""
+    texts = [format_value(value) for value in values]
     return "|".join(texts) if any("," in text for text in texts) else ",".join(texts)
 
 

@@ -1,4 +1,4 @@
-"""What a sweep varies: axes read from the command line, and the cells they span, corners first."""
+"""What a sweep varies: axes read from the command line, and their cells, corners first."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from typing import Any, get_args
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
-from seedbed.track.text import spell
+from seedbed.track.text import format_value
 
 MAX_TRIALS = 10_000
 
@@ -21,7 +21,7 @@ _SPELLINGS = "write 1..4, 1..9..2 or, evenly spaced by factors, 1e-4..1e-2x5"
 
 @dataclass(frozen=True)
 class Axis:
-    """A key and the values it takes, one after the other."""
+    """A key and its values."""
 
     key: str
     values: tuple[Any, ...]
@@ -43,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Grid:
-    """What varies, and what is set alike in every trial."""
+    """The axes and ranges, and the settings shared by all trials."""
 
     axes: tuple[Axis, ...]
     spans: tuple[Span, ...]
@@ -56,11 +56,11 @@ class Grid:
 
 def words(settings: dict[str, Any]) -> list[str]:
     """Settings as the command line takes them."""
-    return [f"{key}={spell(value)}" for key, value in settings.items()]
+    return [f"{key}={format_value(value)}" for key, value in settings.items()]
 
 
 def read(base: Config, assignments: Sequence[str], num_seeds: int | None, suggest: bool = False) -> Grid:
-    """The grid that a command line describes; with `suggest`, a plain range is left for the suggester to choose from."""
+    """The grid of a command line; with `suggest`, plain ranges are left to the suggester."""
     axes: list[Axis] = []
     spans: list[Span] = []
     fixed: dict[str, Any] = {}
@@ -110,12 +110,12 @@ def _read_one(base: Config, key: str, text: str, suggest: bool) -> list[Any] | S
     values = [configs.read_value(base, key, value) for value in texts]
     for value in values:
         if values.count(value) > 1:
-            raise UserError(f"{key}={text} names {spell(value)} twice")
+            raise UserError(f"{key}={text} names {format_value(value)} twice")
     return values
 
 
 def _parts(kind: Any, text: str) -> list[str]:
-    """The listed values: apart by commas, or by | where commas belong to the values."""
+    """The listed values: separated by commas, or by | where values contain commas."""
     if "|" in text:
         return text.split("|")
     is_tuple = any(getattr(k, "__origin__", k) is tuple for k in (kind, *get_args(kind)))
@@ -123,7 +123,7 @@ def _parts(kind: Any, text: str) -> list[str]:
 
 
 def takes_commas(base: Config, assignments: Sequence[str]) -> list[str]:
-    """The assignments whose commas stay inside one value, because the key holds several."""
+    """The assignments whose commas belong to one value, because the key holds several."""
     pairs = [word.partition("=") for word in assignments]
     return [
         f"{key}={text}"
@@ -133,7 +133,7 @@ def takes_commas(base: Config, assignments: Sequence[str]) -> list[str]:
 
 
 def _expanded(key: str, part: str, numeric: bool) -> list[str]:
-    """A range written out; anything else as it is, for the config to judge."""
+    """A range as a list of values; anything else unchanged."""
     found = _RANGE.fullmatch(part)
     if not found:
         if numeric and ".." in part:
@@ -184,7 +184,7 @@ def _span(key: str, part: str, found: re.Match[str], whole: bool) -> Span:
 
 
 def cells(grid: Grid) -> list[dict[str, Any]]:
-    """Every combination; for each seed the corners come first, then the edges, then the inside."""
+    """Every combination; for each seed the corners come first, then the edges, then the interior."""
     if grid.num_cells > MAX_TRIALS:
         raise UserError(f"that makes {grid.num_cells:,} trials; {MAX_TRIALS:,} at most")
     shape = [range(len(axis.values)) for axis in grid.axes]
@@ -199,7 +199,7 @@ def _rank(axes: Sequence[Axis], place: Sequence[int]) -> tuple[Any, ...]:
 
 
 def config_of(base: Config, grid: Grid, settings: dict[str, Any]) -> Config:
-    """The config of one cell; what is wrong with it names the cell."""
+    """The config of one cell; errors name the cell."""
     try:
         return configs.override(base, words({**grid.fixed, **settings}))
     except UserError as problem:

@@ -1,4 +1,4 @@
-"""What a sweep has taught so far: settings ranked over their seeds, what is noise, a heat-map, and how to repeat the best."""
+"""The report of a sweep: settings ranked over their seeds, noise, a heat-map, and the command of the best."""
 
 import math
 import os
@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.track import code, files, journal, lines
-from seedbed.track.heatmap import Panel, draw_panels
-from seedbed.track.text import clip, number, one_line, spell, table, width
-from seedbed.tune.sweep.folder import SPOILED, Standing, Sweep
+from seedbed.report import journal
+from seedbed.report.heatmap import Panel, draw_panels
+from seedbed.track import code, files, jsonl
+from seedbed.track.text import clip, format_value, number, one_line, table, width
+from seedbed.tune.sweep.folder import DIVERGED, Sweep, TrialStatus
 from seedbed.tune.sweep.grid import Axis, words
 
 LEAST_CELLS = 4
 MAX_PANELS = 12
-# Two means are told apart when they differ by more than this many standard errors of the difference.
+# Two means differ significantly beyond this many standard errors of the difference.
 APART = 2.0
 
 
@@ -26,11 +27,11 @@ class Cell:
     """All seeds of one setting."""
 
     settings: dict[str, Any]
-    seeds: tuple[Standing, ...]
+    seeds: tuple[TrialStatus, ...]
 
     @property
     def values(self) -> list[float]:
-        """The best value of every seed that came to an end in good order."""
+        """The best value of every seed that ended normally."""
         return [s.best for s in self.seeds if s.state in ("done", "stopped early") and s.best is not None]
 
     @property
@@ -39,48 +40,48 @@ class Cell:
 
     @property
     def sd(self) -> float | None:
-        """How far the seeds lie apart; None for a single one."""
+        """The standard deviation over seeds; None for a single one."""
         if len(self.values) < 2 or self.mean is None:
             return None
         return math.sqrt(math.fsum((v - self.mean) ** 2 for v in self.values) / (len(self.values) - 1))
 
     @property
-    def num_spoiled(self) -> int:
-        return sum(s.state in SPOILED for s in self.seeds)
+    def num_diverged(self) -> int:
+        return sum(s.state in DIVERGED for s in self.seeds)
 
     def rank(self) -> tuple[Any, ...]:
-        """Best first; a setting that spoiled a seed comes after all that did not."""
-        return self.mean is None, self.num_spoiled > 0, self.mean or 0.0
+        """Best first; settings with a diverged seed last."""
+        return self.mean is None, self.num_diverged > 0, self.mean or 0.0
 
     def to_json(self) -> dict[str, Any]:
         spread = {"min": min(self.values, default=None), "max": max(self.values, default=None)}
-        counts = {"num_seeds": len(self.seeds), "num_ended": len(self.values), "num_spoiled": self.num_spoiled}
+        counts = {"num_seeds": len(self.seeds), "num_ended": len(self.values), "num_spoiled": self.num_diverged}
         trials = [s.trial.number for s in self.seeds]
         return {"settings": self.settings, "mean": self.mean, "sd": self.sd, **spread, **counts, "trials": trials}
 
 
 @dataclass(frozen=True)
 class Report:
-    """A sweep at this moment."""
+    """The current state of a sweep."""
 
     sweep: Sweep
-    standings: tuple[Standing, ...]
+    statuses: tuple[TrialStatus, ...]
     cells: tuple[Cell, ...]
 
     @property
     def metric(self) -> str:
-        return next((s.metric for s in self.standings if s.metric), "best")
+        return next((s.metric for s in self.statuses if s.metric), "best")
 
     @property
     def counts(self) -> dict[str, int]:
-        return dict(Counter(s.state for s in self.standings))
+        return dict(Counter(s.state for s in self.statuses))
 
     @property
     def best(self) -> Cell | None:
         return self.cells[0] if self.cells and self.cells[0].mean is not None else None
 
     def notes(self) -> list[str]:
-        """What the differences are worth, in sentences."""
+        """Which differences are significant, in sentences."""
         best, known = self.best, [cell for cell in self.cells if cell.mean is not None]
         if best is None or len(known) < 2:
             return []
@@ -89,16 +90,16 @@ class Report:
             return [f"{same} settings share the best value"]
         noise = _noise(known)
         if noise is None:
-            return ["one seed per setting: how much of a difference is noise is not known; --seeds 3 would tell"]
-        near = [cell for cell in known[1:] if _is_near(best, cell, noise) and not cell.num_spoiled]
-        size = f"seeds scatter by ±{number(noise)}"
+            return ["one seed per setting: the noise is not known; --seeds 3 would measure it"]
+        near = [cell for cell in known[1:] if _is_near(best, cell, noise) and not cell.num_diverged]
+        size = f"seeds vary by ±{number(noise)}"
         if not near:
-            return [f"the best setting stands apart: {size}, and the next is further away than noise reaches"]
-        told = ", ".join(_spelled(cell.settings) for cell in near[:3]) + (f" and {len(near) - 3} more" if len(near) > 3 else "")
-        return [f"not told apart from the best ({size}): {told}"]
+            return [f"the best setting is significant: {size}, and the next differs by more"]
+        names = ", ".join(_format(cell.settings) for cell in near[:3]) + (f" and {len(near) - 3} more" if len(near) > 3 else "")
+        return [f"not distinguishable from the best ({size}): {names}"]
 
     def command(self) -> str | None:
-        """What to type to train the best trial again."""
+        """The command that trains the best trial again."""
         if self.best is None:
             return None
         ended = [s for s in self.best.seeds if s.best is not None and s.state in ("done", "stopped early")]
@@ -117,17 +118,17 @@ class Report:
             "best": best,
             "notes": self.notes(),
             "cells": [cell.to_json() for cell in self.cells],
-            "trials": [s.to_json() for s in self.standings],
+            "trials": [s.to_json() for s in self.statuses],
         }
 
 
-def look(sweep: Sweep) -> Report:
-    standings = tuple(sweep.standings())
-    cells: dict[tuple[Any, ...], list[Standing]] = {}
-    for found in standings:
+def read_report(sweep: Sweep) -> Report:
+    statuses = tuple(sweep.statuses())
+    cells: dict[tuple[Any, ...], list[TrialStatus]] = {}
+    for found in statuses:
         cells.setdefault(tuple((k, v) for k, v in found.trial.settings.items() if k != "seed"), []).append(found)
     ranked = sorted((Cell(dict(key), tuple(seeds)) for key, seeds in cells.items()), key=Cell.rank)
-    return Report(sweep, standings, tuple(ranked))
+    return Report(sweep, statuses, tuple(ranked))
 
 
 def _noise(cells: Sequence[Cell]) -> float | None:
@@ -146,22 +147,22 @@ def _is_near(best: Cell, other: Cell, noise: float) -> bool:
 
 
 def trial_table(report: Report, max_width: int | None = None) -> str:
-    """Every trial, those that ended best first."""
-    order = sorted(report.standings, key=trial_rank)
+    """Every trial, best first."""
+    order = sorted(report.statuses, key=trial_rank)
     keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
     header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
     return table(header, [trial_cells(s, keys) for s in order], right=range(len(keys) + 2, len(keys) + 5), max_width=max_width)
 
 
-def trial_cells(found: Standing, keys: Sequence[str]) -> list[str]:
-    settings = [clip(spell(found.trial.settings.get(key)), 24) for key in keys]
+def trial_cells(found: TrialStatus, keys: Sequence[str]) -> list[str]:
+    settings = [clip(format_value(found.trial.settings.get(key)), 24) for key in keys]
     step = number(found.step) + (f"/{found.last_step}" if found.last_step and found.state == "running" else "")
     return [f"{found.trial.number:04d}", *settings, found.state, step, number(found.loss), number(found.best), found.error]
 
 
-def trial_rank(found: Standing) -> tuple[Any, ...]:
+def trial_rank(found: TrialStatus) -> tuple[Any, ...]:
     ended = found.state in ("done", "stopped early") and found.best is not None
-    later = ("running", "waiting", *SPOILED, "failed")
+    later = ("running", "waiting", *DIVERGED, "failed")
     return not ended, found.best if ended else later.index(found.state) if found.state in later else 0, found.trial.number
 
 
@@ -169,14 +170,14 @@ def cell_table(report: Report, max_width: int | None = None) -> str:
     """Every setting with its mean and spread over the seeds."""
     keys = list(dict.fromkeys(key for cell in report.cells for key in cell.settings))
     header = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""]
-    rows = [[*(clip(spell(cell.settings.get(key)), 24) for key in keys), *cell_words(cell)] for cell in report.cells]
+    rows = [[*(clip(format_value(cell.settings.get(key)), 24) for key in keys), *cell_words(cell)] for cell in report.cells]
     return table(header, rows, right=range(len(keys), len(keys) + 4), max_width=max_width)
 
 
 def cell_words(cell: Cell) -> list[str]:
     spread = f"{number(min(cell.values))} .. {number(max(cell.values))}" if len(cell.values) > 1 else "-"
-    spoiled = f"{cell.num_spoiled} diverged" if cell.num_spoiled else ""
-    return [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", spoiled]
+    diverged = f"{cell.num_diverged} diverged" if cell.num_diverged else ""
+    return [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", diverged]
 
 
 def has_seeds(report: Report) -> bool:
@@ -184,9 +185,9 @@ def has_seeds(report: Report) -> bool:
 
 
 def lines_of(report: Report, max_width: int | None = None) -> list[str]:
-    """The whole report as text for a terminal."""
+    """The report as text for a terminal."""
     counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())
-    out = [f"sweep {report.sweep.name}  {report.sweep.title()}  {len(report.standings)} trials: {counts}"]
+    out = [f"sweep {report.sweep.name}  {report.sweep.title()}  {len(report.statuses)} trials: {counts}"]
     if report.sweep.grid.fixed:
         out.append("in every trial: " + " ".join(words(report.sweep.grid.fixed)))
     out.append(trial_table(report, max_width))
@@ -202,12 +203,12 @@ def lines_of(report: Report, max_width: int | None = None) -> list[str]:
 
 
 def write(report: Report, draw: bool = True) -> list[Path]:
-    """report.md and report.json, and heatmap.png once there are enough cells; the files that are there now."""
+    """Writes report.md and report.json, and heatmap.png once there are enough cells; the files that exist now."""
     folder = report.sweep.path
     picture = folder / "heatmap.png"
     if draw:
         draw_map(report, picture)
-    files.write_atomic(folder / "report.json", lines.pretty(report.to_json()))
+    files.write_atomic(folder / "report.json", jsonl.pretty(report.to_json()))
     files.write_atomic(folder / "report.md", _markdown(report, picture))
     return [path for path in (folder / "report.md", folder / "report.json", picture) if path.exists()]
 
@@ -225,24 +226,24 @@ def _markdown(report: Report, picture: Path) -> str:
 
 
 def draw_map(report: Report, path: Path) -> bool:
-    """Two axes against each other, further ones as small multiples; False while there is too little to draw."""
+    """Two axes against each other, further ones as small multiples; False while there is too little data."""
     axes = [axis for axis in report.sweep.grid.axes if axis.key != "seed"]
     known = [cell for cell in report.cells if cell.mean is not None]
-    whole = all(s.state not in ("running", "waiting") for s in report.standings)
+    whole = all(s.state not in ("running", "waiting") for s in report.statuses)
     if not axes or report.sweep.grid.spans or not known or (len(known) < LEAST_CELLS and not whole):
         return False
     across, down, others, dropped = _layout(axes)
     panels = [_panel(report, across, down, place) for place in _places(others)]
     means = [v for panel in panels for row in panel.values for v in row if v is not None]
     title = f"{report.sweep.name}: {report.metric}, lower is better{_averaged(report, dropped)}"
-    rows = [spell(v) for v in down.values] if down else [""]
-    labels = (rows, [spell(v) for v in across.values], down.key if down else "", across.key)
+    rows = [format_value(v) for v in down.values] if down else [""]
+    labels = (rows, [format_value(v) for v in across.values], down.key if down else "", across.key)
     draw_panels(path, panels, labels, title, low=max(means), high=min(means))
     return True
 
 
 def _layout(axes: list[Axis]) -> tuple[Axis, Axis | None, list[Axis], list[Axis]]:
-    """The longest axis across, the next one down; the rest as panels, as many as fit, and what is averaged over."""
+    """The longest axis horizontally, the next vertically; the rest as panels, as many as fit, and what is averaged over."""
     by_length = sorted(axes, key=lambda axis: -len(axis.values))
     others, dropped = by_length[2:], []
     while math.prod(len(axis.values) for axis in others) > MAX_PANELS:
@@ -264,18 +265,18 @@ def _panel(report: Report, across: Axis, down: Axis | None, place: dict[str, Any
         cells = [[c for c in report.cells if wanted.items() <= c.settings.items()] for wanted in row]
         found = [[v for cell in group for v in cell.values] for group in cells]
         values.append([math.fsum(vs) / len(vs) if vs else None for vs in found])
-        hatched.append([any(cell.num_spoiled for cell in group) for group in cells])
+        hatched.append([any(cell.num_diverged for cell in group) for group in cells])
     return Panel(" ".join(words(place)), values, hatched)
 
 
 def _averaged(report: Report, dropped: Sequence[Axis]) -> str:
-    """What a number in the map is the mean of, and how far its parts lie apart."""
+    """What a value in the map is the mean of, and its spread."""
     over = [f"{max(len(cell.seeds) for cell in report.cells)} seeds"] if has_seeds(report) else []
     over += [f"{len(axis.values)} values of {axis.key}" for axis in dropped]
     if not over:
         return ""
     spreads = [max(cell.values) - min(cell.values) for cell in report.cells if len(cell.values) > 1]
-    apart = f"; seeds of a cell lie {number(min(spreads))} .. {number(max(spreads))} apart" if spreads else ""
+    apart = f"; spread over the seeds of a cell {number(min(spreads))} .. {number(max(spreads))}" if spreads else ""
     return f"\nmean of {' and '.join(over)}{apart}"
 
 
@@ -287,11 +288,11 @@ def record(report: Report) -> Path:
     value = f"best {report.metric} {number(best.mean)}" if best else "negative result: nothing came to an end"
     picture = os.path.relpath(sweep.path / "heatmap.png", top.parent)
     parts = [
-        f"## {str(sweep.facts.get('created'))[:10]} · {sweep.name} · sweep of {len(report.standings)}: {value}",
-        f"- why: {journal.unmarked(one_line(str(sweep.facts.get('why') or ''))) or '(not said: `-m why` at the start says it)'}",
+        f"## {str(sweep.facts.get('created'))[:10]} · {sweep.name} · sweep of {len(report.statuses)}: {value}",
+        f"- why: {journal.escaped(one_line(str(sweep.facts.get('why') or ''))) or '(not given; -m WHY sets it)'}",
         f"- recipe: {sweep.title()}, {code.describe(sweep.facts.get('code') or {})}",
         f"- trials: {counts}",
-        *([f"- best: {_spelled(best.settings)}, reproduce: `{report.command()}`"] if best else []),
+        *([f"- best: {_format(best.settings)}, reproduce: `{report.command()}`"] if best else []),
         *(f"- note: {note}" for note in report.notes()),
         *([f"- picture: ![heat-map of {sweep.name}]({picture})"] if (sweep.path / "heatmap.png").exists() else []),
         f"- reproduce: `{sweep.command()}`",
@@ -299,7 +300,7 @@ def record(report: Report) -> Path:
     return journal.record_as(sweep.root, sweep.name, parts)
 
 
-def _spelled(settings: dict[str, Any]) -> str:
+def _format(settings: dict[str, Any]) -> str:
     return " ".join(words(settings))
 
 

@@ -1,38 +1,41 @@
-"""The verb `sweep`: start, join or show one. Listings need no torch, so whoever trains is asked for only when it is time."""
+"""The verb `sweep`: start, join or show a sweep. Torch is imported only for training."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from seedbed import config as configs
 from seedbed.config import Config
-from seedbed.errors import UserError
-from seedbed.recipes import Recipe, find, find_saved
-from seedbed.track import code, queue
-from seedbed.track.listing import print_json
+from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
+from seedbed.recipes import Recipe, confirm_functions, confirm_saved, find, find_saved, remember
+from seedbed.report import slurm_queue
+from seedbed.report.findings import Finding
+from seedbed.track import code
+from seedbed.track.jsonl import print_json
 from seedbed.track.run import full_name
+from seedbed.trust import Code
 from seedbed.tune.sweep import grid as grids
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep import suggest
 from seedbed.tune.sweep.folder import Sweep, Trial, default_name
 from seedbed.tune.sweep.grid import Grid, words
 from seedbed.tune.sweep.screen import Screen
-from seedbed.tune.sweep.worker import Launch, Room, Worker
+from seedbed.tune.sweep.worker import Launcher, Worker, Workspace
 
-EXIT_OK, EXIT_FAILED = 0, 1
-# How many suggestions train together where they can be packed.
+# Number of suggestions that train as a pack.
 SUGGESTED_TOGETHER = 8
 
 
-class Checker(Launch, Protocol):
-    """Who trains, and looks at a recipe before it does."""
+class Checker(Launcher, Protocol):
+    """A launcher that can also run preflight checks."""
 
-    def check(self, room: Room, trial: Trial) -> list[str]: ...
+    def check(self, workspace: Workspace, trial: Trial) -> list[Finding]: ...
 
 
 @dataclass(frozen=True)
 class Options:
-    """How this process works on the sweep; another one may work in another way."""
+    """This process's options; other workers may use others."""
 
     root: Path
     dirty: bool = False
@@ -44,20 +47,20 @@ class Options:
 
 
 def show(root: Path, name: str, as_json: bool) -> int:
-    """Print where a sweep stands."""
-    found = reports.look(Sweep.open(root, name))
-    told = queue.told(found.sweep.path)
+    """Prints the state of a sweep."""
+    found = reports.read_report(Sweep.open(root, name))
+    queue = slurm_queue.describe(found.sweep.path)
     if as_json:
-        return print_json({**found.to_json(), "queue": told or None})
+        return print_json({**found.to_json(), "queue": queue or None})
     reports.print_report(found)
-    if told:
-        print(f"queue: {told}")
+    if queue:
+        print(f"queue: {queue}")
     return EXIT_OK
 
 
 @dataclass(frozen=True)
 class Draft:
-    """A sweep that has been read and found right, and not yet written anywhere."""
+    """A valid sweep that has not been written yet."""
 
     recipe: Recipe
     preset: str
@@ -75,11 +78,18 @@ class Draft:
 
     @property
     def config(self) -> Config:
-        """The settings of the first trial."""
+        """The config of the first trial."""
         return grids.config_of(self.base, self.grid, self.settings[0] if self.settings else _end(self.grid, "low"))
 
+    def remember(self) -> None:
+        """Trusts the code that the user named for this sweep."""
+        for axis in self.grid.axes or ():
+            for value in axis.values if axis.key in configs.function_keys(self.base) else ():
+                remember(self.recipe, configs.override(self.config, [f"{axis.key}={value}"]))
+        remember(self.recipe, self.config)
+
     def write(self, root: Path) -> Sweep:
-        """The sweep's folder, or the one that is there when it is the same sweep."""
+        """Creates the sweep's folder, or joins the existing one if it is the same sweep."""
         return Sweep.create_or_join(root, self.name, self.grid, self.settings, **self.facts)
 
 
@@ -94,7 +104,7 @@ def draft(
     patience: int = 0,
     sampler: str = "optuna",
 ) -> Draft:
-    """Read a sweep; everything is refused here, before anything is written."""
+    """Reads and validates a sweep before anything is written."""
     recipe, preset = find(recipe_name)
     base = recipe.preset(preset)
     assert preset is not None
@@ -115,29 +125,40 @@ def draft(
 
 
 def start(made: Draft, options: Options, launch: Callable[[], Checker]) -> int:
-    """Start a sweep, or go on with it when it is there."""
+    """Starts a sweep, or continues it."""
+    made.remember()
     sweep = made.write(options.root)
     screen = Screen(sweep, quiet=options.json)
     for note in made.notes:
         screen.say(note)
-    return _work(Room(sweep, made.recipe, made.preset, made.base, made.code, screen.say), options, launch, screen)
+    return _work(Workspace(sweep, made.recipe, made.preset, made.base, made.code, screen.say), options, launch, screen)
 
 
 def join(name: str, options: Options, launch: Callable[[], Checker]) -> int:
-    """Work on a sweep that was started before, here or on another machine that sees the same disk."""
+    """Works on an existing sweep, here or on another machine that shares the disk."""
     sweep = Sweep.open(options.root, name)
-    recipe = find_saved(sweep.facts["recipe"], sweep.path.parent)
+    recipe = find_saved(sweep.facts["recipe"], sweep.path)
     preset = sweep.facts["preset"]
     if sweep.facts.get("sampler"):
         suggest.require(sweep.facts["sampler"])
     state = code.state(Path.cwd(), options.root)
     code.require_clean(state, options.dirty)
     screen = Screen(sweep, quiet=options.json)
-    return _work(Room(sweep, recipe, preset, recipe.preset(preset), state, screen.say), options, launch, screen)
+    return _work(Workspace(sweep, recipe, preset, recipe.preset(preset), state, screen.say), options, launch, screen)
+
+
+def confirm(root: Path, name: str) -> list[Code]:
+    """Trusts the code that a sweep's folder names; returns it."""
+    sweep = Sweep.open(root, name)
+    found = confirm_saved(sweep.facts)
+    base = find_saved(sweep.facts["recipe"], sweep.path).preset(sweep.facts["preset"])
+    for trial in sweep.trials():
+        found += confirm_functions(grids.config_of(base, sweep.grid, trial.settings))
+    return list({code.path: code for code in found}.values())
 
 
 def _checked_cells(base: Config, grid: Grid, searching: bool, title: str) -> list[dict[str, Any]]:
-    """The trials to begin with, each a config that can be built."""
+    """The initial trials, each with a valid config."""
     if searching:
         if not grid.spans and all(axis.key == "seed" for axis in grid.axes):
             raise UserError("there is nothing to suggest; name a range or choices: --suggest 20 optim.lr=1e-4..1e-2")
@@ -159,70 +180,76 @@ def _end(grid: Grid, which: Literal["low", "high"]) -> dict[str, Any]:
     return spans | {axis.key: axis.values[0] for axis in grid.axes}
 
 
-def _work(room: Room, options: Options, launch: Callable[[], Checker], screen: Screen) -> int:
-    sweep = room.sweep
-    _greet(room, options)
-    trials = _first_trials(room, options)
+def _work(workspace: Workspace, options: Options, launch: Callable[[], Checker], screen: Screen) -> int:
+    sweep = workspace.sweep
+    _greet(workspace, options)
+    trials = _first_trials(workspace, options)
     if any(sweep.result(trial) is None for trial in trials):
         train = launch()
-        if options.check and not _passed(room, train, trials):
+        if options.check and not _passed(workspace, train, trials):
             return EXIT_FAILED
         with screen.showing():
-            stopped = Worker(room, train, screen, options.most, lambda: _more(room, options)).work()
+            stopped = Worker(workspace, train, screen, options.most, lambda: _more(workspace, options)).work()
         screen.close()
         if stopped:
-            screen.say(f"stopped, every trial is saved; go on with: seedbed sweep --join {sweep.name}")
+            screen.say(f"stopped, every trial is saved; continue with: seedbed sweep --join {sweep.name}")
             return 128 + stopped
-    return _close(room, options)
+    return _close(workspace, options)
 
 
-def _first_trials(room: Room, options: Options) -> list[Trial]:
-    if options.retry and (num := room.sweep.forget_failures()):
-        room.say(f"{num} failed trials are tried again")
-    if room.sweep.facts.get("sampler"):
-        _more(room, options)
-    return room.sweep.trials()
+def _first_trials(workspace: Workspace, options: Options) -> list[Trial]:
+    if options.retry and (num := workspace.sweep.forget_failures()):
+        workspace.say(f"{num} failed trials are tried again")
+    if workspace.sweep.facts.get("sampler"):
+        _more(workspace, options)
+    return workspace.sweep.trials()
 
 
-def _more(room: Room, options: Options) -> bool:
-    """Further trials where a suggester names them; whether there are any."""
-    if not room.sweep.facts.get("sampler"):
+def _more(workspace: Workspace, options: Options) -> bool:
+    """Adds suggested trials; whether there are any."""
+    if not workspace.sweep.facts.get("sampler"):
         return False
-    num = options.suggest or int(room.sweep.facts["suggest"])
-    return bool(suggest.add(room.sweep, num, 1 if options.most == 1 else SUGGESTED_TOGETHER))
+    num = options.suggest or int(workspace.sweep.facts["suggest"])
+    return bool(suggest.add(workspace.sweep, num, 1 if options.most == 1 else SUGGESTED_TOGETHER))
 
 
-def _greet(room: Room, options: Options) -> None:
-    sweep = room.sweep
+def _greet(workspace: Workspace, options: Options) -> None:
+    sweep = workspace.sweep
     varied = [f"{axis.key} {len(axis.values)}" for axis in sweep.grid.axes] + [
         f"{span.key} suggested" for span in sweep.grid.spans
     ]
-    room.say(f"sweep {sweep.name} ({sweep.title()}): {' x '.join(varied)} -> {sweep.path}")
-    was, now = (sweep.facts.get("code") or {}).get("commit"), room.code.get("commit")
+    workspace.say(f"sweep {sweep.name} ({sweep.title()}): {' x '.join(varied)} -> {sweep.path}")
+    was, now = (sweep.facts.get("code") or {}).get("commit"), workspace.code.get("commit")
     if was != now:
-        room.say(f"note: the code has moved since this sweep was made, from {str(was)[:10]} to {str(now)[:10]}")
+        workspace.say(f"note: the code has moved since this sweep was made, from {str(was)[:10]} to {str(now)[:10]}")
 
 
-def _passed(room: Room, train: Checker, trials: list[Trial]) -> bool:
-    """The quick checks, once per sweep: whoever joins later relies on the first verdict."""
-    if (room.sweep.path / "preflight.json").is_file():
+def _passed(workspace: Workspace, train: Checker, trials: list[Trial]) -> bool:
+    """The quick checks, once per sweep: workers that join later rely on the first verdict."""
+    if (workspace.sweep.path / "preflight.json").is_file():
         return True
-    failed = train.check(room, trials[0])
+    failed = train.check(workspace, trials[0])
     if failed:
-        (room.sweep.path / "preflight.json").unlink(missing_ok=True)
-        room.say(f"preflight: {', '.join(failed)}: not started; mend it, or start all the same with --no-check")
+        (workspace.sweep.path / "preflight.json").unlink(missing_ok=True)
+        workspace.say(
+            f"preflight: {' '.join(finding.id for finding in failed)}: not started; fix it, or start anyway with --no-check"
+        )
     return not failed
 
 
-def _close(room: Room, options: Options) -> int:
-    """The report at the end of this worker's part."""
-    found = reports.look(room.sweep)
+def _close(workspace: Workspace, options: Options) -> int:
+    """Prints the report at the end of this worker's part."""
+    found = reports.read_report(workspace.sweep)
     if options.json:
         print_json(found.to_json())
     else:
         reports.print_report(found)
         left = found.counts.get("running", 0) + found.counts.get("waiting", 0)
         if left:
-            print(f"{left} trials are still being worked on elsewhere; look again with: seedbed sweep --show {room.sweep.name}")
-        print("\n".join(str(path) for path in sorted(room.sweep.path.glob("*")) if path.name in ("report.md", "heatmap.png")))
+            print(
+                f"{left} trials are still being worked on elsewhere; look again with: seedbed sweep --show {workspace.sweep.name}"
+            )
+        print(
+            "\n".join(str(path) for path in sorted(workspace.sweep.path.glob("*")) if path.name in ("report.md", "heatmap.png"))
+        )
     return EXIT_FAILED if found.counts.get("failed") else EXIT_OK

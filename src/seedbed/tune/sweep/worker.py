@@ -1,4 +1,4 @@
-"""One worker of a sweep: claims trials, has them trained alone or as a pack, and writes down what came of them."""
+"""A worker of a sweep: claims trials, trains them alone or packed, and records their results."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from seedbed.config import Config
-from seedbed.recipes import Recipe
+from seedbed.recipes import Recipe, require_trusted
 from seedbed.track import locks
 from seedbed.tune.sweep import grid
-from seedbed.tune.sweep.folder import Standing, Sweep, Trial
+from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
 
 
 @dataclass(frozen=True)
-class Room:
-    """All that the training of a trial needs to know of its sweep."""
+class Workspace:
+    """What the training of a trial needs to know about its sweep."""
 
     sweep: Sweep
     recipe: Recipe
@@ -28,7 +28,9 @@ class Room:
         return int(self.sweep.facts.get("patience") or 0)
 
     def config(self, trial: Trial) -> Config:
-        return grid.config_of(self.base, self.sweep.grid, trial.settings)
+        config = grid.config_of(self.base, self.sweep.grid, trial.settings)
+        require_trusted(config, self.sweep.path)
+        return config
 
 
 @dataclass(frozen=True)
@@ -41,38 +43,40 @@ class Group:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How training went: the signal that stopped it, and what went wrong by the trial's number."""
+    """The signal that stopped training, and errors by trial number."""
 
     stop_signal: int = 0
     errors: dict[int, str] = field(default_factory=dict)
 
 
-class Launch(Protocol):
-    """Who trains: seedbed.launch.trials, handed in from the command line."""
+class Launcher(Protocol):
+    """Trains trials: seedbed.launch.trials, passed in from the command line."""
 
-    def groups(self, room: Room, trials: Sequence[Trial], most: int | None) -> list[Group]: ...
+    def groups(self, workspace: Workspace, trials: Sequence[Trial], most: int | None) -> list[Group]: ...
 
-    def train(self, room: Room, trials: Sequence[Trial]) -> Outcome: ...
+    def train(self, workspace: Workspace, trials: Sequence[Trial]) -> Outcome: ...
 
 
-class Watcher(Protocol):
-    """Who shows the work to a person."""
+class Listener(Protocol):
+    """Is notified when trials start and end."""
 
-    def began(self, trials: Sequence[Trial]) -> None: ...
+    def on_start(self, trials: Sequence[Trial]) -> None: ...
 
-    def ended(self, found: Standing) -> None: ...
+    def on_end(self, found: TrialStatus) -> None: ...
 
 
 class Worker:
-    """Works until nothing is left to claim. `most` bounds a pack, 1 for none; `more` writes down further trials, if any."""
+    """Works until nothing is left to claim. `most` limits a pack, 1 for none; `more` adds further trials, if any."""
 
-    def __init__(self, room: Room, launch: Launch, watcher: Watcher, most: int | None, more: Callable[[], bool]) -> None:
-        self.room, self.launch, self.watcher, self.most, self.more = room, launch, watcher, most, more
+    def __init__(
+        self, workspace: Workspace, launch: Launcher, listener: Listener, most: int | None, more: Callable[[], bool]
+    ) -> None:
+        self.workspace, self.launch, self.listener, self.most, self.more = workspace, launch, listener, most, more
         self._groups: list[Group] = []
         self._grouped: set[int] = set()
 
     def work(self) -> int:
-        """Train what can be claimed; the signal that ended the work, or 0."""
+        """Trains what can be claimed; returns the signal that stopped it, or 0."""
         while True:
             with self._claimed() as trials:
                 if trials:
@@ -83,31 +87,31 @@ class Worker:
                 return 0
 
     def _train(self, trials: list[Trial]) -> Outcome:
-        sweep = self.room.sweep
+        sweep = self.workspace.sweep
         # A worker may have died between the end of a run and the record of it.
         left = [trial for trial in trials if not self._record(trial)]
         if not left:
             return Outcome()
-        self.watcher.began(left)
-        outcome = self.launch.train(self.room, left)
+        self.listener.on_start(left)
+        outcome = self.launch.train(self.workspace, left)
         for trial in left:
             found = sweep.record(trial, outcome.errors.get(trial.number, ""))
             if found is None and not outcome.stop_signal:
-                found = sweep.record(trial, "the run ended without a word; see its console.log")
+                found = sweep.record(trial, "the run ended without a message; see its console.log")
             if found:
-                self.watcher.ended(found)
+                self.listener.on_end(found)
         return outcome
 
     def _record(self, trial: Trial) -> bool:
-        found = self.room.sweep.record(trial)
+        found = self.workspace.sweep.record(trial)
         if found:
-            self.watcher.ended(found)
+            self.listener.on_end(found)
         return found is not None
 
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[list[Trial]]:
-        """The next trials to train together, held against other workers; none when all are done or taken."""
-        sweep = self.room.sweep
+        """The next trials to train together, locked against other workers; none when all are done or taken."""
+        sweep = self.workspace.sweep
         held: dict[int, int] = {}
         found: list[Trial] = []
         try:
@@ -125,14 +129,16 @@ class Worker:
                 locks.release(fd)
 
     def _waiting(self) -> list[Trial]:
-        sweep = self.room.sweep
+        sweep = self.workspace.sweep
         return [trial for trial in sweep.trials() if sweep.result(trial) is None and not sweep.is_claimed(trial)]
 
     def _group_of(self, trial: Trial) -> Group:
         if trial.number not in self._grouped:
-            # What came since the last look: all of it at the start, a few suggestions later.
+            # New trials since the last call: all of them at the start, a few suggestions later.
             fresh = [t for t in self._waiting() if t.number not in self._grouped]
-            found = [Group((t,)) for t in fresh] if self.most == 1 else self.launch.groups(self.room, fresh, self.most)
+            if self.most == 1 and not self._grouped:
+                self.workspace.say("one by one: packs were declined (--no-pack)")
+            found = [Group((t,)) for t in fresh] if self.most == 1 else self.launch.groups(self.workspace, fresh, self.most)
             self._groups += found
             self._grouped |= {t.number for group in found for t in group.trials}
         found = next((group for group in self._groups if trial in group.trials), None)

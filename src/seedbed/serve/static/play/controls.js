@@ -2,6 +2,7 @@
 
 // What each intent is bound to: keys, a gamepad's stick or button, and a side of the touch screen.
 const INTENTS = {
+  __proto__: null,
   forward: { keys: ["KeyW"], pad: [1, -1], touch: ["left", "y", -1] },
   back: { keys: ["KeyS"], pad: [1, 1], touch: ["left", "y", 1] },
   left: { keys: ["KeyA"], pad: [0, -1], touch: ["left", "x", -1] },
@@ -19,6 +20,7 @@ const INTENTS = {
 // Which intent drives the negative and the positive side of an axis. Body axes: x forward, y left, z up; a positive
 // pitch turns the nose down, a positive roll leans to the right.
 const AXES = {
+  __proto__: null,
   x: ["back", "forward"],
   y: ["right", "left"],
   z: ["down", "up"],
@@ -33,6 +35,7 @@ const AXES = {
 };
 // Buttons of games, by the words in their names: "upright" is up and right at once.
 const BUTTONS = {
+  __proto__: null,
   up: { keys: ["KeyW", "ArrowUp"], pad: [1, -1], touch: ["left", "y", -1] },
   down: { keys: ["KeyS", "ArrowDown"], pad: [1, 1], touch: ["left", "y", 1] },
   left: { keys: ["KeyA", "ArrowLeft"], pad: [0, -1], touch: ["left", "x", -1] },
@@ -40,7 +43,7 @@ const BUTTONS = {
   fire: { keys: ["KeyJ"], button: 0, touch: ["right", "x", 1] },
 };
 const HALF_PRESSED = 0.4;
-const CAPS = { ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "␣" };
+const CAPS = { __proto__: null, ArrowLeft: "←", ArrowRight: "→", ArrowUp: "↑", ArrowDown: "↓", Space: "␣" };
 const DEAD_ZONE = 0.12;
 const STICK = 60; // pixels for a whole deflection under a finger
 const DRAG = 8; // pixels between two steps for a whole deflection of the mouse
@@ -180,7 +183,7 @@ export class Controls {
     return side && side.drag ? Math.max(0, (side.drag[1] * this.drag[side.drag[0]]) / DRAG) : 0;
   }
 
-  // Whether these controls are rarer than one in a hundred that were recorded: on an axis, or all together.
+  // Whether these controls are rarer than 1 % of the recorded ones: on an axis, or all together.
   isUnlike(raw) {
     if (this.axes.some((axis, n) => !axis.is_time && !axis.dead && Math.abs(raw[n]) > axis.limit * 1.0001)) return true;
     if (!this.joint) return false;
@@ -190,7 +193,7 @@ export class Controls {
   }
 }
 
-// Half a deflection is the median of that side, a whole one its 90th percentile.
+// Half a deflection is the median of that side, a full one its 90th percentile.
 export function toRaw(axis, deflection) {
   const side = deflection < 0 ? 0 : 1;
   const size = Math.abs(deflection);
@@ -241,7 +244,7 @@ function clamp(value, high, low = -high) {
   return Math.min(high, Math.max(low, value));
 }
 
-// Sliders and lists have uses of their own for keys.
+// Sliders and lists handle keys themselves.
 function typing(event) {
   return ["SELECT", "INPUT"].includes(event.target.tagName);
 }

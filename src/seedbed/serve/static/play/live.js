@@ -1,22 +1,22 @@
-// The player in the Python process, behind a socket: messages out, pictures in.
+// Backend of the live page: a WebSocket to the Python process.
 
 export class Live {
-  // `told` has hello(facts), frame(header, pictures), trouble(text, fatal), state(word, good).
-  constructor(told) {
-    this.told = told;
+  // `handlers` has hello(facts), frame(header, images), error(text, fatal), state(word, good).
+  constructor(handlers) {
+    this.handlers = handlers;
     this.fatal = false;
   }
 
   open() {
-    const place = location.pathname.replace(/\/$/, "");
-    const address = new URL(`${place}/walk`, location.href);
+    const path = location.pathname.replace(/\/$/, "");
+    const address = new URL(`${path}/socket`, location.href);
     address.protocol = location.protocol === "https:" ? "wss:" : "ws:";
     this.socket = new WebSocket(address);
     this.socket.binaryType = "arraybuffer";
-    this.socket.onmessage = (event) => this.hear(event.data);
+    this.socket.onmessage = (event) => this.receive(event.data);
     this.socket.onclose = () => {
       if (this.fatal) return;
-      this.told.state("the player is gone; is it still running?", false);
+      this.handlers.state("connection lost; is the server still running?", false);
       setTimeout(() => this.open(), 1500);
     };
   }
@@ -25,27 +25,27 @@ export class Live {
     if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(message));
   }
 
-  async hear(data) {
+  async receive(data) {
     if (typeof data === "string") return this.read(JSON.parse(data));
     const head = new DataView(data).getUint32(0, true);
     const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, head)));
     let at = 4 + head;
-    const pictures = await Promise.all(
-      header.pictures.map(async (one) => {
+    const images = await Promise.all(
+      header.images.map(async (one) => {
         const blob = new Blob([new Uint8Array(data, at, one.bytes)], { type: one.type });
         at += one.bytes;
         return { kind: one.kind, num: one.num, image: await createImageBitmap(blob) };
       }),
     );
-    this.told.frame(header, pictures);
+    this.handlers.frame(header, images);
   }
 
   read(message) {
-    if (message.loading) this.told.state(`loading ${message.loading}`, true);
-    if (message.hello) this.told.hello(message);
-    if (message.trouble) {
+    if (message.loading) this.handlers.state(`loading ${message.loading}`, true);
+    if (message.hello) this.handlers.hello(message);
+    if (message.error) {
       this.fatal = this.fatal || message.fatal === true;
-      this.told.trouble(message.trouble, message.fatal === true, message.id);
+      this.handlers.error(message.error, message.fatal === true, message.id);
     }
   }
 }

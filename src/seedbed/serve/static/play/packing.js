@@ -1,8 +1,8 @@
-// The memory in the browser: the same bytes, rounding and scales as in training. The self-test holds it against golden arrays.
+// The memory in the browser: the same bytes, rounding and scales as in training. The self-test compares it with golden arrays.
 
 const LEVELS = 127.5; // a byte b stands for b / 127.5 - 1
 
-// Halves go to the even neighbour, as everywhere else in the project.
+// Rounds half to even, as in training.
 export function roundEven(value) {
   const down = Math.floor(value);
   const rest = value - down;
@@ -30,7 +30,7 @@ export function scaleActions(raw, axes) {
 }
 
 // Frames at every scale as bytes [N, 3, h, w], newest last, and as the floats that enter the network; and the pose of the newest
-// frame, where there is an odometer.
+// frame, where poses are tracked.
 export class Memory {
   constructor(scales, height, width) {
     this.pose = undefined;
@@ -43,10 +43,10 @@ export class Memory {
     for (const scale of this.scales) scale.floats = new Float32Array(scale.bytes.length);
   }
 
-  // From pictures [N, h, w, 3] of every scale, oldest first.
-  start(pictures) {
+  // From images [N, h, w, 3] of every scale, oldest first.
+  start(images) {
     this.scales.forEach((scale, s) => {
-      const [from, size] = [pictures[s], scale.h * scale.w];
+      const [from, size] = [images[s], scale.h * scale.w];
       for (let n = 0; n < scale.num; n++) {
         for (let p = 0; p < size; p++) {
           for (let c = 0; c < 3; c++) scale.bytes[(n * 3 + c) * size + p] = from[(n * size + p) * 3 + c];
@@ -106,7 +106,7 @@ export function toImage(frame, height, width) {
   return image;
 }
 
-// Normal numbers from a seed, so that a walk repeated is the same walk.
+// Normal numbers from a seed, so that repeated controls give the same rollout.
 export function normals(seed, num) {
   let state = seed >>> 0;
   const uniform = () => {

@@ -1,4 +1,4 @@
-// The page: it asks for steps at the chosen pace, draws what comes back, and shows what was sent.
+// The page: requests steps at the chosen rate, draws the frames and shows the controls.
 
 import { Controls, caps } from "./controls.js";
 
@@ -6,22 +6,22 @@ const theme = localStorage.getItem("seedbed-theme");
 if (theme) document.documentElement.dataset.theme = theme;
 
 const $ = (id) => document.getElementById(id);
-const NAMES = { nothing: "dream only", simulator: "+ simulator", recording: "+ recording" };
-const IN_FLIGHT = 2; // steps asked for before an answer: the way there and back overlaps with the work
-const MEMORY_EVERY = 4; // steps between two pictures of the memory while walking
+const NAMES = { __proto__: null, nothing: "rollout only", simulator: "+ simulator", recording: "+ recording" };
+const IN_FLIGHT = 2; // steps requested before an answer, so that transfer and computation overlap
+const MEMORY_EVERY = 4; // steps between two updates of the memory view
 
-const page = { facts: null, controls: null, running: true, beside: "nothing", seed: 0, interval: 33, next: 0, number: 0 };
+const page = { facts: null, controls: null, running: true, reference: "nothing", seed: 0, interval: 33, next: 0, number: 0 };
 const asked = new Map(); // number of a message -> when it was sent
 const shown = []; // when the last frames were drawn
 
 const backendName = document.querySelector('meta[name="backend"]').content;
 const { [backendName === "web" ? "Web" : "Live"]: Backend } = await import(`./${backendName}.js`);
-const backend = new Backend({ hello, frame, trouble, state });
+const backend = new Backend({ hello, frame, error, state });
 wire();
 backend.open();
 requestAnimationFrame(tick);
 
-// ---- what the backend says ----------------------------------------------------------------------------------------------
+// ---- messages of the backend --------------------------------------------------------------------------------------------
 
 function hello(facts) {
   page.facts = facts;
@@ -30,10 +30,10 @@ function hello(facts) {
   document.title = `${facts.hello} · seedbed`;
   $("size").textContent = `${facts.width} × ${facts.height}, ${facts.runtime}`;
   $("about").textContent = facts.about || "";
-  $("trouble").hidden = true;
-  for (const id of ["dream", "beside"]) Object.assign($(id), { width: facts.width, height: facts.height });
+  $("error").hidden = true;
+  for (const id of ["rollout", "reference"]) Object.assign($(id), { width: facts.width, height: facts.height });
   if (!page.controls) {
-    page.controls = new Controls(facts.axes, facts, $("dream"), { left: $("stick-left"), right: $("stick-right") });
+    page.controls = new Controls(facts.axes, facts, $("rollout"), { left: $("stick-left"), right: $("stick-right") });
     drawAxes();
     drawChoices();
   }
@@ -48,23 +48,23 @@ function hello(facts) {
   reset(page.seed);
 }
 
-function frame(header, pictures) {
+function frame(header, images) {
   const sent = asked.get(header.id);
   asked.delete(header.id);
   $("veil").hidden = true;
-  const memory = pictures.filter((one) => one.kind === "memory");
-  for (const one of pictures) if (one.kind !== "memory") paint($(one.kind), one.image);
+  const memory = images.filter((one) => one.kind === "memory");
+  for (const one of images) if (one.kind !== "memory") paint($(one.kind), one.image);
   if (memory.length) drawMemory(memory);
-  const beside = pictures.some((one) => one.kind === "beside");
-  $("beside-figure").hidden = !beside;
-  $("views").dataset.count = beside ? 2 : 1;
-  if (beside) $("difference").textContent = difference();
+  const reference = images.some((one) => one.kind === "reference");
+  $("reference-figure").hidden = !reference;
+  $("views").dataset.count = reference ? 2 : 1;
+  if (reference) $("difference").textContent = difference();
   measure(header, sent);
   drawValues(header.action);
-  tell(header);
+  showStatus(header);
 }
 
-function tell(header) {
+function showStatus(header) {
   const recording = header.recorded !== null && header.recorded !== undefined;
   $("record").setAttribute("aria-pressed", recording);
   $("record").firstChild.textContent = recording ? `Save ${header.recorded} frames ` : "Record ";
@@ -77,11 +77,11 @@ function tell(header) {
   }
 }
 
-function trouble(text, fatal, number) {
+function error(text, fatal, number) {
   if (number !== undefined) asked.delete(number);
   if (fatal) {
-    $("trouble").textContent = text;
-    $("trouble").hidden = false;
+    $("error").textContent = text;
+    $("error").hidden = false;
     $("veil").hidden = true;
     state("not playing", false);
   } else {
@@ -95,7 +95,7 @@ function state(word, good) {
   if (!good) asked.clear();
 }
 
-// ---- what the page asks -------------------------------------------------------------------------------------------------
+// ---- requests ----------------------------------------------------------------------------------------------------------
 
 function send(message) {
   const id = ++page.number;
@@ -106,14 +106,14 @@ function send(message) {
 function tick(now) {
   requestAnimationFrame(tick);
   if (!page.facts || !page.running || asked.size >= IN_FLIGHT || now < page.next) return;
-  // A late frame is not made up for: the walk slows down instead of jumping.
+  // A late frame is not caught up: the rollout slows down instead of jumping.
   page.next = Math.max(page.next + page.interval, now - page.interval);
   step();
 }
 
 function step() {
   const controls = page.controls.next();
-  $("lamp").hidden = page.beside === "recording" || !page.controls.isUnlike(controls);
+  $("warning").hidden = page.reference === "recording" || !page.controls.isUnlike(controls);
   const wanted = $("memory-card").open && (!page.running || page.number % MEMORY_EVERY === 0);
   send({ do: "step", controls, memory: wanted });
 }
@@ -123,19 +123,19 @@ function reset(seed) {
   page.controls.value.fill(0);
   $("seed").value = page.seed;
   $("seed-number").textContent = `${page.seed + 1} of ${page.facts.num_seeds}`;
-  send({ do: "reset", seed: page.seed, beside: page.beside, memory: $("memory-card").open });
+  send({ do: "reset", seed: page.seed, reference: page.reference, memory: $("memory-card").open });
 }
 
 function pause(stop = page.running) {
   page.running = !stop;
-  $("pause").firstChild.textContent = page.running ? "Pause " : "Walk on ";
-  $("pause").setAttribute("aria-label", page.running ? "pause" : "walk on");
+  $("pause").firstChild.textContent = page.running ? "Pause " : "Resume ";
+  $("pause").setAttribute("aria-label", page.running ? "pause" : "resume");
 }
 
 function record() {
   const recording = $("record").getAttribute("aria-pressed") === "true";
-  send(recording ? { do: "save" } : { do: "record", of: page.beside === "simulator" ? "simulator" : "dream" });
-  if (!recording) note(page.beside === "simulator" ? "recording what the simulator shows" : "recording the dream");
+  send(recording ? { do: "save" } : { do: "record", of: page.reference === "simulator" ? "simulator" : "rollout" });
+  if (!recording) note(page.reference === "simulator" ? "recording what the simulator shows" : "recording the rollout");
 }
 
 function wire() {
@@ -154,7 +154,7 @@ function wire() {
   $("locked").onchange = () => send({ do: "set", locked: $("locked").checked });
   $("memory-card").ontoggle = () => { if (page.facts && !page.running) send({ do: "set", memory: true }); };
   $("speed").onchange = pace;
-  giveKeysBack();
+  returnFocus();
   const keys = { Space: () => pause(), Period: $("step").onclick, Backspace: $("reset").onclick, Enter: record };
   addEventListener("keydown", (event) => {
     const onButton = event.target.tagName === "BUTTON" && (event.code === "Space" || event.code === "Enter");
@@ -166,12 +166,12 @@ function wire() {
   });
 }
 
-// What was clicked gives the keys back to the walk; what was reached by the keyboard keeps them.
-function giveKeysBack() {
+// A clicked control returns the keyboard focus to the rollout; one reached by keyboard keeps it.
+function returnFocus() {
   let pointed = false;
   addEventListener("pointerdown", () => { pointed = true; }, true);
   addEventListener("keydown", () => { pointed = false; }, true);
-  const focus = () => { if (pointed) $("dream").focus({ preventScroll: true }); };
+  const focus = () => { if (pointed) $("rollout").focus({ preventScroll: true }); };
   addEventListener("change", focus);
   addEventListener("click", (event) => { if (event.target.closest("button, summary")) focus(); });
 }
@@ -191,9 +191,9 @@ function paint(canvas, image) {
   }
 }
 
-// How far apart the two pictures are, as a ratio of signal to noise over all bytes.
+// PSNR between the two views.
 function difference() {
-  const [a, b] = ["dream", "beside"].map((id) => $(id).getContext("2d").getImageData(0, 0, $(id).width, $(id).height).data);
+  const [a, b] = ["rollout", "reference"].map((id) => $(id).getContext("2d").getImageData(0, 0, $(id).width, $(id).height).data);
   let sum = 0;
   for (let i = 0; i < a.length; i += 4) for (let c = 0; c < 3; c++) sum += (a[i + c] - b[i + c]) ** 2;
   const mean = sum / (0.75 * a.length);
@@ -211,16 +211,16 @@ function measure(header, sent) {
 }
 
 function drawChoices() {
-  $("besides").replaceChildren(...page.facts.besides.map((name) => {
+  $("references").replaceChildren(...page.facts.references.map((name) => {
     const button = document.createElement("button");
     button.textContent = NAMES[name] || name;
-    button.dataset.beside = name;
+    button.dataset.reference = name;
     button.setAttribute("role", "radio");
-    button.setAttribute("aria-checked", name === page.beside);
+    button.setAttribute("aria-checked", name === page.reference);
     button.onclick = () => choose(name);
     return button;
   }));
-  $("besides").hidden = page.facts.besides.length < 2;
+  $("references").hidden = page.facts.references.length < 2;
   const usual = 1000 * page.facts.seconds;
   const paces = [[usual, `as recorded, ${(1000 / usual).toFixed(0)} fps`], [2 * usual, "half"], [0, "as fast as it goes"]];
   $("speed").replaceChildren(...paces.map(([value, text]) => new Option(text, value)));
@@ -228,12 +228,12 @@ function drawChoices() {
 }
 
 function choose(name) {
-  page.beside = name;
+  page.reference = name;
   $("anchor").disabled = name === "nothing";
-  $("beside-name").textContent = name;
-  for (const button of $("besides").children) button.setAttribute("aria-checked", button.dataset.beside === name);
+  $("reference-name").textContent = name;
+  for (const button of $("references").children) button.setAttribute("aria-checked", button.dataset.reference === name);
   reset(page.seed);
-  note({ simulator: "the same controls move both", recording: "the recording steers; beside it what was seen" }[name] || "");
+  note({ simulator: "the same controls move both", recording: "recorded controls apply; the reference shows the recorded frames" }[name] || "");
 }
 
 function drawAxes() {
@@ -254,7 +254,7 @@ function drawAxes() {
       for (const [kind, at] of marks) {
         const mark = document.createElement("i");
         mark.className = kind;
-        mark.style.left = `${place(axis, at)}%`;
+        mark.style.left = `${position(axis, at)}%`;
         track.append(mark);
       }
       const fill = document.createElement("i");
@@ -270,8 +270,8 @@ function drawAxes() {
   }));
 }
 
-// Where on its track a value stands, in percent; a tenth on both sides lies beyond the 99th percentile.
-function place(axis, value) {
+// Position of a value on its track in percent; a tenth on both sides lies beyond the 99th percentile.
+function position(axis, value) {
   return 50 + 50 * Math.max(-1, Math.min(1, value / (1.25 * (axis.limit || 1))));
 }
 
@@ -283,7 +283,7 @@ function drawValues(action) {
     row.querySelector("output").textContent = `${(Math.round(1000 * action[n]) / 1000 || 0).toFixed(digits)}${unit}`;
     const fill = row.querySelector(".fill");
     if (!fill) return;
-    const [low, high] = [0, place(axis, action[n]) - 50].sort((a, b) => a - b);
+    const [low, high] = [0, position(axis, action[n]) - 50].sort((a, b) => a - b);
     fill.style.left = `${50 + low}%`;
     fill.style.width = `${high - low}%`;
     fill.classList.toggle("over", Math.abs(action[n]) > axis.limit * 1.0001);

@@ -1,30 +1,30 @@
-// The player in the page itself: ONNX Runtime Web on WebGPU, or on WebAssembly where there is none. No server takes part.
+// Backend of the exported page: ONNX Runtime Web on WebGPU, else on WebAssembly. There is no server.
 
 import { Memory, normals, scaleActions, toByte, toImage } from "./packing.js";
 
 export class Web {
-  constructor(told) {
-    this.told = told;
+  constructor(handlers) {
+    this.handlers = handlers;
     this.busy = Promise.resolve();
   }
 
   async open() {
     try {
-      this.told.state("loading the network", true);
+      this.handlers.state("loading the network", true);
       const [manifest, data] = await Promise.all([fetched("manifest.json", "json"), fetched("arrays.bin", "arrayBuffer")]);
       this.facts = manifest;
       this.arrays = views(manifest.arrays, data);
       await this.load();
-      this.told.state("testing itself", true);
+      this.handlers.state("testing itself", true);
       this.result = await this.selfTest();
       window.selfTest = this.result;
       if (!this.result.ok) throw new Error(`the self-test failed: ${this.result.text}`);
       const about = `${manifest.about}. Self-test: ${this.result.text}.`;
       const name = document.title.replace(/ · seedbed$/, "");
-      this.told.hello({ ...manifest, hello: name, about, besides: ["nothing"], runtime: this.runtime, fixed: true, noisy: true });
+      this.handlers.hello({ ...manifest, hello: name, about, references: ["nothing"], runtime: this.runtime, fixed: true, noisy: true });
     } catch (error) {
       window.selfTest = window.selfTest || { ok: false, text: String(error) };
-      this.told.trouble(error.message || String(error), true);
+      this.handlers.error(error.message || String(error), true);
     }
   }
 
@@ -46,7 +46,7 @@ export class Web {
     throw new Error(`ONNX Runtime Web does not start (${this.failed.message}); is the folder ort/ beside this page?`);
   }
 
-  // The next frame, and where the camera stands then where the network has an odometer.
+  // The next frame, and the next pose where the network tracks poses.
   async run(memory, scaled, noise) {
     const { height, width } = this.facts;
     const tensor = (data, shape) => new this.ort.Tensor("float32", data, shape);
@@ -72,7 +72,7 @@ export class Web {
       worst.scales = Math.max(worst.scales, apart(scaled, arrays.scaled.subarray(k * numAxes, (k + 1) * numAxes)));
       const [frame, pose] = await this.run(memory, scaled, arrays.noise);
       const kept = facts.floats_at.indexOf(k);
-      // Beyond black and white there is nothing to see: outputs are compared as pixels in [-1, 1], before rounding.
+      // Outputs are compared as pixels clamped to [-1, 1], before rounding.
       if (kept >= 0) worst.output = Math.max(worst.output, apart(frame, arrays.floats.subarray(kept * size, (kept + 1) * size), 1));
       const golden = planes(arrays.frames.subarray(k * size, (k + 1) * size));
       for (let i = 0; i < size; i++) {
@@ -85,7 +85,7 @@ export class Web {
     if (memory.pose) worst.pose = apart(memory.pose, arrays.last_pose);
     for (const scale of memory.scales.slice(1)) worst.packing = Math.max(worst.packing, apart(scale.floats, arrays[`last_${scale.name}`]));
     const share = differing / (num * size);
-    // A number that lies on the border of two levels may fall either way.
+    // A value on the border of two levels may round either way.
     const ok = worst.packing < 1e-6 && worst.scales < 1e-6 && worst.output < facts.tolerance && worst.bytes <= 1 && share < 1e-3 &&
       worst.pose < 1e-4;
     const text = `${num} steps, output within ${worst.output.toExponential(1)}, packing ${worst.packing.toExponential(1)}, ` +
@@ -105,7 +105,7 @@ export class Web {
   }
 
   send(message) {
-    this.busy = this.busy.then(() => this.act(message)).catch((error) => this.told.trouble(error.message, false, message.id));
+    this.busy = this.busy.then(() => this.act(message)).catch((error) => this.handlers.error(error.message, false, message.id));
   }
 
   async act(message) {
@@ -121,10 +121,10 @@ export class Web {
       this.action = message.controls;
       this.steps += 1;
     } else if (message.do === "set" && message.locked !== undefined) this.locked = message.locked;
-    const pictures = [{ kind: "dream", num: 1, image: toImage(this.memory.newest(), this.facts.height, this.facts.width) }];
-    if (message.memory) pictures.push(...this.memory.scales.map(strip));
+    const images = [{ kind: "rollout", num: 1, image: toImage(this.memory.newest(), this.facts.height, this.facts.width) }];
+    if (message.memory) images.push(...this.memory.scales.map(sideBySide));
     const header = { id: message.id, action: this.action, seed: this.seed, steps: this.steps };
-    this.told.frame({ ...header, ms: message.do === "step" ? performance.now() - begun : undefined }, pictures);
+    this.handlers.frame({ ...header, ms: message.do === "step" ? performance.now() - begun : undefined }, images);
   }
 }
 
@@ -150,13 +150,13 @@ function apart(a, b, within = Infinity) {
 }
 
 // [H, W, 3] to [3, H, W].
-function planes(picture) {
-  const size = picture.length / 3;
-  return Uint8Array.from({ length: picture.length }, (_, i) => picture[(i % size) * 3 + Math.floor(i / size)]);
+function planes(image) {
+  const size = image.length / 3;
+  return Uint8Array.from({ length: image.length }, (_, i) => image[(i % size) * 3 + Math.floor(i / size)]);
 }
 
 // The frames of one scale side by side, oldest left.
-function strip(scale) {
+function sideBySide(scale) {
   const image = new ImageData(scale.num * scale.w, scale.h);
   for (let n = 0; n < scale.num; n++) {
     for (let c = 0; c < 3; c++) {

@@ -1,0 +1,263 @@
+"""Short trainings on the small config that several checks share, through the real engine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seedbed.checks.subject import CPU, ROWS, Subject, source_line
+from seedbed.config import Config, override
+from seedbed.errors import UserError
+from seedbed.train import capabilities
+from seedbed.train.engine import Engine
+from seedbed.train.stepper import build
+from seedbed.train.system import Batch, System
+
+# Rows per step of a short run, whatever the preset's batch: enough that a curve is not only noise.
+ROWS_PER_STEP, FEW_ROWS, MANY_ROWS, NUMBERS_PER_STEP = 16, 8, 128, 256
+# Narrower models tolerate almost any lr: at width 32 a factor of thirty goes unnoticed, at 64 it costs 15 % of the drop.
+WIDTH = 64
+# Above this many parameters, which is a large vocabulary, a step is made smaller so that a check takes seconds.
+LARGE = 1_000_000
+# Rows with this many values, such as image sequences: a few suffice.
+MANY_NUMBERS = 2048
+NUM_STEPS, NUM_MORE_STEPS, WARMUP, TAIL = 60, 200, 15, 15
+# Lengths of the runs of slow learners.
+LENGTHS = (NUM_STEPS, 120, NUM_MORE_STEPS)
+# An lr at which small models learn something in this few steps.
+FAST_LR, MAX_FACTOR = 3e-3, 4.0
+NUM_HELD_OUT = 8
+
+
+@dataclass
+class ShortRun:
+    """A short run: its losses, and the engine with the final system."""
+
+    engine: Engine
+    rate: float = 1.0
+    initial_losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    held_out: list[tuple[float, float]] = field(default_factory=list)
+
+    @property
+    def first(self) -> float:
+        return self.losses[0]
+
+    @property
+    def end(self) -> float:
+        """The mean of the last losses; infinite when one is not finite."""
+        last = self.losses[-TAIL:]
+        return sum(last) / len(last) if all(map(math.isfinite, self.losses)) else math.inf
+
+    @property
+    def held_out_loss(self) -> tuple[float, float]:
+        """Mean held-out losses at initialisation and at the end."""
+        initial_losses, ends = zip(*self.held_out, strict=True)
+        return sum(initial_losses) / len(initial_losses), sum(ends) / len(ends)
+
+    @property
+    def finite(self) -> bool:
+        return all(map(math.isfinite, self.losses))
+
+
+def config_of(subject: Subject) -> Config:
+    """The small config with accum=1 and as much of its width as a short run can afford."""
+    config = override(subject.small, ["accum=1"])
+    full, cut = subject.shrunk.get("model.width", (0, WIDTH))
+    for width in range(min(full or WIDTH, WIDTH), cut, -8):  # a width of 0 follows from another field
+        with contextlib.suppress(UserError):
+            return override(config, [f"model.width={width}"])
+    return config
+
+
+def start(subject: Subject) -> Engine:
+    """A new engine for a short run, at the same start for all of them."""
+    engine = build(subject.recipe, config_of(subject), subject.data, CPU)
+    engine.variant = engine.system.variant(0, engine.config.steps)
+    return engine
+
+
+def take_step(subject: Subject, engine: Engine, batch: Batch, step: int, rate: float = 1.0) -> dict[str, Tensor]:
+    """One step of the real engine on a given batch, with the random numbers of `step`."""
+    engine.begin(step, min(1.0, (step + 1) / subject.small.steps), rate)
+    return engine.step(lambda part: batch)
+
+
+def rows_per_step(subject: Subject) -> int:
+    """About the same number of values per step, whatever the size of an item."""
+
+    def count() -> int:
+        if sum(p.numel() for p in subject.fresh_system().parameters()) > LARGE:
+            return FEW_ROWS
+        per_row = sum(v.numel() for v in subject.batch(0).values()) / ROWS
+        if per_row > MANY_NUMBERS:
+            return FEW_ROWS
+        return int(min(max(ROWS_PER_STEP, NUMBERS_PER_STEP // per_row), MANY_ROWS))
+
+    return subject.once("short_runs.rows", count)
+
+
+def nothing_to_learn(subject: Subject) -> str:
+    """The reason when the data declares itself random; empty otherwise."""
+    name = str(subject.data.facts.get("name", ""))
+    return f"the data is {name}: there is nothing to learn from it" if name.startswith("random") else ""
+
+
+def ramp(step: int) -> float:
+    """A warm-up that fits into a short run."""
+    return min(1.0, (step + 1) / WARMUP)
+
+
+def train(subject: Subject, rate: float = 1.0, blank: bool = False, num_steps: int = NUM_STEPS) -> ShortRun:
+    """A short run on fresh batches at the preset's peak lr times `rate`; with `blank`, on constant inputs."""
+    return continue_run(subject, begin(subject, rate, blank), num_steps)
+
+
+def begin(subject: Subject, rate: float, blank: bool = False) -> ShortRun:
+    """A short run before its first step."""
+    engine = start(subject)
+    if blank:
+        _blank_inputs(engine.system)
+    return ShortRun(engine, rate=rate, initial_losses=_held_out_losses(subject, engine.system))
+
+
+def continue_run(subject: Subject, trace: ShortRun, num_steps: int) -> ShortRun:
+    """Continues the run up to `num_steps` steps in all."""
+    engine, rows = trace.engine, rows_per_step(subject)
+    for step in range(len(trace.losses), num_steps):
+        before = [p.detach().clone() for p in matrices(engine.system)] if step >= num_steps - 3 else []
+        measured = take_step(subject, engine, subject.batch(step, rows), step, trace.rate * ramp(step))
+        trace.losses.append(float(measured["loss"]))
+        if before:
+            trace.ratios += [_ratio(p, old) for p, old in zip(matrices(engine.system), before, strict=True)]
+        if not math.isfinite(trace.losses[-1]):
+            break
+    trace.held_out = list(zip(trace.initial_losses, _held_out_losses(subject, engine.system), strict=True))
+    return trace
+
+
+def overfit(subject: Subject, rate: float, num_steps: int, target: float) -> ShortRun:
+    """Steps on one batch with one seed, until the loss is `target` times the first."""
+    engine, batch = start(subject), subject.batch(0)
+    trace = ShortRun(engine)
+    for step in range(num_steps):
+        engine.begin(0, 1.0 / subject.small.steps, rate * ramp(step))
+        trace.losses.append(float(engine.step(lambda part: batch)["loss"]))
+        if not math.isfinite(trace.losses[-1]) or trace.losses[-1] <= target * trace.first:
+            break
+    return trace
+
+
+def real_run(subject: Subject) -> ShortRun:
+    return subject.once("short_runs.real", lambda: train(subject))
+
+
+def low_lr_run(subject: Subject) -> ShortRun:
+    return subject.once("short_runs.slow", lambda: train(subject, rate=0.1))
+
+
+def lr_factor(subject: Subject, wanted: float = FAST_LR) -> float:
+    """The factor that raises the preset's lr to `wanted`; 1 where it is higher already."""
+    optim = subject.small.optim
+    highest = max(optim.lr, optim.muon_lr if optim.kind == "muon" else 0.0)
+    return max(1.0, wanted / highest) if highest else 1.0
+
+
+def paired_runs(subject: Subject) -> Iterator[tuple[ShortRun, ShortRun]]:
+    """Pairs of runs of growing length, with real and with blank inputs; first at the preset's lr unless it is low."""
+    rate = lr_factor(subject)
+    if rate <= MAX_FACTOR:
+        yield real_run(subject), train(subject, blank=True)
+    seeing, blind = begin(subject, rate), begin(subject, rate, blank=True)
+    for num_steps in LENGTHS if rate > 1.0 else LENGTHS[1:]:
+        yield continue_run(subject, seeing, num_steps), continue_run(subject, blind, num_steps)
+
+
+def _blank_inputs(system: System) -> None:
+    """Makes the system's update see constant inputs."""
+
+    def update(batch: Batch, engine: Engine) -> dict[str, Tensor]:
+        probe = capabilities.probe(system, batch)
+        assert probe is not None
+        blanked = {**probe.batch, probe.inputs: torch.zeros_like(probe.batch[probe.inputs])}
+        loss = probe.objective(probe.predict(blanked), blanked)
+        engine.minimize(loss)
+        return {"loss": loss.detach()}
+
+    system.update = update  # type: ignore[method-assign]
+
+
+def _held_out_losses(subject: Subject, system: System) -> list[float]:
+    """Losses on held-out batches with the same seeds for all runs, in evaluation mode."""
+    was = system.training
+    system.eval()
+    try:
+        with torch.no_grad():
+            rows = 4 * rows_per_step(subject)
+            batches = (subject.batch(NUM_STEPS + n, rows) for n in range(NUM_HELD_OUT))
+            return [float(subject.loss_of(system, batch, seed=n)) for n, batch in enumerate(batches)]
+    finally:
+        system.train(was)
+
+
+def matrices(system: nn.Module) -> list[nn.Parameter]:
+    """Trainable tensors with at least two axes."""
+    return [p for p in system.parameters() if p.requires_grad and p.ndim >= 2]
+
+
+def _ratio(now: Tensor, before: Tensor) -> float:
+    return float((now.detach() - before).norm() / before.norm().clamp_min(1e-12))
+
+
+@contextlib.contextmanager
+def gradients(system: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The last gradient of each parameter from backward passes inside the block, by name."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+
+    def hook(name: str) -> Callable[[Tensor], None]:
+        def keep(param: Tensor) -> None:
+            if param.grad is not None:
+                seen[name] = param.grad.detach().clone()
+
+        return keep
+
+    for name, param in system.named_parameters():
+        if param.requires_grad:
+            handles.append(param.register_post_accumulate_grad_hook(hook(name)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def named_tensors(engine: Engine) -> dict[str, Tensor]:
+    """A copy of everything a checkpoint stores, by file and name."""
+    return {f"{file}: {n}": t.detach().clone() for file, group in engine.tensors().items() for n, t in group.items()}
+
+
+def first_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
+    """The name of the first tensor that is not bitwise equal; empty when all are."""
+    return next((n for n in {**a, **b} if n not in a or n not in b or not torch.equal(a[n], b[n])), "")
+
+
+def loss_line(subject: Subject) -> str:
+    """Source line of the recipe's objective."""
+    kind = type(subject.perturbed())
+    return source_line(kind.loss if kind.loss is not System.loss else kind.update)
+
+
+def owner(system: nn.Module, name: str) -> Any:
+    """The innermost module around a parameter that is not part of torch."""
+    path = name.rpartition(".")[0]
+    while path and type(system.get_submodule(path)).forward.__module__.startswith("torch."):
+        path = path.rpartition(".")[0]
+    return system.get_submodule(path) if path else type(system).__init__

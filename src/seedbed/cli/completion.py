@@ -1,0 +1,210 @@
+"""Shell completion: candidates for the word at the cursor, and the scripts for bash, zsh and fish."""
+
+import argparse
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from seedbed.cli.parser import Parser, Verb, registrar
+from seedbed.errors import UserError
+
+VERBS: dict[str, Verb] = {}
+verb = registrar(VERBS)
+
+# The line up to the cursor is passed in an environment variable, so that it is not parsed as arguments.
+LINE = "SEEDBED_COMPLETE"
+
+_BASH = """\
+# seedbed completion for bash; in ~/.bashrc: eval "$(seedbed completion bash)"
+_seedbed() {
+    local line="${COMP_LINE:0:COMP_POINT}" word kept IFS=$'\\n'
+    word="${line##*[[:space:]]}"
+    # bash breaks words at = and :, and wants only what comes after the last of them.
+    kept="${word%"${word##*[=:]}"}"
+    COMPREPLY=($(SEEDBED_COMPLETE="$line" seedbed completion words 2>/dev/null))
+    COMPREPLY=("${COMPREPLY[@]#"$kept"}")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+}
+complete -o default -F _seedbed seedbed
+"""
+
+_ZSH = """\
+#compdef seedbed
+# seedbed completion for zsh; in ~/.zshrc, after compinit: eval "$(seedbed completion zsh)"
+_seedbed() {
+    local -a found
+    found=(${(f)"$(SEEDBED_COMPLETE="${(j: :)words[1,CURRENT]}" seedbed completion words 2>/dev/null)"})
+    if (( $#found )); then
+        compadd -S '' -a -- found
+    else
+        _files
+    fi
+}
+compdef _seedbed seedbed
+"""
+
+_FISH = """\
+# seedbed completion for fish; once: seedbed completion fish > ~/.config/fish/completions/seedbed.fish
+complete -c seedbed -a '(SEEDBED_COMPLETE=(commandline -cp) seedbed completion words 2>/dev/null)'
+"""
+
+SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+
+
+@verb(
+    "completion",
+    "bash|zsh|fish",
+    "shell code for completion of verbs, runs, presets and keys",
+    lambda p: p.add_argument("shell"),
+)
+def _completion(given: argparse.Namespace) -> int:
+    if given.shell == "words":
+        print("\n".join(candidates(os.environ.get(LINE, ""))))
+        return 0
+    if given.shell not in SCRIPTS:
+        raise UserError(f"there is no completion for {given.shell}; there is for: {', '.join(SCRIPTS)}")
+    print(SCRIPTS[given.shell], end="")
+    return 0
+
+
+def candidates(line: str) -> list[str]:
+    """Candidates for the last word; none where the shell completes, as with files."""
+    words = _split(line)[1:] or [""]
+    *before, word = words
+    try:
+        found = _after(before, word)
+    except (UserError, OSError):
+        found = []
+    return sorted({one for one in found if one.startswith(word)})
+
+
+def _split(line: str) -> list[str]:
+    """Words of an incomplete line: a quote may be open, the last word may be empty."""
+    for closing in ("", '"', "'"):
+        try:
+            words = shlex.split(line + closing)
+            return [*words, ""] if line[-1:].isspace() and not closing else words
+        except ValueError:
+            continue
+    return []
+
+
+def _after(before: list[str], word: str) -> Iterable[str]:
+    from seedbed.cli import GROUPS
+    from seedbed.cli import VERBS as KNOWN
+
+    root, rest = _leading(before)
+    if not rest:
+        return ["--runs", "--help", "--version"] if word.startswith("-") else [name.partition(" ")[0] for name in KNOWN]
+    if rest[0] in GROUPS and len(rest) == 1:
+        return [name.partition(" ")[2] for name in KNOWN if name.startswith(f"{rest[0]} ")]
+    two = " ".join(rest[:2])
+    name = two if two in KNOWN else rest[0]
+    return _of_verb(name, rest[1 + (name == two) :], word, root) if name in KNOWN else []
+
+
+def _leading(before: list[str]) -> tuple[Path, list[str]]:
+    """The runs folder, and the words from the verb on."""
+    root = Path(os.environ.get("SEEDBED_RUNS") or "runs").expanduser()
+    for index, word in enumerate(before):
+        if word == "--runs" and index + 1 < len(before):
+            root = Path(before[index + 1]).expanduser()
+    first = 0
+    while first < len(before) and before[first].startswith("-"):
+        first += 2 if before[first] == "--runs" else 1
+    return root, before[first:]
+
+
+def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str]:
+    from seedbed.cli import parser_of
+
+    parser = parser_of(name)
+    options = parser._option_string_actions
+    if word.startswith("-"):
+        return options
+    last = options.get(typed[-1]) if typed else None
+    places = _places(parser, typed)
+    if last is not None and last.nargs != 0:
+        return _values(last, word, places, root)
+    actions = parser._get_positional_actions()
+    if not actions:
+        return []
+    return _values(actions[min(len(places), len(actions) - 1)], word, places, root)
+
+
+def _places(parser: Parser, typed: list[str]) -> list[str]:
+    """The positional words."""
+    out, skip = [], False
+    for word in typed:
+        action = parser._option_string_actions.get(word)
+        if not skip and action is None and not word.startswith("-"):
+            out.append(word)
+        skip = action is not None and action.nargs != 0
+    return out
+
+
+def _values(action: argparse.Action, word: str, places: list[str], root: Path) -> Iterable[str]:
+    """Candidates for an argument, by its name in the help."""
+    from seedbed import recipes
+    from seedbed.track.run import run_names
+
+    if action.choices:
+        return map(str, action.choices)
+    metavar = str(action.metavar or action.dest)
+    if metavar == "key=value":
+        return _settings(places[0], word, root)
+    if action.dest == "shell":
+        return SCRIPTS
+    if action.dest in ("mirror", "to"):
+        from seedbed.report.mirrors.choose import SINKS
+
+        given, comma, _ = word.rpartition(",")
+        return [f"{given}{comma}{name}" for name in SINKS]
+    if action.dest == "checkpoint" and places:
+        from seedbed.track.names import step_names
+
+        return step_names(root / places[0] / "checkpoints")
+    found: list[str] = []
+    if "RECIPE/PRESET" in metavar:
+        found += [f"{name}/{preset}" for name in recipes.names() for preset in recipes.describe(name)]
+        found += [str(path) for path in Path(".").glob("*.py")]
+    if metavar.startswith("RUN") or "SWEEP" in metavar:
+        found += run_names(root)
+    if "SWEEP" in metavar or action.dest in ("show", "join"):
+        found += run_names(root.absolute().parent / "sweeps")
+    return found
+
+
+def _settings(name: str, word: str, root: Path) -> list[str]:
+    """Config keys of a preset or a run, or the values of a key."""
+    from seedbed import config as configs
+    from seedbed import recipes
+
+    run = root / name / "config.json"
+    if run.is_file():
+        from seedbed.track import jsonl
+
+        facts = jsonl.read_object(run)
+        name = (
+            f"{facts['recipe']}:{facts['preset']}"
+            if str(facts["recipe"]).endswith(".py")
+            else f"{facts['recipe']}/{facts['preset']}"
+        )
+    if not name.endswith(".py") and ".py:" not in name:
+        recipe, preset = recipes.find(name)
+        config = recipe.preset(preset)
+        key, equals, _ = word.partition("=")
+        if not equals:
+            return [f"{known}=" for known in configs.flatten(config)]
+        return [f"{key}={value}" for value in _choices(configs.kind_of(config, key))]
+    return []  # completion never executes a user's file
+
+
+def _choices(kind: Any) -> list[str]:
+    from typing import Literal
+
+    if get_origin(kind) is Literal:
+        return [str(value) for value in get_args(kind)]
+    return ["true", "false"] if kind is bool else []

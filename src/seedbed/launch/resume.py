@@ -1,0 +1,157 @@
+"""Resumes runs from their newest intact checkpoint; queued runs begin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from seedbed import config as configs
+from seedbed.config import Config
+from seedbed.dist.ranks import Ranks
+from seedbed.errors import EXIT_FAILED, UserError
+from seedbed.launch.local import (
+    Check,
+    device_name,
+    open_run,
+    preflight,
+    ranks_of,
+    run_training,
+    saved_config,
+    train_non_primary,
+)
+from seedbed.recipes import Recipe
+from seedbed.report.mirrors import keep
+from seedbed.track import clocks
+from seedbed.track.clocks import Stopwatch
+from seedbed.track.console import Console
+from seedbed.track.run import Run, flat
+from seedbed.train import checkpoint_loading, progress, saving
+from seedbed.train.job import Job
+
+if TYPE_CHECKING:
+    from seedbed.report.mirrors.choose import Choice
+
+
+def resume(
+    root: Path,
+    run_name: str,
+    assignments: list[str],
+    *,
+    force: bool = False,
+    check: Check = "quick",
+    until: int = 0,
+    mirrors: Sequence[Choice] | None = None,
+) -> int:
+    """Resume a run from its newest intact checkpoint. A queued run begins, after its checks."""
+    clock, run = Stopwatch(since=clocks.take_command_start()), Run.open(root, run_name)
+    run.wall = clock.split
+    recipe, _, config = config_to_resume(run, assignments, force)
+    with ranks_of(config) as ranks:
+        if not ranks.is_primary:
+            return train_non_primary(ranks, root, recipe, anomaly=False)
+        return _resume_locked(run, assignments, force, check, until, mirrors, ranks, clock)
+
+
+def _resume_locked(
+    run: Run,
+    assignments: list[str],
+    force: bool,
+    check: Check,
+    until: int,
+    mirrors: Sequence[Choice] | None,
+    ranks: Ranks,
+    clock: Stopwatch,
+) -> int:
+    with run.lock(), closing(Console(run.path / "console.log")) as console:
+        recipe, saved, config = config_to_resume(run, assignments, force)
+        if mirrors is not None:
+            keep(run, mirrors)
+        for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
+            console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
+        if run.status().get("status") == "queued":
+            return _start_queued(run, recipe, config, console, check, until, ranks, clock)
+        with clock.timer("data"):
+            data = recipe.open_data(config)
+        return run_training(run, recipe, config, data, console, resumed=True, until=until, ranks=ranks, clock=clock)
+
+
+def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
+    """A run's recipe, its saved config and the new one. Refused when the run is finished or a fixed key changes."""
+    recipe, saved = saved_config(run)
+    if run.status().get("status") == "done" and not assignments and not force:
+        raise UserError(f"run {run.name} is finished; to train it longer: seedbed resume {run.name} steps={2 * saved.steps}")
+    configs.require_one_length(saved, assignments)
+    config = configs.override(saved, assignments)
+    if config.budget and config.budget != saved.budget:
+        raise UserError(f"budget={config.budget:g}s cannot be set on resume; set the length instead: budget=none steps=N")
+    for key in configs.diff(configs.flatten(saved), configs.flatten(config)):
+        if not configs.is_free(key):
+            raise UserError(f"{key} cannot change on resume; start a new run with --parent {run.name}")
+    return recipe, saved, config
+
+
+def _start_queued(
+    run: Run, recipe: Recipe, config: Config, console: Console, check: Check, until: int, ranks: Ranks, clock: Stopwatch
+) -> int:
+    """Begin a run that was created by a Slurm submission."""
+    preset = run.config_json()["preset"]
+    base = recipe.preset(preset)
+    run.change_config(config, base)
+    run.rewind(-1)  # an earlier first start may have been interrupted
+    try:
+        data = open_run(run, recipe, config, base, console, clock)
+    except UserError as problem:
+        run.set_status("failed", error=str(problem))
+        raise
+    if not preflight(run, recipe, preset, config, data, console, check, clock):
+        return EXIT_FAILED
+    return run_training(run, recipe, config, data, console, resumed=False, until=until, ranks=ranks, clock=clock)
+
+
+def restore_newest(job: Job, recipe: Recipe) -> list[dict[str, Any]]:
+    """Restore the newest checkpoint. A refusal changes nothing. Returns the settings that changed during the run, by step."""
+    run, folder = job.run, job.run.path / "checkpoints"
+    saved = checkpoint_loading.load_newest(folder, job.console.line, job.part)
+    facts, now = run.config_json(), flat(configs.to_json(job.config))
+    before = flat((saved and saved.origin.get("config")) or facts["config"])
+    changed = {key: list(pair) for key, pair in configs.diff(before, now).items() if key in before and key in now}
+    history = []
+    if saved is None:
+        job.console.line("the run ended before its first checkpoint; starting again from step 0")
+    else:
+        progress.restore(job, saved)
+        job.clock.go_on_from(saved.state["clock"])
+        _extend(job, saved)
+        saving.forget_after(job, job.step)
+        job.console.line(f"resumed at step {job.step} of {job.num_steps}")
+        history = [past for past in facts.get("history") or [] if past["step"] < job.step]
+        history += [{"step": job.step, "changed": changed}] if changed else []
+    run.rewind(job.step)
+    facts = {"changed": changed, "code": _record_code_changes(job, recipe)}
+    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in facts.items() if value})
+    return history
+
+
+def _record_code_changes(job: Job, recipe: Recipe) -> dict[str, Any]:
+    """Report and record how the code differs from that of the earlier part of the run."""
+    if not job.ranks.is_primary:
+        return {}
+    from seedbed.track import code_changes
+
+    changed = code_changes.since_last(job.run, recipe.files() if recipe.name.endswith(".py") else ())
+    if changed:
+        job.console.warn(f"resumed with other code: {code_changes.describe(changed)}")
+    with suppress(OSError):  # also in the event
+        code_changes.record(job.run, job.step, changed)
+    return changed
+
+
+def _extend(job: Job, saved: checkpoint_loading.Checkpoint) -> None:
+    """Apply a new number of steps. Without one, the run ends after the same number of items as before."""
+    planned = saved.state["planned_steps"]
+    if job.config.steps != planned:
+        if job.config.steps <= job.step:
+            raise UserError(f"steps={job.config.steps} is before step {job.step}, which the run has reached")
+        job.total_items = job.items + (job.config.steps - job.step) * job.config.batch

@@ -1,0 +1,1 @@
+"""Denoising energies over images, and the regressor that they are compared with."""

@@ -1,0 +1,1 @@
+"""Recordings of frames and controls: the format, importers of captured files, poses and lag estimation."""

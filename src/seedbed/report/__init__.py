@@ -1,0 +1,1 @@
+"""Instruments that read what runs wrote: listings, reports, journal, shared pages, plots, mirrors and the data commands."""

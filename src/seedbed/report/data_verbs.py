@@ -1,0 +1,232 @@
+"""`seedbed data prepare | inspect | verify | bench`: each prints text or JSON, and returns an exit code."""
+
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from seedbed.config import validate
+from seedbed.data.corpus import TextConfig
+from seedbed.data.image_store import image_facts, prepare_images
+from seedbed.data.images import ImageConfig
+from seedbed.data.prepare import load_tokenizer, prepare_text
+from seedbed.data.progress import Progress
+from seedbed.data.store import DamagedStore, Store, is_store
+from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
+from seedbed.report.data_inspect import facts
+
+BENCH_BLOCK, BENCH_BATCH = 1024, 64
+
+
+def prepare(
+    path: str, *, tokenizer: str = "char", vocab: int = TextConfig.vocab, out: str | Path | None = None, json: bool = False
+) -> int:
+    """Create or find the store of a text; a damaged one is rebuilt."""
+    config = TextConfig(text=str(path), tokenizer=str(tokenizer), vocab=vocab)
+    validate(config)
+    config.check()
+    start = time.monotonic()
+    try:
+        store = prepare_text(config, out=Path(out) if out else None, rebuild=True, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command continues")
+        return EXIT_INTERRUPTED
+    command = _train_command(config, store.path if out or is_store(Path(path)) else None)
+    result = {
+        "store": str(store.path),
+        "fingerprint": store.fingerprint,
+        "tokenizer": store.manifest["tokenizer"],
+        "counts": store.manifest["counts"],
+        "splits": store.manifest["splits"],
+        "seconds": round(time.monotonic() - start, 2),
+        "train": command,
+    }
+    if json:
+        print(dumps(result))
+        return EXIT_OK
+    sizes = " + ".join(f"{end - begin:,} {name}" for name, (begin, end) in result["splits"].items())
+    made = result["tokenizer"]
+    _print_pairs(
+        {
+            "store": result["store"],
+            "tokens": f"{result['counts']['num_tokens']:,} = {sizes}",
+            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+            **({"unknown": f"{result['counts']['num_unknown']:,} characters"} if result["counts"]["num_unknown"] else {}),
+            "fingerprint": result["fingerprint"],
+            "train on it": command,
+        }
+    )
+    return EXIT_OK
+
+
+def prepare_image_store(path: str, *, size: int, out: str | Path | None = None, json: bool = False) -> int:
+    """Create or find the store of a folder, file or dataset of images; a damaged one is rebuilt."""
+    config = ImageConfig(images=str(path), size=size)
+    validate(config)
+    config.check()
+    start = time.monotonic()
+    try:
+        store = prepare_images(config, out=Path(out) if out else None, rebuild=True, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command continues")
+        return EXIT_INTERRUPTED
+    words = ["seedbed", "train", "flow/cifar10", f"data.images={store.path if out else path}", f"data.size={size}"]
+    result = {**image_facts(store), "seconds": round(time.monotonic() - start, 2), "train on it": shlex.join(words)}
+    if json:
+        print(dumps(result))
+    else:
+        _print_pairs({name: _shown(value) for name, value in result.items()})
+    return EXIT_OK
+
+
+def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] | None = None) -> int:
+    """Show the content of a store, a text, or (through `open_recipe`) the data of RECIPE/PRESET."""
+    data = open_recipe(path) if open_recipe and _is_preset(path) else None
+    plain = _without_tokens(path, data)
+    found = plain or facts(*((data.store, data.train.block) if data else _find(path)))
+    if json:
+        print(dumps(found))
+    elif plain:
+        _print_pairs({name: _shown(value) for name, value in plain.items()})
+    else:
+        _print_facts(found)
+    return EXIT_OK
+
+
+def _without_tokens(path: str, data: Any) -> dict[str, Any] | None:
+    """The facts of images or generated data; None for tokens."""
+    if data:
+        return None if hasattr(data, "store") else data.facts
+    place = Path(path).expanduser()
+    store = Store.open(place) if is_store(place) else None
+    return image_facts(store) if store and "image" in store.arrays else None
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(inner)}" for name, inner in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def verify(path: str, *, json: bool = False) -> int:
+    """Hash everything again and check splits and values; 1 when something is wrong."""
+    problems, size = [], 0
+    start = time.monotonic()
+    progress = Progress("verifying")
+    try:
+        store = Store.open(Path(path), check=False)  # report all problems, not only the first
+        size = sum(array.nbytes for array in store.arrays.values())
+        problems = store.verify(progress)
+        if "tokenizer" in store.manifest:
+            load_tokenizer(store)
+    except DamagedStore as error:
+        problems.append(str(error))
+    finally:
+        progress.close()
+    if json:
+        print(dumps({"store": str(path), "sound": not problems, "problems": problems, "bytes": size}))
+    elif problems:
+        print("\n".join(problems))
+    else:
+        print(f"{path} is sound: {size:,} bytes hashed in {time.monotonic() - start:.1f} s, splits and values as recorded")
+    return EXIT_FAILED if problems else EXIT_OK
+
+
+def bench(path: str, *, json: bool = False) -> int:
+    """Throughput of the feed on this store, against plain copies of as many bytes in the same process."""
+    from seedbed.data.text import TextSource
+    from seedbed.report.data_bench import compare
+
+    store, _ = _find(path)
+    tokens = store.split("train", "tokens")
+    block = max(1, min(BENCH_BLOCK, len(tokens) // 2))
+    source = TextSource(tokens, block, "phase", 1)
+    result = {"store": str(store.path), "block": block, **compare(source, batch=BENCH_BATCH)}
+    if json:
+        print(dumps(result))
+        return EXIT_OK
+    table = Table("", "ms per batch", "GB/s", "feed against it", box=None, pad_edge=False)
+    for name, ratio in {"feed": "", "copy": f"{result['ratio']:.2f}", "memcpy": f"{result['ratio_memcpy']:.2f}"}.items():
+        title = {"feed": "feed", "copy": "plain copy (tensor)", "memcpy": "plain copy (memcpy)"}[name]
+        table.add_row(title, f"{result[name]['ms']:.3f}", f"{result[name]['gb_per_s']:.2f}", ratio)
+    console = _console()
+    console.print(
+        f"{BENCH_BATCH} blocks of {block} + 1 tokens, {result['bytes_per_batch']:,} bytes a batch, on the CPU", highlight=False
+    )
+    console.print(table)
+    return EXIT_OK
+
+
+def _find(path: str) -> tuple[Store, int]:
+    """The store that a path or text name means, and its block length."""
+    place = Path(path).expanduser()
+    if is_store(place) or (place.is_dir() and (place / "tokens.bin").exists()):
+        store = Store.open(place)
+        if "tokens" not in store.arrays:
+            raise UserError(
+                f"store {path} holds {', '.join(store.arrays)}, no tokens; look at it with: seedbed data inspect {path}"
+            )
+        return store, TextConfig.block
+    return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
+
+
+def _is_preset(path: str) -> bool:
+    return "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
+
+
+def _train_command(config: TextConfig, store: Path | None) -> str:
+    words = ["seedbed", "train", "gpt/demo", f"data.text={store or config.text}"]
+    if store is None and config.tokenizer != TextConfig.tokenizer:
+        words.append(f"data.tokenizer={config.tokenizer}")
+        words += [f"data.vocab={config.vocab}"] if config.tokenizer == "bpe" else []
+    return shlex.join(words)
+
+
+def _print_facts(found: dict[str, Any]) -> None:
+    made, ids = found["tokenizer"], f"ids {found['min_id']} to {found['max_id']}, {found['num_used_ids']:,} in use"
+    unknown = f", {found['num_unknown']:,} unknown characters" if found["num_unknown"] else ""
+    parts = {}
+    for name, s in found["splits"].items():
+        blocks = f"{s['num_blocks']:,} blocks of {found['block']}, tail of {s['num_dropped']} dropped"
+        parts[name] = f"{s['end'] - s['start']:,} tokens from {s['start']:,}: {blocks}"
+    _print_pairs(
+        {
+            "store": found["store"],
+            "source": found["source"]["name"],
+            "fingerprint": found["fingerprint"],
+            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+            "tokens": f"{found['num_tokens']:,} as {found['dtype']}, {ids}",
+            "text": f"{found['num_bytes']:,} bytes, {found['bytes_per_token']:.3f} per token{unknown}",
+            "guessing": f"{found['unigram_nats']:.3f} nats per token when only frequencies are known",
+            **parts,
+            "frequent": "  ".join(f"{f['text']} {f['share']:.1%}" for f in found["frequent"]),
+        }
+    )
+    console = _console()
+    for sample in found["samples"]:
+        console.print(Text(f"\n{sample['split']} from token {sample['start']:,}", style="dim"))
+        for name in ("x", "y"):
+            console.print(Text(f"  {name} {sample[name]}"), no_wrap=True, overflow="crop", crop=False)
+
+
+def _print_pairs(pairs: dict[str, str]) -> None:
+    width = max(map(len, pairs))
+    console = _console()
+    for name, value in pairs.items():
+        line = Text(f"{name:<{width}}  ", style="bold").append(Text(value, style="not bold"))
+        console.print(line, soft_wrap=True)
+
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,318 @@
+"""`seedbed report`: one run, or a comparison of several, as one self-contained HTML file."""
+
+import datetime
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seedbed.config import diff
+from seedbed.errors import UserError
+from seedbed.report import facts, html_page, journal, run_report, verbs
+from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
+from seedbed.report.model_table import model_text
+from seedbed.report.svg_charts import Chart, Line, Point, bar, text
+from seedbed.track import code, jsonl
+from seedbed.track.events import details, is_at_least
+from seedbed.track.run import Run, flat, full_name
+from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, scaled, size
+
+_NUM_SAMPLES = 6
+_MAX_EVENTS = 400
+# Keys of every row that are no recipe metrics; they are shown elsewhere on the page, or not at all.
+_PLAIN = {"step", "items", "epoch", "seconds", "time", "loss", "lr", "memory", "items_per_s", "wait", "mfu", "mfu_measured"}
+_MAX_RUNS, _MAX_SMALL = 8, 16
+_SMALL: dict[str, Any] = {"width": 480, "height": 200}
+
+Rows = list[dict[str, Any]]
+
+
+def run_page(run: Run) -> str:
+    """The page of one run: results, curves, samples, settings and how to repeat it."""
+    config, status, rows, events = run.config_json(), run.status(), run.rows(), run.events()
+    parent = journal.open_optional(run.path.parent, config.get("parent"))
+    parts = [
+        _head(run, config, status),
+        html_page.tiles(_numbers(rows, events, status)),
+        section("verdict", _verdict(run, parent, status)),
+        section("curves", *_curves(rows, events)),
+        section("samples", _samples(run, events)),
+        section("where the time went", _time_use(status)),
+        section("what happened", _events_section(events)),
+        section("settings", *_settings(config, parent)),
+        section("model", *_model(events)),
+        section("repeat it", card(f"<pre>{text(run.command())}</pre>"), _code(run)),
+    ]
+    return html_page.page(run.name, parts, footer(run.path.parent))
+
+
+def chosen(root: Path, words: Sequence[str]) -> list[Run]:
+    """The runs that these words name: each by itself, or two as A..B."""
+    found: list[Run] = []
+    for word in words:
+        pair = _pair(root, word)
+        found += [Run.open(root, name) for name in (pair or [word])]
+    if len(found) > _MAX_RUNS:
+        raise UserError(f"a page compares {_MAX_RUNS} runs at most, not {len(found)}; leave some out")
+    return found
+
+
+def _pair(root: Path, word: str) -> list[str]:
+    """The two runs of A..B; names may contain dots, so a run of exactly that name comes first."""
+    if ".." not in word or (Path(root) / word).is_dir() or "/" in word:
+        return []
+    splits = [(word[:at], word[at + 2 :]) for at in range(len(word)) if word.startswith("..", at)]
+    there = [pair for pair in splits if all(name and (Path(root) / name).is_dir() for name in pair)]
+    return list((there or splits)[0])
+
+
+def footer(root: Path) -> str:
+    from seedbed.track.code import version
+
+    now = datetime.datetime.now().astimezone().isoformat(timespec="minutes")
+    return (
+        f"written by seedbed {version()} on {now} from the files in {root.name}/; nothing on this page was loaded from elsewhere"
+    )
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _head(run: Run, config: dict[str, Any], status: dict[str, Any]) -> str:
+    word = facts.current_status(run, status)
+    about = [full_name(config["recipe"], config["preset"]), str(config.get("created") or "")[:16].replace("T", " ")]
+    about += [f"parent {config['parent']}"] if config.get("parent") else []
+    about += [f"sweep {config['sweep']}"] if config.get("sweep") else []
+    why = f'<p class="why">{text(one_line(config["why"]))}</p>' if config.get("why") else ""
+    chip = f'<span class="chip {text(word.split()[0])}">{text(word)}</span>'
+    return f'<header><h1>{text(run.name)}{chip}</h1><p class="lead">{text(" · ".join(filter(None, about)))}</p>{why}</header>'
+
+
+def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]:
+    metric, points = facts.evaluations(events)
+    mean, _ = facts.mean_and_sd(facts.last_losses(rows))
+    seconds = _seconds(rows, status)
+    model: dict[str, Any] = next((e for e in events if e.get("kind") == "model"), {})
+    rate, memory = facts.median(rows, "items_per_s"), [r["memory"] for r in rows if facts.is_number(r.get("memory"))]
+    step = rows[-1].get("step") if rows else status.get("step")
+    last = status.get("last_step")
+    return {
+        "loss at the end": number(mean) if math.isfinite(mean) else "",
+        f"best {metric}": number(min(value for _, value in points)) if points else "",
+        "steps" + (f" of {number(last)}" if last and last != step else ""): number(step),
+        "time": duration(seconds) if seconds else "",
+        "items per second": scaled(rate) if rate is not None else "",
+        "parameters": scaled(model["parameters"]) if facts.is_number(model.get("parameters")) else "",
+        "memory": size(max(memory)) if memory else "",
+    }
+
+
+def _seconds(rows: Rows, status: dict[str, Any]) -> float:
+    """Total time of the run; without a status, that of its rows."""
+    clock = status.get("clock")
+    known = [v for v in clock.values() if facts.is_number(v)] if isinstance(clock, dict) else []
+    return math.fsum(known or [row["seconds"] for row in rows[-1:] if facts.is_number(row.get("seconds"))])
+
+
+def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
+    title, numbers = journal.verdict(run, parent)
+    kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
+    parts = [f'<p class="verdict {kind}">{text(title)}</p><p>{text(numbers)}</p>']
+    parts += [f"<p>{text(status['verdict'])}</p>"] if status.get("verdict") else []
+    parts += [f"<p class=bad>{text(status['error'])}</p>"] if status.get("error") else []
+    for found in journal.conclusions(run.path.parent, run.name):
+        parts.append(f"<p><b>Conclusion, {text(found['date'])}:</b> {text(found['text'])}</p>")
+    return card(*parts)
+
+
+def _curves(rows: Rows, events: Rows) -> list[str]:
+    losses, marks = series(rows, "loss"), _marks(events)
+    metric, points = facts.evaluations(events)
+    together = "loss" in str(metric)
+    evaluations = Line(points, 1, f"evaluation: {metric}", dots=True)
+    first = [Line(losses, 0, faint=True), Line(_smooth(losses), 0, "training loss"), *([evaluations] if together else [])]
+    charts = [Chart("loss", first, marks)]
+    if points and not together:
+        charts.append(Chart(str(metric), [evaluations], marks))
+    families = _families(_measured(rows))
+    small = {title: [Line(series(rows, n), colour, label) for n, colour, label in found] for title, found in families.items()}
+    small |= {name: [Line(found, 1, dots=True)] for name, found in _more_evaluations(events, metric)[:8]}
+    speed = {"lr": "learning rate", "items_per_s": "items per second"}
+    small |= {title: [Line(series(rows, name), 7)] for name, title in speed.items()}
+    return [*map(chart, charts), pairs([chart(Chart(title, found, **_SMALL)) for title, found in small.items()])]
+
+
+def _families(names: Sequence[str]) -> dict[str, list[tuple[str, int, str]]]:
+    """Curves by title; those that differ by a number only, such as losses of noise levels, share a chart."""
+    stems: dict[str, list[str]] = {}
+    for name in names:
+        stems.setdefault(name.rstrip("0123456789"), []).append(name)
+    out: dict[str, list[tuple[str, int, str]]] = {}
+    for stem, members in stems.items():
+        if len(members) > 2:
+            out[stem.rstrip("_./")] = [(name, i, name.removeprefix(stem)) for i, name in enumerate(members)]
+        else:
+            out |= {name: [(name, 2 + len(out), "")] for name in members}
+    return dict(list(out.items())[:_MAX_SMALL])
+
+
+def series(rows: Rows, name: str) -> list[Point]:
+    """The points (step, value) of one curve."""
+    return [(r["step"], r[name]) for r in rows if facts.is_number(r.get(name)) and facts.is_number(r.get("step"))]
+
+
+def _smooth(points: list[Point]) -> list[Point]:
+    thin = points[:: max(1, len(points) // 2000)]
+    return list(zip([x for x, _ in thin], run_report.smoothed([y for _, y in thin]), strict=True)) if len(thin) > 2 else thin
+
+
+def _measured(rows: Rows) -> list[str]:
+    """The metrics of this recipe beyond the usual ones."""
+    names = dict.fromkeys(key for row in rows[-50:] for key, value in row.items() if facts.is_number(value))
+    return [name for name in names if name not in _PLAIN]
+
+
+def _more_evaluations(events: Rows, metric: str | None) -> list[tuple[str, list[Point]]]:
+    found: dict[str, list[Point]] = {}
+    for event in events:
+        if event.get("kind") == "eval" and facts.is_number(event.get("step")):
+            for key, value in event.items():
+                if facts.is_number(value) and key not in ("step", "time", "seconds", metric):
+                    found.setdefault(key, []).append((event["step"], value))
+    return list(found.items())
+
+
+def _marks(events: Rows) -> list[tuple[float, str]]:
+    found = [e for e in events if is_at_least("notice", e) and facts.is_number(e.get("step"))]
+    return [(e["step"], one_line(f"step {e['step']}, {e.get('kind')}: {e.get('what') or ''}")) for e in found[:60]]
+
+
+def _samples(run: Run, events: Rows) -> str:
+    found = [e for e in events if e.get("kind") == "sample"]
+    picked = sorted({round(i * (len(found) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}) if found else []
+    return pairs([sample_card(run, found[i]) for i in reversed(picked)])
+
+
+def sample_card(run: Run, event: dict[str, Any], title: str = "") -> str:
+    """The sample of one step: text and images."""
+    name = title or f"step {number(event.get('step'))}"
+    words = clip(str(event.get("text") or ""), 4000)
+    files = [str(file) for file in event.get("files") or []][:6]
+    shown = [embedded(run.path, file, f"{name} · {Path(file).name}") for file in files]
+    pictures = f'<div class="shots">{"".join(shown)}</div>' if shown else ""
+    return card(f"<h3>{text(name)}</h3>", pictures, f"<pre>{text(words)}</pre>" if words else "")
+
+
+def _time_use(status: dict[str, Any]) -> str:
+    clock = status.get("clock")
+    parts = [(k, float(v)) for k, v in clock.items() if facts.is_number(v) and v > 0] if isinstance(clock, dict) else []
+    if not parts:
+        return ""
+    total = math.fsum(seconds for _, seconds in parts)
+    shares = [(name, seconds, f"{duration(seconds)}, {seconds / total:.1%}") for name, seconds in parts]
+    return card(bar(shares), html_page.key([(i, f"{name} {words}") for i, (name, _, words) in enumerate(shares)]))
+
+
+def _events_section(events: Rows) -> str:
+    listed = [e for e in events if e.get("kind") not in ("model", "sample", "eval")]
+    incidents = [e for e in listed if is_at_least("notice", e)]
+    head = table(("step", "what", ""), [event_cells(e) for e in incidents[:40]], numbers=(0,), keys=(1,))
+    rest = table(("step", "what", ""), [event_cells(e) for e in listed[:_MAX_EVENTS]], numbers=(0,), keys=(1,))
+    quiet = "<p class=lead>No spikes, roll-backs or alarms.</p>" if not incidents else ""
+    return card(quiet, head, folded(f"all {len(listed)} events", rest))
+
+
+def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
+    known = flat({k: v for k, v in details(event).items() if k not in ("layers", "data")})
+    words = ", ".join(
+        f"{k} {format_value(v) if isinstance(v, list) else number(v)}" for k, v in known.items() if v not in (None, "", [])
+    )
+    return number(event.get("step")), one_line(str(event.get("kind"))), clip(one_line(words), 400)
+
+
+def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
+    changes = config.get("changes") or {}
+    parts = [f"<h3>changed against the preset</h3>{_changed(changes)}"]
+    if parent:
+        moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
+        rows = [(key, format_value(old), format_value(new)) for key, (old, new) in moved.items()]
+        header = ("key", parent.name, "this run")
+        parts.append(f"<h3>changed against {text(parent.name)}</h3>{table(header, rows) or '<p class=lead>nothing</p>'}")
+    settings = "\n".join(config_lines(flat(config["config"]), {"*": changes}, 110))
+    return [pairs([card(part) for part in parts]), card(folded("all settings", f'<pre class="wide">{text(settings)}</pre>'))]
+
+
+def _changed(changes: dict[str, Any]) -> str:
+    return table(("key", "value"), [(k, format_value(v)) for k, v in changes.items()]) or "<p class=lead>nothing</p>"
+
+
+def _model(events: Rows) -> list[str]:
+    found = next((e for e in events if e.get("kind") == "model"), None)
+    if not found:
+        return []
+    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(model_text(details(found)))}</pre>'))]
+
+
+def _code(run: Run) -> str:
+    return f"<p class=lead>{text(code.describe(run.code_json()))}</p>"
+
+
+# ---- several runs ----------------------------------------------------------------------------------------------------
+
+
+def compare_page(runs: Sequence[Run]) -> str:
+    """Comparison of runs: settings that differ, results, and whether the difference exceeds the noise."""
+    names = [run.name for run in runs]
+    configs = [run.config_json() for run in runs]
+    title = " against ".join(names) if len(runs) == 2 else f"{len(runs)} runs"
+    why = "".join(
+        f"<p class=lead>{text(n)}: {text(one_line(c['why']))}</p>" for n, c in zip(names, configs, strict=True) if c.get("why")
+    )
+    parts = [
+        f"<header><h1>{text(title)}</h1>{why}</header>",
+        section("verdict", *[_against(runs[0], other) for other in runs[1:]]),
+        section("curves", *overlays(runs)),
+        section("what came of it", card(_results_table(runs))),
+        section("what differs", card(_differences(names, configs))),
+        section("last samples", pairs([last_sample(run) for run in runs])),
+        section("repeat them", card(*(f"<pre>{text(run.command())}</pre>" for run in runs))),
+    ]
+    return html_page.page(title, parts, footer(runs[0].path.parent))
+
+
+def _against(base: Run, other: Run) -> str:
+    title, numbers = journal.verdict(other, base)
+    kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
+    return card(f'<p class="verdict {kind}">{text(other.name)}: {text(title)}</p><p>{text(numbers)}</p>')
+
+
+def overlays(runs: Sequence[Run]) -> list[str]:
+    """The curves of several runs in shared charts, one colour per run."""
+    losses, evaluations, metrics = [], [], []
+    for index, run in enumerate(runs):
+        raw = series(run.rows(), "loss")
+        losses += [*([Line(raw, index, faint=True)] if len(runs) < 4 else []), Line(_smooth(raw), index, run.name)]
+        metric, points = facts.evaluations(run.events())
+        evaluations.append(Line(points, index, run.name, dots=True))
+        metrics += [metric] if metric else []
+    name = metrics[0] if len(set(metrics)) == 1 else "evaluation"
+    return [chart(Chart("training loss", losses)), chart(Chart(f"{name}, held out", evaluations))]
+
+
+def _results_table(runs: Sequence[Run]) -> str:
+    shown = [verbs.results_in_words(verbs.results(run)) for run in runs]
+    rows = [(key, *(found[key] for found in shown)) for key in shown[0]]
+    return table(("", *(run.name for run in runs)), rows, keys=())
+
+
+def _differences(names: Sequence[str], configs: Sequence[dict[str, Any]]) -> str:
+    flats = [{"preset": full_name(c["recipe"], c["preset"]), **flat(c["config"])} for c in configs]
+    keys = dict.fromkeys(key for found in flats for key in found)
+    apart = [key for key in keys if len({jsonl.encode({"v": found.get(key)}) for found in flats}) > 1]
+    rows = [(key, *(clip(format_value(found.get(key)), 60) for found in flats)) for key in apart]
+    return table(("key", *names), rows) or "<p class=lead>Their settings are all equal.</p>"
+
+
+def last_sample(run: Run) -> str:
+    last = next((e for e in reversed(run.events()) if e.get("kind") == "sample"), None)
+    return sample_card(run, last, f"{run.name} at step {number(last.get('step'))}") if last else ""

@@ -1,0 +1,289 @@
+"""JOURNAL.md next to the runs: a dated entry per run, generated except for the conclusion, which the user writes.
+
+The generated part of an entry is between two comments and may be rewritten; everything else is never changed.
+"""
+
+import contextlib
+import datetime
+import difflib
+import fcntl
+import math
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from seedbed.config import diff
+from seedbed.errors import UserError
+from seedbed.report import facts, run_report
+from seedbed.track import code, files
+from seedbed.track.events import is_at_least
+from seedbed.track.run import Run, flat, full_name
+from seedbed.track.text import format_value, number, one_line
+
+_HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'
+_MAX_CHANGES = 12
+_OPEN = re.compile(r"^- conclusion: open .*\n", re.M)
+# The conclusions directly below the generated part, with indented lines that the user may have added.
+_CONCLUSIONS = re.compile(r"(?:\n- conclusion, .*(?:\n[ \t]+\S.*)*)*")
+_CONCLUSION = re.compile(r"\n- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)")
+
+
+MAX_JOURNAL = 256 << 20
+
+
+def path_of(root: Path) -> Path:
+    return Path(root).absolute().parent / "JOURNAL.md"
+
+
+def text(root: Path) -> str:
+    """The text of the journal; empty when there is none."""
+    return _read(path_of(root))
+
+
+def record(run: Run) -> Path:
+    """Write or update the run's entry; notes and other text of the user are kept."""
+    return record_as(run.path.parent, run.name, _facts(run))
+
+
+def record_as(root: Path, name: str, parts: list[str]) -> Path:
+    """Write or update the entry of a run or a sweep: a heading, then its facts."""
+    invitation = f'- conclusion: open (`seedbed note {name} "..."`)'
+    entry = "\n".join([f"<!-- run {name} -->", *parts, invitation, f"<!-- end {name} -->"])
+    with _editing(root) as (journal, text):
+        old = _find(text, name)
+        if old:
+            concluded = _conclusions_end(text, old) > old.end()
+            text = text[: old.start()] + (_closed(entry) if concluded else entry) + text[old.end() :]
+        else:
+            text = (text or _HEAD).rstrip("\n") + f"\n\n{entry}\n"
+        files.write_atomic(journal, text)
+    return journal
+
+
+def note(root: Path, name: str, conclusion: str) -> Path:
+    """Add a dated conclusion to the run's entry, which is kept when the run folder is removed."""
+    conclusion = one_line(conclusion)
+    if not conclusion:
+        raise UserError('the note is empty; write: seedbed note RUN "what we learned"')
+    name = Path(name).name
+    if not _find(_read(path_of(root)), name):
+        record(_open_or_suggest(root, name))
+    with _editing(root) as (journal, text):
+        found = _find(text, name)
+        assert found
+        end = _conclusions_end(text, found)
+        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {escaped(conclusion)}"
+        text = text[: found.start()] + _closed(found[0]) + text[found.end() : end] + line + text[end:]
+        files.write_atomic(journal, text)
+    return journal
+
+
+def conclusions(root: Path, name: str) -> list[dict[str, str]]:
+    """The conclusions on a run, oldest first: date and text."""
+    text = _read(path_of(root))
+    found = _find(text, name)
+    below = text[found.end() : _conclusions_end(text, found)] if found else ""
+    return [{"date": one[1], "text": " ".join(one[2].split())} for one in _CONCLUSION.finditer(below)]
+
+
+def amend(root: Path, name: str, old: str, new: str) -> Path:
+    """Replace the text of a conclusion, keeping its date; refused when it is no longer `old`."""
+    new = one_line(new)
+    if not new:
+        raise UserError("the note is empty; write what was learned")
+    with _editing(root) as (journal, text):
+        found = _find(text, name)
+        end = _conclusions_end(text, found) if found else 0
+        start = found.end() if found else 0
+        same = [one for one in _CONCLUSION.finditer(text, start, end) if " ".join(one[2].split()) == old]
+        if not same:
+            raise UserError("somebody changed this note in the meantime; look at it again")
+        text = text[: same[0].start(2)] + escaped(new) + text[same[0].end(2) :]
+        files.write_atomic(journal, text)
+    return journal
+
+
+def entries(root: Path) -> list[dict[str, str]]:
+    """Every entry in the order of the file: the run, its heading, and the text below."""
+    text = _read(path_of(root))
+    starts = list(re.finditer(r"^<!-- run (\S+) -->\n", text, re.M))
+    out = []
+    for index, start in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+        body = text[start.end() : end].replace(f"<!-- end {start[1]} -->\n", "").strip("\n")
+        heading, _, rest = body.partition("\n")
+        out.append({"run": start[1], "title": heading.removeprefix("## "), "text": rest.strip("\n")})
+    return out
+
+
+def finish(run: Run, warn: Callable[[str], None]) -> None:
+    """Write report and journal entry at the end of a run; failures are warnings."""
+    # The runs of a sweep share one entry, which the sweep writes.
+    entry = () if run.config_json().get("sweep") else (("journal entry", record),)
+    for what, make in (("report", run_report.write), *entry):
+        try:
+            make(run)
+        except Exception as error:
+            # Training is done and saved: a failing report must not fail the run.
+            reason = error if isinstance(error, UserError | OSError) else f"{type(error).__name__}: {error}"
+            warn(f"the {what} could not be written: {reason}")
+
+
+def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
+    """A title in a few words, and the numbers behind it with their noise band. Lower is better."""
+    rows, events, status = run.rows(), run.events(), run.status()
+    shown = [run_report.outcome(run, status, rows)]
+    if loss := run_report.loss_line(rows):
+        shown.append(f"loss {loss}")
+    if evaluation := run_report.evaluation_line(events):
+        shown.append(f"evaluation: {evaluation}")
+    word = facts.final_status(run, status)
+    if word in ("nan", "diverged", "failed"):
+        return f"negative result: {word}", "; ".join(shown)
+    if word != "done" or parent is None:
+        return word, "; ".join(shown)
+    title, comparison = _compare((rows, events), parent)
+    return title, "; ".join([*shown, comparison])
+
+
+def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
+    theirs = parent.rows(), parent.events()
+    (metric, points), (parent_metric, parent_points) = facts.evaluations(mine[1]), facts.evaluations(theirs[1])
+    last, parent_last = facts.last_losses(mine[0]), facts.last_losses(theirs[0])
+    (mean, sd), (parent_mean, parent_sd) = facts.mean_and_sd(last), facts.mean_and_sd(parent_last)
+    if points and parent_points and metric == parent_metric:
+        what = f"evaluation {metric}"
+        change = min(v for _, v in points) - min(v for _, v in parent_points)
+    else:
+        what, change = "loss", mean - parent_mean
+    if not math.isfinite(change):
+        return "done", f"{parent.name} left no numbers to compare with"
+    band = facts.noise_band((sd, parent_sd))
+    size = f"{what} {number(abs(change))} {'lower' if change < 0 else 'higher'} than {parent.name}"
+    if not math.isfinite(band):
+        return f"done, {'below' if change < 0 else 'above'} {parent.name}", f"{size}; too few rows for a noise band"
+    if abs(change) <= band:
+        return f"no clear difference from {parent.name}", f"{size}: within the noise band of ±{number(band)}"
+    title = f"better than {parent.name}" if change < 0 else f"negative result: worse than {parent.name}"
+    return title, f"{size}: outside the noise band of ±{number(band)}"
+
+
+def _facts(run: Run) -> list[str]:
+    config = run.config_json()
+    parent = open_optional(run.path.parent, config.get("parent"))
+    title, numbers = verdict(run, parent)
+    base, changes = _changes(config, parent)
+    picture = run.path / run_report.PICTURE
+    relative = os.path.relpath(picture, path_of(run.path.parent).parent)
+    return [
+        f"## {str(config.get('created'))[:10]} · {run.name} · {title}",
+        f"- why: {escaped(one_line(str(config.get('why') or ''))) or '(not given; -m WHY sets it)'}",
+        f"- recipe: {full_name(config['recipe'], config['preset'])}, {code.describe(run.code_json())}",
+        f"- changed against {base}: {changes}",
+        f"- verdict: {numbers}",
+        *_preflight(run),
+        *_incidents(run),
+        *([f"- picture: ![loss of {run.name}]({relative})"] if picture.exists() else []),
+        f"- reproduce: `{run.command()}`",
+    ]
+
+
+def _preflight(run: Run) -> list[str]:
+    """A line for runs that started unchecked or in spite of a failed check."""
+    found = next((e for e in run.events() if e.get("kind") == "preflight"), {})
+    outcomes = {"skipped": "skipped", "forced": f"forced past {', '.join(map(str, found.get('errors', [])))}"}
+    return [f"- preflight: {outcomes[found['outcome']]}"] if found.get("outcome") in outcomes else []
+
+
+def _incidents(run: Run) -> list[str]:
+    """Warnings and errors by number, and the first of each kind in words, for the first three kinds."""
+    found = [e for e in run.events() if is_at_least("warning", e)]
+    first = {str(e["kind"]): e for e in reversed(found) if e.get("what")}
+    words = [f"  - step {e.get('step')}, {kind}: {e['what']}" for kind, e in list(first.items())[::-1][:3]]
+    words = ["  " + escaped(one_line(text)) for text in words]
+    return [f"- incidents: {escaped(run_report.incident_line(found))}", *words] if found else []
+
+
+def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
+    if parent is None:
+        changed = {key: format_value(value) for key, value in (config.get("changes") or {}).items()}
+        words, base = [f"{key}={value}" for key, value in changed.items()], "the preset"
+    else:
+        moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
+        words, base = (
+            [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in moved.items()],
+            f"parent {parent.name}",
+        )
+    more = [f"and {len(words) - _MAX_CHANGES} more"] if len(words) > _MAX_CHANGES else []
+    return base, escaped(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
+
+
+def open_optional(root: Path, name: str | None) -> Run | None:
+    """The run of this name, or None where it is missing or damaged."""
+    try:
+        run = Run.open(root, name) if name else None
+        if run:
+            run.config_json()
+        return run
+    except UserError:
+        return None
+
+
+def _open_or_suggest(root: Path, name: str) -> Run:
+    try:
+        return Run.open(root, name)
+    except UserError:
+        near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
+        if near:
+            raise UserError(f"there is no run {name!r}, and no entry for it in the journal; nearest: {', '.join(near)}") from None
+        raise
+
+
+def _conclusions_end(text: str, found: re.Match[str]) -> int:
+    below = _CONCLUSIONS.match(text, found.end())
+    assert below, "the pattern matches nothing as well"
+    return below.end()
+
+
+def _closed(entry: str) -> str:
+    """The generated part of an entry without the placeholder for a conclusion."""
+    return _OPEN.sub("", entry)
+
+
+def _find(text: str, name: str) -> re.Match[str] | None:
+    """The generated part of an entry."""
+    mark = re.escape(name)
+    return re.search(rf"^<!-- run {mark} -->\n.*?^<!-- end {mark} -->$", text, re.M | re.S)
+
+
+@contextlib.contextmanager
+def _editing(root: Path) -> Iterator[tuple[Path, str]]:
+    """The journal's path and text, locked until the block has written it."""
+    # The lock is a separate file: the journal is replaced on every change, and its lock would go with the old file.
+    Path(root).mkdir(parents=True, exist_ok=True)
+    fd = os.open(Path(root) / ".journal-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        journal = path_of(root)
+        yield journal, _read(journal)
+    finally:
+        os.close(fd)
+
+
+def _read(journal: Path) -> str:
+    try:
+        return files.read_regular(journal, MAX_JOURNAL).decode()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"{journal} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{journal} is not UTF-8 text (byte {error.start}); it was left as it is") from None
+
+
+def escaped(text: str) -> str:
+    """Escape comment markers in text that the user typed."""
+    return text.replace("<!--", "&lt;!--").replace("-->", "--&gt;")

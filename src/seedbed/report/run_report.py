@@ -1,0 +1,222 @@
+"""report.md and plots/loss.png: how a run went, in at most fifteen lines of facts and one picture."""
+
+import io
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from seedbed.errors import UserError
+from seedbed.report import facts
+from seedbed.track import clocks, code, files
+from seedbed.track.events import KINDS, details, is_at_least
+from seedbed.track.run import Run, flat, full_name
+from seedbed.track.text import clip, duration, format_value, number, one_line, scaled, size
+
+PICTURE = "plots/loss.png"
+_MAX_POINTS = 4000
+_MAX_SAMPLE_LINES = 24
+
+
+def write(run: Run) -> Path:
+    """Draw the curves and write the report, replacing earlier ones."""
+    rows, events = run.rows(), run.events()
+    config = run.config_json()
+    picture = draw(f"{run.name} · {full_name(config['recipe'], config['preset'])}", rows, events)
+    if picture:
+        (run.path / PICTURE).parent.mkdir(exist_ok=True)
+        files.write_atomic(run.path / PICTURE, picture)
+    parts = [f"# {run.name}", "", *(f"- {line}" for line in fact_lines(run, rows, events))]
+    if picture:
+        parts += ["", f"![loss, evaluation and learning rate over the steps]({PICTURE})"]
+    files.write_atomic(run.path / "report.md", "\n".join([*parts, *_last_sample(events), ""]))
+    return run.path / "report.md"
+
+
+def fact_lines(run: Run, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> list[str]:
+    """The facts, one per line; unknown ones are left out."""
+    config, status = run.config_json(), run.status()
+    if run.wall is not None:
+        status["wall"] = run.wall()  # includes the time for the plot
+    shown = {
+        "status": outcome(run, status, rows),
+        "recipe": run.title(),
+        "why": one_line(str(config.get("why") or "")),
+        "parent": config.get("parent"),
+        "changed": ", ".join(f"{k}={format_value(v)}" for k, v in (config.get("changes") or {}).items()),
+        "code": code.describe(run.code_json()),
+        "start": _start(events),
+        "loss": loss_line(rows),
+        "evaluation": evaluation_line(events),
+        "time": _times(status, rows),
+        "speed": _speed(rows),
+        "incidents": incident_line(events),
+        "verdict": one_line(str(status.get("verdict") or "")),
+        "reproduce": f"`{run.command()}`",
+    }
+    return [f"{name}: {text}" for name, text in shown.items() if text]
+
+
+def outcome(run: Run, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Final status and step."""
+    step = status.get("step", rows[-1].get("step") if rows else 0)
+    of = f" of {status['last_step']}" if status.get("last_step") else ""
+    return f"{facts.final_status(run, status)} at step {step}{of}"
+
+
+def loss_line(rows: list[dict[str, Any]]) -> str:
+    last = facts.last_losses(rows)
+    if not last:
+        return ""
+    mean, sd = facts.mean_and_sd(last)
+    return f"{number(mean)} ± {number(sd)} over the last {len(last)} rows" if math.isfinite(sd) else number(mean)
+
+
+def evaluation_line(events: list[dict[str, Any]]) -> str:
+    metric, points = facts.evaluations(events)
+    if not points:
+        return ""
+    step, best = min(points, key=lambda point: point[1])
+    last = "the last" if step == points[-1][0] else f"the last {number(points[-1][1])} at {points[-1][0]}"
+    return f"best {metric} {number(best)} at step {step} ({last})"
+
+
+def _start(events: list[dict[str, Any]]) -> str:
+    first: dict[str, Any] = next((e for e in events if e.get("kind") == "start"), {})
+    known = flat(details(first))
+    plain = {key: value for key, value in known.items() if isinstance(value, str | int | float)}
+    return ", ".join(f"{one_line(key)} {clip(number(value), 40)}" for key, value in list(plain.items())[:10])
+
+
+def _times(status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    """Wall time of the run's last process by part; before its end, seconds per timer."""
+    if wall := clocks.split_in_words(status):
+        return wall
+    clock = status.get("clock")
+    if not isinstance(clock, dict) or not clock:
+        clock = {"train": rows[-1]["seconds"]} if rows and "seconds" in rows[-1] else {}
+    return ", ".join(f"{name} {duration(seconds)}" for name, seconds in clock.items() if facts.is_number(seconds))
+
+
+def _speed(rows: list[dict[str, Any]]) -> str:
+    found = {key: facts.median(rows, key) for key in ("items_per_s", "wait", "mfu")}
+    memory = max((row["memory"] for row in rows if facts.is_number(row.get("memory"))), default=None)
+    parts = [
+        f"{scaled(found['items_per_s'])} items/s" if found["items_per_s"] is not None else "",
+        f"data wait {found['wait']:.1%}" if found["wait"] is not None else "",
+        f"MFU {found['mfu']:.1%}" if found["mfu"] is not None else "",
+        f"memory {size(memory)}" if memory is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def incident_line(events: list[dict[str, Any]]) -> str:
+    """Notices, warnings and errors, by kind and number."""
+    counts = Counter(one_line(str(e.get("kind"))) for e in events if is_at_least("notice", e))
+    return ", ".join(f"{counts[kind]} {kind}" for kind in dict.fromkeys([*KINDS, *counts]) if counts[kind])
+
+
+def _last_sample(events: list[dict[str, Any]]) -> list[str]:
+    last = next((e for e in reversed(events) if e.get("kind") == "sample"), None)
+    if last is None:
+        return []
+    parts = ["", f"## Sample at step {last.get('step')}", ""]
+    text = str(last.get("text") or "").splitlines()
+    parts += [f"    {line}" for line in text[:_MAX_SAMPLE_LINES]]
+    parts += ["    ..."] if len(text) > _MAX_SAMPLE_LINES else []
+    return parts + [f"\n![sample]({name})" for name in last.get("files") or [] if str(name).endswith((".png", ".gif"))]
+
+
+def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> bytes | None:
+    """A PNG of training loss, evaluation and learning rate over the steps; None when there is nothing to draw."""
+    losses = [(row["step"], row["loss"]) for row in rows if facts.is_number(row.get("loss")) and facts.is_number(row.get("step"))]
+    if not losses:
+        return None
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UserError(f"the plot needs matplotlib, which does not load: {error}") from None
+
+    metric, points = facts.evaluations(events)
+    apart = bool(points) and "loss" not in str(metric)
+    heights = [3, *([1.5] if apart else []), 1]
+    figure = Figure(figsize=(8, 1.4 + 1.15 * sum(heights)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
+    _draw_losses(axes[0], losses)
+    if points:
+        _draw_points(axes[1 if apart else 0], str(metric), points)
+    _draw_rates(axes[-1], [(r["step"], r["lr"]) for r in rows if facts.is_number(r.get("lr")) and facts.is_number(r.get("step"))])
+    _draw_incidents(axes[0], events)
+    for axis in axes:
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis.get_legend_handles_labels()[0]:
+            axis.legend(frameon=False, loc="upper right")
+    figure.suptitle(title, fontsize=11, x=0.02, ha="left")
+    axes[-1].set_xlabel("step")
+    axes[-1].xaxis.get_major_locator().set_params(integer=True)
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
+    steps, raw = zip(*_thinned(losses), strict=True)
+    smooth = smoothed(raw)
+    axis.plot(steps, raw, color="tab:blue", alpha=0.3, linewidth=0.8, marker="o" if len(raw) < 3 else None)
+    axis.plot(steps, smooth, color="tab:blue", linewidth=1.6, label=f"training loss, at the end {number(smooth[-1])}")
+    # A spike must not flatten the rest of the curve: the smoothed curve sets the scale.
+    low, high = min(smooth), max(smooth)
+    margin = 0.08 * (high - low) or 0.1 * abs(high) or 1.0
+    axis.set_ylim(low - margin, high + margin)
+    axis.set_ylabel("loss")
+
+
+def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> None:
+    step, best = min(points, key=lambda point: point[1])
+    axis.plot(
+        *zip(*points, strict=True), color="tab:orange", marker="o", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}"
+    )
+    axis.plot(
+        [step], [best], color="tab:red", marker="*", markersize=11, linestyle="", label=f"best {number(best)} at step {step}"
+    )
+    values = [value for _, value in points]
+    low, high = axis.get_ylim()
+    margin = 0.06 * (max(values) - min(values))
+    axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))
+    if not axis.get_ylabel():
+        axis.set_ylabel(metric)
+
+
+def _draw_rates(axis: Any, rates: list[tuple[int, float]]) -> None:
+    if rates:
+        axis.plot(*zip(*_thinned(rates), strict=True), color="tab:gray", linewidth=1.4)
+        axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axis.set_ylabel("learning rate")
+    axis.set_ylim(bottom=0)
+
+
+def _draw_incidents(axis: Any, events: list[dict[str, Any]]) -> None:
+    for kind, colour in ((kind, known.colour) for kind, known in KINDS.items() if known.colour):
+        steps = [e["step"] for e in events if e.get("kind") == kind and facts.is_number(e.get("step"))]
+        for index, step in enumerate(steps[:50]):
+            axis.axvline(step, color=colour, linewidth=0.9, linestyle=":", label=None if index else f"{kind} ({len(steps)})")
+
+
+def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    return points[:: -(-len(points) // _MAX_POINTS)]
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Interquartile mean of a window around each point: no lag, robust against spikes."""
+    out = []
+    for index in range(len(values)):
+        # The window is symmetric at the start, where the curve is steep, and one-sided at the end.
+        half = min(len(values) // 50, index)
+        window = sorted(values[index - half : index + half + 1])
+        middle = window[len(window) // 4 : len(window) - len(window) // 4]
+        out.append(math.fsum(middle) / len(middle))
+    return out

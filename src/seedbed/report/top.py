@@ -1,0 +1,129 @@
+"""`seedbed top`: running runs with speed and time left; `seedbed watch`: the live curve of one run."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from seedbed.errors import UserError
+from seedbed.report import colour, facts, listing, redraw, text_plot
+from seedbed.track import files, jsonl
+from seedbed.track.rows import Columns, Objects
+from seedbed.track.run import Run, full_name, run_names
+from seedbed.track.text import age, clip, duration, number, scaled, table
+
+_SECONDS = 1.0
+_HEADER = ("run", "recipe", "done", "step", "loss", "best", "items/s", "wait", "mfu", "left", "since")
+
+
+def top(root: Path, once: bool, as_json: bool) -> int:
+    """A live table of running runs; printed once with `once` or without a terminal."""
+    if as_json:
+        return jsonl.print_json(training(root))
+    on = colour.allowed()
+
+    def frame(columns: int, height: int) -> redraw.Frame:
+        return _top_lines(root, columns, height, on), False
+
+    return redraw.show(frame, _SECONDS, once)
+
+
+def training(root: Path) -> list[dict[str, Any]]:
+    """The running runs with their current speed, newest first."""
+    runs = [run for name in run_names(root) if (run := Run(Path(root) / name)).is_running()]
+    found = [{**facts.summary(run), **pace(run)} for run in runs]
+    return sorted(found, key=lambda s: s["age"] if s["age"] is not None else 0.0)
+
+
+def pace(run: Run) -> dict[str, Any]:
+    """Recent speed of a run and its time left."""
+    rows = [row for row in jsonl.decode(files.tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
+    last: dict[str, Any] = rows[-1] if rows else {}
+    out = {key: last.get(key) for key in ("items_per_s", "wait", "mfu")}
+    timed = [row for row in rows if facts.is_number(row.get("seconds"))]
+    end = run.status().get("last_step")
+    out["seconds_left"] = None
+    if len(timed) > 1 and facts.is_number(end) and timed[-1]["step"] > timed[0]["step"]:
+        each = (timed[-1]["seconds"] - timed[0]["seconds"]) / (timed[-1]["step"] - timed[0]["step"])
+        out["seconds_left"] = max(end - timed[-1]["step"], 0) * each
+    return out
+
+
+def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
+    found = training(root)
+    if not found:
+        return [f"nothing trains in {root}", *_last_runs(root, height - 3)]
+    shown = table(_HEADER, [_cells(s) for s in found], right=range(3, len(_HEADER)), max_width=columns).splitlines()
+    head, *rest = shown[: max(height - 2, 2)]
+    more = [f"and {len(shown) - 1 - len(rest)} more"] if len(shown) - 1 > len(rest) else []
+    return [f"{len(found)} training in {root}", colour.paint(head, "bold", on), *rest, *more]
+
+
+def _last_runs(root: Path, most: int) -> list[str]:
+    found = listing.folded(facts.summaries(root))[: max(min(most, 5), 0)]
+    return ["", "last runs", *listing.runs_table(found).splitlines()] if found else []
+
+
+def _cells(s: dict[str, Any]) -> list[str]:
+    step, last = s["step"], s["last_step"]
+    share = step / last if facts.is_number(step) and facts.is_number(last) and last else None
+    bar = f"{'━' * round(10 * min(share, 1)):─<10} {share:4.0%}" if share is not None else "-"
+    numbers = [f"{number(step)}/{number(last)}" if last else number(step), number(s["loss"]), number(s["best"])]
+    rate = scaled(s["items_per_s"]) if facts.is_number(s["items_per_s"]) else "-"
+    shares = [f"{s[key]:.0%}" if facts.is_number(s[key]) else "-" for key in ("wait", "mfu")]
+    left = duration(s["seconds_left"]) if s["seconds_left"] is not None else "-"
+    recipe = clip(full_name(s["recipe"], s["preset"]), 24) if s["recipe"] else "-"
+    return [clip(s["name"], 40), recipe, bar, *numbers, rate, *shares, left, age(s["created"])]
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
+    """Plot one metric in the terminal until the run ends; with `once`, once."""
+    run = Run.open(root, name)
+    run.config_json()
+    rows, events = Columns(run.path / "rows.jsonl"), Objects(run.path / "events.jsonl")
+    fine = "utf" in (sys.stdout.encoding or "").lower()
+    on = colour.allowed()
+
+    def frame(columns: int, height: int) -> redraw.Frame:
+        if not run.path.is_dir():
+            raise UserError(f"run {run.name} is gone: its folder was removed or renamed")
+        rows.refresh()
+        events.refresh()
+        canvas = text_plot.Canvas(columns, min(height - 4, 40), log, fine, on)
+        return _watch_lines(run, key, rows, events.found, canvas), not run.is_running()
+
+    return redraw.show(frame, _SECONDS, once)
+
+
+def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: text_plot.Canvas) -> list[str]:
+    steps = rows.column("step")
+    line = [(x, y) for x, y in zip(steps, rows.column(key), strict=True) if x == x and y == y]
+    dots = [(e["step"], e[key]) for e in events if e.get("kind") == "eval" and _has(e, key)]
+    metric, points = facts.evaluations(events)
+    if key == "loss" and metric and "loss" in metric and not dots:
+        dots = [(float(step), value) for step, value in points]
+    if not line and not dots and rows.num_rows:
+        known = dict.fromkeys([*rows.names(), *(k for e in events if e.get("kind") == "eval" for k in e if _has(e, k))])
+        raise UserError(
+            f"run {run.name} has no number {key!r}; there are: {', '.join(k for k in known if k not in ('step', 'time'))}"
+        )
+    return [*_title(run, key, line, dots, canvas), *text_plot.draw(line, dots, canvas)]
+
+
+def _has(event: dict[str, Any], key: str) -> bool:
+    return facts.is_number(event.get(key)) and facts.is_number(event.get("step"))
+
+
+def _title(run: Run, key: str, line: list[text_plot.Point], dots: list[text_plot.Point], canvas: text_plot.Canvas) -> list[str]:
+    short, speed = facts.summary(run), pace(run)
+    of = f"/{number(short['last_step'])}" if short["last_step"] else ""
+    words = [f"step {number(short['step'])}{of}"]
+    words += [f"{key} {number(float(line[-1][1]))}"] if line else []
+    words += [f"best {number(float(min(y for _, y in dots)))}"] if dots else []
+    words += [f"{scaled(speed['items_per_s'])} items/s"] if facts.is_number(speed["items_per_s"]) else []
+    words += [f"{duration(speed['seconds_left'])} left"] if speed["seconds_left"] and short["status"] == "running" else []
+    head = f"{run.name}  {colour.paint_status(short['status'], canvas.colours)}"
+    marks = "" if not dots else "   ● evaluation" if canvas.fine else "   o evaluation"
+    return [head, "  ".join(words) + marks, ""]

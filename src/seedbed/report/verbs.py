@@ -1,0 +1,243 @@
+"""Commands on single runs: show, diff, rm, journal, note. Each prints and returns an exit code."""
+
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from seedbed.config import diff
+from seedbed.errors import UserError
+from seedbed.report import facts, journal, slurm_queue
+from seedbed.report.model_table import model_text
+from seedbed.track import clocks, code, files, jsonl
+from seedbed.track.events import details
+from seedbed.track.jsonl import print_json
+from seedbed.track.run import Run, flat, full_name
+from seedbed.track.text import age, clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
+
+_NUM_ROWS, _NUM_EVENTS = 5, 8
+
+
+def show(root: Path, name: str, as_json: bool) -> int:
+    """Show one run: facts, last rows and events, checkpoints."""
+    run = Run.open(root, name)
+    config, status, short = run.config_json(), run.status(), facts.summary(run)
+    slurm_queue.add([short])
+    rows = jsonl.decode(files.tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
+    events = jsonl.decode(files.tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
+    checkpoints, best = run.checkpoints()
+    if as_json:
+        more = {"rows": rows, "events": events, "checkpoints": checkpoints, "best_checkpoint": best}
+        state = {"state": status, "code": run.code_json(), "command": run.command()}
+        return print_json({**short, **{k: config[k] for k in config if k not in short}, **state, **more})
+    print(
+        f"{run.name}  {short['status']} at step {number(short['step'])}"
+        + (f" of {number(short['last_step'])}" if short["last_step"] else "")
+    )
+    for title, text in _overview(run, config, status, short, checkpoints, best).items():
+        if text:
+            print(f"  {title:<12} {one_line(text)}")
+    changes = config.get("changes") or {}
+    print("config" + (" (* changed against the preset)" if changes else ""))
+    print("\n".join(config_lines(flat(config["config"]), {"*": changes}, width())))
+    _print_rows(rows)
+    _print_events(events)
+    return 0
+
+
+def show_model(root: Path, name: str, as_json: bool) -> int:
+    """Print the model table of a run."""
+    run = Run.open(root, name)
+    found = next((event for event in run.events() if event.get("kind") == "model"), None)
+    if found is None:
+        raise UserError(f"run {run.name} has no model table; the model was not built yet")
+    about = details(found)
+    if as_json:
+        return print_json(about)
+    print(safe(model_text(about)))
+    return 0
+
+
+def _overview(run: Run, config: dict, status: dict, short: dict, checkpoints: list[str], best: str | None) -> dict[str, str]:
+    kept = f"{len(checkpoints)}: {', '.join(checkpoints[-3:])}" if checkpoints else "none"
+    return {
+        "recipe": run.title(),
+        "why": str(config.get("why") or ""),
+        "parent": str(config.get("parent") or ""),
+        "created": f"{config.get('created')} ({age(config.get('created'))} ago)",
+        "code": code.describe(run.code_json()),
+        "error": str(status.get("error") or ""),
+        "queue": f"job {short['queue']}" if short["queue"] else "",
+        "loss": number(short["loss"]),
+        "best": number(short["best"]) if short["best"] is not None else "",
+        "time": clocks.split_in_words(status),
+        "checkpoints": kept + (f" (best {best})" if best else ""),
+        "folder": f"{run.path} ({size(_folder_size(run.path))})",
+        "report": str(run.path / "report.md") if (run.path / "report.md").exists() else "",
+        "repeat": run.command(),
+    }
+
+
+def _print_rows(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    columns = {
+        "step": number,
+        "loss": number,
+        "lr": _rate,
+        "items_per_s": _scaled,
+        "wait": _share,
+        "mfu": _share,
+        "memory": _size,
+    }
+    names = [name for name in columns if any(name in row for row in rows)]
+    print("last rows")
+    shown = [["", *(columns[name](row.get(name)) for name in names)] for row in rows]
+    print(table(["", *names], shown, right=range(len(names) + 1)))
+
+
+def _print_events(events: list[dict[str, Any]]) -> None:
+    if events:
+        print("last events")
+    for event in events:
+        rest = flat({k: v for k, v in details(event).items() if k != "layers"})
+        words = " ".join(
+            f"{k}={number(v) if not isinstance(v, list) else format_value(v)}" for k, v in rest.items() if v not in (None, "", [])
+        )
+        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
+
+
+def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
+    """Print the settings and results that differ between two runs."""
+    a, b = Run.open(root, first), Run.open(root, second)
+    config_a, config_b = a.config_json(), b.config_json()
+    settings = diff(flat(config_a["config"]), flat(config_b["config"]))
+    found = [results(a), results(b)]
+    if as_json:
+        return print_json({"runs": [a.name, b.name], "config": settings, "results": found})
+    if (config_a["recipe"], config_a["preset"]) != (config_b["recipe"], config_b["preset"]):
+        settings = {"preset": tuple(full_name(c["recipe"], c["preset"]) for c in (config_a, config_b)), **settings}
+    rows = [[key, *(clip(one_line(format_value(value)), 40) for value in pair)] for key, pair in settings.items()]
+    print(table(["settings", a.name, b.name], rows or [["(all equal)", "", ""]]))
+    shown = [results_in_words(one) for one in found]
+    print("\n" + table(["results", a.name, b.name], [[key, shown[0][key], shown[1][key]] for key in shown[0]]))
+    return 0
+
+
+def results(run: Run) -> dict[str, Any]:
+    """Results of a run."""
+    rows, (metric, points) = run.rows(), facts.evaluations(run.events())
+    mean, sd = facts.mean_and_sd(facts.last_losses(rows))
+    saved = run.status()
+    return {
+        "status": facts.current_status(run, saved),
+        "step": rows[-1].get("step") if rows else saved.get("step"),
+        "loss": mean,
+        "loss_sd": sd,
+        "metric": metric,
+        "best": min((value for _, value in points), default=None),
+        "last": points[-1][1] if points else None,
+        "seconds": rows[-1].get("seconds") if rows else None,
+        "items_per_s": facts.median(rows, "items_per_s"),
+        "code": code.describe(run.code_json()),
+    }
+
+
+def results_in_words(found: dict[str, Any]) -> dict[str, str]:
+    seconds = found["seconds"]
+    return {
+        "status": f"{found['status']} at step {number(found['step'])}",
+        "loss, last rows": number(found["loss"])
+        + (f" ± {number(found['loss_sd'])}" if facts.is_number(found["loss_sd"]) else ""),
+        "best evaluation": f"{found['metric'] or ''} {number(found['best'])}".strip(),
+        "last evaluation": number(found["last"]),
+        "training time": duration(seconds) if facts.is_number(seconds) else "-",
+        "items per second": _scaled(found["items_per_s"]),
+        "code": found["code"],
+    }
+
+
+def remove(root: Path, names: list[str], yes: bool) -> int:
+    """Delete run folders permanently; their journal entries stay."""
+    runs = [Run.open(root, name) for name in dict.fromkeys(names)]
+    for run in runs:
+        if run.path.is_symlink():
+            raise UserError(f"{run.path} is a link to {os.readlink(run.path)}; remove the link yourself, the target stays")
+        if not run.is_ours():
+            raise UserError(f"{run.path} is no run: it holds neither config.json nor code.json of one; remove it yourself")
+    if not yes and not _agreed(runs):
+        print("nothing was removed")
+        return 0
+    for run in runs:
+        with run.lock():
+            # The rename removes the run atomically; deleting may be interrupted and is completed later.
+            aside = run.path.with_name(f".removed-{run.name}-{os.getpid()}.tmp")
+            run.path.rename(aside)
+        shutil.rmtree(aside, ignore_errors=True)
+        if aside.exists():
+            raise UserError(f"{run.path} is gone from the list, but parts of it could not be deleted: see {aside}")
+        print(f"removed {run.path}")
+    return 0
+
+
+def _agreed(runs: list[Run]) -> bool:
+    if not sys.stdin.isatty():
+        raise UserError("removing a run cannot be undone; add --yes when there is no terminal")
+    for run in runs:
+        short = facts.summary(run)
+        print(f"{run.name}  {short['status']}, step {number(short['step'])}, {size(_folder_size(run.path))}")
+    with contextlib.suppress(EOFError):
+        return input("delete permanently? [y/N] ").strip().lower() in ("y", "yes")
+    return False
+
+
+def note(root: Path, name: str, words: list[str]) -> int:
+    path = journal.note(root, name, " ".join(words))
+    print(f"noted in {path}")
+    return 0
+
+
+def print_journal(root: Path, name: str | None, as_json: bool) -> int:
+    """Print the journal, or the entry of one run."""
+    found = journal.entries(root)
+    if name is not None:
+        wanted = Path(name).name
+        found = [entry for entry in found if entry["run"] == wanted]
+        if not found:
+            raise UserError(f"the journal {journal.path_of(root)} has no entry for {wanted!r}")
+    if as_json:
+        return print_json(found)
+    if name is not None:
+        print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
+    elif found:
+        print(safe(journal.text(root)), end="")
+    else:
+        print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
+    return 0
+
+
+def _folder_size(path: Path) -> int:
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _rate(value: Any) -> str:
+    return f"{value:.2e}" if facts.is_number(value) else "-"
+
+
+def _scaled(value: Any) -> str:
+    return scaled(value) if facts.is_number(value) else "-"
+
+
+def _share(value: Any) -> str:
+    return f"{value:.1%}" if facts.is_number(value) else "-"
+
+
+def _size(value: Any) -> str:
+    return size(value) if facts.is_number(value) else "-"

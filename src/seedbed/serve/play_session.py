@@ -1,0 +1,226 @@
+"""One client's session: a message comes in, images or an error go out. Invalid messages change nothing.
+
+Shape suffixes: A control axes, N frames, H W pixels, C colours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import struct
+import time
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from seedbed.train.player import Player, Recorder
+
+MAX_MESSAGE = 1 << 14
+# Small images are shown enlarged, where compression artefacts would be visible, and are quick to encode without loss.
+LOSSLESS_PIXELS = 96 * 96
+QUALITY = 90
+MAX_CONTROL = 1e6
+MAX_LEVEL = 2.0
+
+
+class PlaySession:
+    """A rollout, what is recorded of it, and the messages that move it."""
+
+    def __init__(self, name: str, player: Player, folder: Path) -> None:
+        self.name, self.player, self.folder = name, player, folder
+        self.rollout = player.new_rollout()
+        self.recorder: Recorder | None = None
+        self._acts: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "step": self._step,
+            "reset": self._reset,
+            "anchor": self._anchor,
+            "set": self._set,
+            "record": self._record,
+            "save": self._save,
+        }
+
+    def hello(self) -> dict[str, Any]:
+        """Everything the page needs to build itself."""
+        player = self.player
+        axes = [asdict(axis) | {"is_time": axis.is_time} for axis in player.axes]
+        size = {"height": player.height, "width": player.width, "num_seeds": player.num_seeds}
+        return {"hello": self.name, "axes": axes, **size, "references": list(player.references), **player.facts()}
+
+    def answer(self, text: str | None) -> bytes | dict[str, Any]:
+        """Images, or one line on what was wrong; the session then is unchanged."""
+        number = None
+        try:
+            message = _read(text)
+            number = message.get("id")
+            act = self._acts.get(str(message.get("do")))
+            if act is None:
+                raise UserError(f"the player knows {', '.join(self._acts)}, not {str(message.get('do'))[:40]!r}")
+            begun = time.perf_counter()
+            reply = act(message)
+            took = {"id": number if isinstance(number, int) else None, "ms": 1e3 * (time.perf_counter() - begun)}
+            return self._packet(took | reply, with_memory=message.get("memory") is True)
+        except UserError as problem:
+            return {"error": str(problem), "id": number if isinstance(number, int) else None}
+
+    def close(self) -> None:
+        """The client has gone: a recording under way is saved if it is long enough."""
+        if self.recorder is not None:
+            with contextlib.suppress(UserError):
+                self._save({})
+
+    # ---- messages --------------------------------------------------------------------------------------------------------
+
+    def _step(self, message: dict[str, Any]) -> dict[str, Any]:
+        action_A = _controls(message.get("controls"), len(self.player.axes))
+        if not self.rollout.step(action_A):
+            return {"ended": True}
+        if self.recorder is not None:
+            with self._dropping_on_error():
+                self.recorder.add(self.rollout)
+            if self.recorder.full:
+                return self._save(message)
+        return {}
+
+    def _reset(self, message: dict[str, Any]) -> dict[str, Any]:
+        seed = _whole(message, "seed", 0, self.player.num_seeds - 1)
+        reference = message.get("reference", self.player.references[0])
+        if reference not in self.player.references:
+            raise UserError(f"reference is one of {', '.join(self.player.references)}; not {str(reference)[:40]!r}")
+        if self.recorder is not None and self.recorder.of == "simulator" and reference != "simulator":
+            raise UserError("the simulator is being recorded; save the recording first")
+        self.rollout.reset(seed, reference)
+        if self.recorder is not None:
+            self.recorder.begin(self.rollout)
+        return {}
+
+    def _anchor(self, message: dict[str, Any]) -> dict[str, Any]:
+        self.rollout.anchor()
+        if self.recorder is not None:
+            self.recorder.begin(self.rollout)  # the frame jumped: no control leads there
+        return {}
+
+    def _set(self, message: dict[str, Any]) -> dict[str, Any]:
+        level, locked = message.get("level", self.rollout.level), message.get("locked", self.rollout.locked)
+        if not _is_number(level) or not 0 <= level <= MAX_LEVEL:
+            raise UserError(f"the noise level is a number from 0 to {MAX_LEVEL:g}")
+        if not isinstance(locked, bool):
+            raise UserError("locked is true or false")
+        self.rollout.level, self.rollout.locked = float(level), locked
+        return {}
+
+    def _record(self, message: dict[str, Any]) -> dict[str, Any]:
+        of = message.get("of")
+        if of not in ("rollout", "simulator"):
+            raise UserError("`of` is rollout or simulator")
+        if of == "simulator" and self.rollout.pose_44 is None:
+            raise UserError("the simulator is not running; choose it as the reference to record it")
+        if self.recorder is not None:
+            raise UserError("a recording is under way already; save it first")
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S-%f")[:-3]
+        self.recorder = self.player.recorder(self.folder / "recordings" / stamp, of, self.name)
+        self.recorder.begin(self.rollout)
+        return {}
+
+    def _save(self, message: dict[str, Any]) -> dict[str, Any]:
+        if self.recorder is None:
+            raise UserError("nothing is being recorded")
+        with self._dropping_on_error():
+            path, num_frames = self.recorder.save()
+        self.recorder = None
+        return {"saved": str(path), "num_frames": num_frames}
+
+    @contextlib.contextmanager
+    def _dropping_on_error(self) -> Iterator[None]:
+        """A recording that cannot be written is dropped with an error; the session continues."""
+        try:
+            yield
+        except (UserError, OSError) as problem:
+            assert self.recorder is not None
+            self.recorder.discard()
+            self.recorder = None
+            if isinstance(problem, OSError):
+                raise UserError(f"the recording was stopped: {problem.strerror or problem}") from None
+            raise
+
+    # ---- images ----------------------------------------------------------------------------------------------------------
+
+    def _packet(self, header: dict[str, Any], with_memory: bool) -> bytes:
+        """Header length, header (JSON), then the images in the order that the header names."""
+        begun = time.perf_counter()
+        rollout = self.rollout
+        images = [("rollout", rollout.frame_HWC, 1)]
+        if rollout.reference_HWC is not None:
+            images.append(("reference", rollout.reference_HWC, 1))
+        if with_memory:
+            images += [("memory", _side_by_side(frames_NHWC), len(frames_NHWC)) for frames_NHWC in rollout.memory_images()]
+        packed = [(kind, num, *encode(image_HWC)) for kind, image_HWC, num in images]
+        header = {
+            **header,
+            "images": [{"kind": kind, "num": num, "type": form, "bytes": len(data)} for kind, num, form, data in packed],
+            "action": [float(value) for value in rollout.action_A],
+            "seed": rollout.seed,
+            "steps": rollout.num_steps,
+            "recorded": self.recorder.num_frames if self.recorder is not None else None,
+            "encode_ms": 1e3 * (time.perf_counter() - begun),
+        }
+        head = json.dumps(header, allow_nan=False).encode()
+        return b"".join([struct.pack("<I", len(head)), head, *(data for *_, data in packed)])
+
+
+def encode(image_HWC: np.ndarray) -> tuple[str, bytes]:
+    """An image for the browser: PNG when it is small, else JPEG without chroma subsampling."""
+    out = io.BytesIO()
+    image = Image.fromarray(image_HWC)
+    if image_HWC.shape[0] * image_HWC.shape[1] <= LOSSLESS_PIXELS:
+        image.save(out, "PNG", compress_level=1)
+        return "image/png", out.getvalue()
+    image.save(out, "JPEG", quality=QUALITY, subsampling=0)
+    return "image/jpeg", out.getvalue()
+
+
+def _side_by_side(frames_NHWC: np.ndarray) -> np.ndarray:
+    """Frames side by side, oldest left."""
+    num, height, width, _ = frames_NHWC.shape
+    return np.ascontiguousarray(frames_NHWC.transpose(1, 0, 2, 3).reshape(height, num * width, 3))
+
+
+def _read(text: str | None) -> dict[str, Any]:
+    if text is None:
+        raise UserError("messages are text: JSON objects")
+    if len(text) > MAX_MESSAGE:
+        raise UserError(f"a message of {len(text):,} characters is too long; {MAX_MESSAGE:,} are allowed")
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError("the message is not JSON") from None
+    if not isinstance(message, dict):
+        raise UserError("the message is not a JSON object")
+    return message
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_CONTROL
+
+
+def _controls(values: Any, num_axes: int) -> np.ndarray:
+    # A comparison with NaN is false, so it fails here too.
+    if not isinstance(values, list) or len(values) != num_axes or not all(_is_number(value) for value in values):
+        raise UserError(f"controls are {num_axes} finite numbers, one for each axis")
+    return np.array(values, np.float32)
+
+
+def _whole(message: dict[str, Any], key: str, low: int, high: int) -> int:
+    value = message.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UserError(f"{key} is a whole number from {low} to {high}")
+    return value

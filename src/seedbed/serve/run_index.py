@@ -1,0 +1,161 @@
+"""Cached index of the runs folder: summaries refreshed when files change, rows and events read incrementally."""
+
+import copy
+import os
+import threading
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+from seedbed.errors import UserError
+from seedbed.report import facts
+from seedbed.track import files, jsonl
+from seedbed.track.rows import Columns, Objects, thumbnail
+from seedbed.track.run import Run, full_name, run_names
+
+# Limit of the cached rows of recently viewed runs.
+MAX_BYTES = 96 << 20
+NUM_SPARK = 36
+_WATCHED = ("config.json", "status.json", "rows.jsonl", "events.jsonl", "lock")
+
+Stamp = tuple[tuple[int, int, int], ...]
+
+
+class RunIndex:
+    """The runs under one root. Thread-safe; returns plain values."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root).absolute()
+        self.version = 0
+        self._is_complete = False
+        self._lock = threading.RLock()
+        self._summaries: dict[str, tuple[Stamp, dict[str, Any]]] = {}
+        self._changed: dict[str, int] = {}
+        self._columns: OrderedDict[str, Columns] = OrderedDict()
+        self._events: OrderedDict[str, Objects] = OrderedDict()
+
+    def run(self, name: str) -> Run:
+        """An existing run by its name; a UserError for anything else."""
+        if not is_name(name) or not os.path.isdir(self.root / name):
+            raise UserError(f"there is no run {name!r} here; it may have been renamed or removed")
+        return Run(self.root / name)
+
+    # ---- listings ----------------------------------------------------------------------------------------------------
+
+    def refresh(self) -> int:
+        """Update the summaries of runs whose files changed; the version rises with each change."""
+        with self._lock:
+            present = set()
+            for name in run_names(self.root):
+                present.add(name)
+                self._update(name)
+            for name in [n for n in self._summaries if n not in present]:
+                del self._summaries[name]
+                self._columns.pop(name, None)
+                self._events.pop(name, None)
+                self._mark_changed(name)
+            self._is_complete = True
+            return self.version
+
+    def listing(self) -> list[dict[str, Any]]:
+        """Every run, newest first."""
+        with self._lock:
+            self.refresh()
+            found = [summary for _, summary in self._summaries.values()]
+        # ISO times sort as text within one time zone; a missing one comes last.
+        return sorted(found, key=lambda s: (str(s["created"] or ""), s["name"]), reverse=True)
+
+    def since(self, version: int) -> tuple[int, list[dict[str, Any]], list[str]]:
+        """The current version, the runs that changed after `version`, and those that are gone."""
+        with self._lock:
+            names = [name for name, at in self._changed.items() if at > version]
+            gone = [name for name in names if name not in self._summaries]
+            return self.version, [self._summaries[name][1] for name in names if name in self._summaries], gone
+
+    def summary(self, name: str) -> dict[str, Any]:
+        with self._lock:
+            self.run(name)
+            self._update(name)
+            return self._summaries[name][1]
+
+    def stamp(self, name: str, parts: tuple[str, ...] = (*_WATCHED, "console.log")) -> Stamp:
+        """Inode, size and time of the files that pages show; all zeros when the run is gone."""
+        return tuple(_stamp(f"{self.root}/{name}/{part}") for part in parts)
+
+    def children(self, name: str) -> list[str]:
+        """Runs whose parent is this one, as of the last refresh."""
+        with self._lock:
+            if not self._is_complete:
+                self.refresh()
+            return [child for child, (_, summary) in self._summaries.items() if summary["parent"] == name]
+
+    def _update(self, name: str) -> None:
+        stamp = self.stamp(name, _WATCHED)
+        before = self._summaries.get(name)
+        # A killed process only releases its lock, so running runs are always checked again.
+        if before is not None and before[0] == stamp and before[1]["status"] != "running":
+            return
+        summary = _safe_summary(Run(self.root / name))
+        if before is None or before[1] != summary:
+            self._mark_changed(name)
+        self._summaries[name] = stamp, summary
+
+    def _mark_changed(self, name: str) -> None:
+        self.version += 1
+        self._changed[name] = self.version
+
+    # ---- one run's numbers -------------------------------------------------------------------------------------------
+
+    def columns(self, name: str) -> Columns:
+        """The current rows of a run as columns."""
+        with self._lock:
+            found = self._columns.setdefault(name, Columns(self.run(name).path / "rows.jsonl")).refresh()
+            self._columns.move_to_end(name)
+            while len(self._columns) > 1 and sum(c.num_bytes for c in self._columns.values()) > MAX_BYTES:
+                self._columns.popitem(last=False)
+            return copy.copy(found)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        with self._lock:
+            found = self._events.setdefault(name, Objects(self.run(name).path / "events.jsonl")).refresh()
+            self._events.move_to_end(name)
+            while len(self._events) > 64:
+                self._events.popitem(last=False)
+            return found
+
+
+def is_name(name: str) -> bool:
+    """Whether a string from an address is a valid name of a folder directly under the root."""
+    return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and len(name) < 256
+
+
+def _stamp(path: str) -> tuple[int, int, int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0, 0, 0
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _safe_summary(run: Run) -> dict[str, Any]:
+    """Summary of a run for the list; of an unreadable one, with the reason."""
+    try:
+        return _summary(run)
+    except Exception as error:
+        known: dict[str, Any] = dict.fromkeys((*_SHOWN, "rate", "seconds", "metric"))
+        why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
+        return {**known, "name": run.name, "status": "damaged", "title": "", "why": why, "spark": []}
+
+
+def _summary(run: Run) -> dict[str, Any]:
+    """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss."""
+    short = facts.summary(run)
+    row = next(iter(reversed(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
+    metric, _ = facts.evaluations(jsonl.decode(files.tail_lines(run.path / "events.jsonl", 8192)))
+    known = {key: short[key] for key in _SHOWN}
+    title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
+    measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
+    return {**jsonl.finite({**known, "title": title, **measured}), "spark": thumbnail(run.path / "rows.jsonl", "loss", NUM_SPARK)}
+
+
+_SHOWN = ("name", "recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "why", "parent", "sweep")

@@ -1,0 +1,110 @@
+"""Out of memory in a step: the step is taken again with smaller micro-batches and more accumulation, and this is recorded.
+
+The gradient is still that of the whole batch, summed in more parts. Nothing is retried once an optimizer has begun to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from seedbed.train.job import Job
+
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "cudaerrormemoryallocation",
+    "can't allocate memory",
+    "not enough memory",
+    "alloc_failed",
+    "defaultcpuallocator",
+)
+
+
+def retry_on_oom(job: Job, act: Callable[[Job], None]) -> None:
+    """Run `act(job)`; whenever memory runs out in it, again with smaller micro-batches."""
+    while True:
+        try:
+            return act(job)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            problem = str(error).strip().partition("\n")[0]
+        # Outside the handler: the error keeps every tensor of the failed step alive.
+        _shrink(job, problem)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error of torch, CUDA or Python means that memory ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and says_out_of_memory(str(error))
+
+
+def says_out_of_memory(text: str) -> bool:
+    return any(words in text.lower() for words in _OUT_OF_MEMORY)
+
+
+@contextlib.contextmanager
+def explain_oom(job: Job) -> Iterator[None]:
+    """Out of memory outside steps, where smaller micro-batches do not help, ends the run with advice on what does."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        problem = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem})\n"
+            f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
+        ) from None
+
+
+def _shrink(job: Job, problem: str) -> None:
+    config, engine = job.config, job.engine
+    size = config.batch // config.accum
+    parts = config.accum * _smallest_factor(size)
+    if size == 1:
+        raise UserError(
+            f"out of memory at step {job.step + 1} with one item at a time ({problem})\n"
+            "make the model or its items smaller, or set remat=full or precision=bf16"
+        )
+    if engine.touched or job.num_ranks > 1:
+        why = "in the middle of an update" if engine.touched else "on one of several ranks"
+        raise UserError(
+            f"out of memory at step {job.step + 1}, {why} ({problem})\n"
+            f"go on from the last checkpoint with smaller micro-batches: seedbed resume {job.run.name} accum={parts}"
+        )
+    engine.abandon()
+    job.config = engine.config = replace(config, accum=parts)
+    job.stepper.runner.forget()
+    job.stepper.feed.divide(parts)
+    gc.collect()
+    if engine.device.type == "cuda":
+        torch.cuda.empty_cache()
+    _record(job, config.batch // parts, problem)
+
+
+def _smallest_factor(number: int) -> int:
+    return next((n for n in range(2, number) if number % n == 0), number)
+
+
+def _record(job: Job, size: int, problem: str) -> None:
+    """Record the new size: in the events, in config.json (a resumed run starts with it) and on the console."""
+    facts = {"accum": job.config.accum, "micro_batch": size, "batch": job.config.batch}
+    job.run.event(job.step + 1, "out_of_memory", what=problem, **facts)
+    try:
+        job.run.change_config(job.config)
+    except (OSError, UserError) as error:
+        job.console.line(f"config.json could not be renewed ({error})")
+    job.console.warn(
+        f"step {job.step + 1}: out of memory; now {size} items at a time (accum={job.config.accum}), "
+        f"the batch of {job.config.batch} and its gradient stay the same"
+    )

@@ -1,0 +1,196 @@
+"""One training step: batch, forward, backward, clip, optimizer; its result is read one step later.
+
+All code that trains, measures or replays steps builds its engine with `build` and takes steps with a `Stepper`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from seedbed import config as configs
+from seedbed.data.feed import Feed
+from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.track import files, jsonl
+from seedbed.train.capabilities import require_possible
+from seedbed.train.capture import Parts, Readback, StepRunner, Steps
+from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
+
+if TYPE_CHECKING:
+    from seedbed.config import Config
+    from seedbed.data.feed import Source
+    from seedbed.train.system import System
+
+Made = TypeVar("Made", bound=EvalEngine)
+# The history of the last steps, written on incidents and at the end: what `replay` compares with. The data of a step follows from
+# its sample counter, its random numbers from (seed, step), so a few numbers identify it.
+HISTORY_STEPS = 16
+HISTORY_FILE = "step_history.json"
+OLD_HISTORY_FILE = "ring.json"
+
+
+class Builder(Protocol):
+    """The part of a recipe that builds a system."""
+
+    def build(self, config: Any, data: Any) -> System: ...
+
+
+def build(
+    recipe: Builder,
+    config: Config,
+    data: Any,
+    device: torch.device | None = None,
+    ranks: Ranks = SINGLE,
+    make: Callable[..., Made] = Engine,
+) -> Made:
+    """The engine of a new system, with the initial weights of a run of this config."""
+    configs.validate(config)  # with all registries
+    device = device or pick_device(config.device)
+    seed = mix(config.seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    system = recipe.build(config, data)
+    require_possible(system, config, ranks.degrees)
+    if ranks.degrees.shard == 1:  # else its shards go there one by one
+        system = system.to(device)
+    return make(system, config, device, ranks) if ranks is not SINGLE else make(system, config, device)
+
+
+def open_feed(engine: Engine, source: Source) -> Feed:
+    """The batches of a run with this engine's config: this rank's share of them."""
+    config, ranks = engine.config, engine.ranks
+    shape = {"batch": config.batch, "parts": config.accum, "share": (ranks.rank, ranks.world)}
+    return Feed(source, seed=config.seed, device=engine.device, **shape)
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step measured. `lr_factor` is the schedule's; `halted` means that it was not finite and changed nothing.
+
+    `stop` means that a rank was asked to end the run.
+    """
+
+    step: int
+    loss: float
+    lr_factor: float = 1.0
+    halted: bool = False
+    stop: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[str, float]:
+        """The loss and all metrics."""
+        return {"loss": self.loss, **self.metrics}
+
+
+class StepQueue:
+    """A step as one call, compiled and captured where asked for, and a queue of results on their way to the host."""
+
+    def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
+        self.runner = StepRunner(engine, feed, say)
+        self.readback = Readback(engine.device)
+
+    def launch(self, step: int) -> None:
+        """Launch the step that was set up, and queue its result."""
+        self.readback.push(step, self.runner())
+
+    def pop_result(self, lag: int = 1) -> StepResult | None:
+        """The oldest unread result, once more than `lag` are outstanding."""
+        found = self.readback.pop(lag)
+        return self.result(*found) if found else None
+
+    def result(self, step: int, values: list[float]) -> StepResult:
+        """The record of one run's measurements, in the order of the step's output."""
+        metrics = dict(zip(self.runner.names, values, strict=True))
+        loss, lr_factor, halted = metrics.pop("loss"), metrics.pop("lr_factor"), metrics.pop("halted")
+        return StepResult(step, loss, lr_factor, bool(halted), bool(metrics.pop("stop", 0.0)), metrics)
+
+
+class Stepper(StepQueue):
+    """Steps of one engine on its own feed; `compiling` surrounds what is compiled and captured."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Source,
+        say: Callable[[str], None] = print,
+        compiling: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        self.engine, self.compiling = engine, compiling
+        self.feed = open_feed(engine, source)
+        with compiling():  # torch's compiler is loaded
+            super().__init__(engine, self.feed, say)
+
+    def load(self, step: int, counter: int, num_steps: int) -> None:
+        """Load the items from `counter` on; a new variant of the step is compiled and captured."""
+        self.engine.variant = self.engine.system.variant(step, num_steps)
+        self.feed.load(counter)
+        if self.engine.variant not in self.runner.ready:
+            with self.compiling():
+                self.runner.prepare()
+
+    def run(self, step: int, progress: float, lr_factor: float | None = None) -> None:
+        """Take the loaded step, which follows `step` others; its random numbers follow from `step`."""
+        self.engine.begin(step, progress, lr_factor)
+        self.launch(step + 1)
+
+    def step(self, step: int, counter: int, progress: float, num_steps: int, lr_factor: float | None = None) -> None:
+        self.load(step, counter, num_steps)
+        self.run(step, progress, lr_factor)
+
+    def close(self) -> None:
+        self.feed.close()
+
+
+class StepHistory:
+    """A ring of entries [step, counter, items before it, variant, measurements]."""
+
+    def __init__(self, size: int = HISTORY_STEPS) -> None:
+        self.entries: deque[list[Any]] = deque(maxlen=size)
+
+    def add(self, step: int, counter: int, items: int, variant: Hashable) -> None:
+        """Add a step before it is taken."""
+        self.entries.append([step, counter, items, variant, None])
+
+    def record(self, result: StepResult) -> None:
+        """Add the result of a step, which arrives one step later."""
+        for entry in reversed(self.entries):
+            if entry[0] == result.step:
+                entry[4] = result
+                return
+
+    def to_json(self, **facts: Any) -> dict[str, Any]:
+        """Plain values; non-finite numbers become strings."""
+        return {**facts, "steps": [_entry(*entry) for entry in self.entries]}
+
+    def write(self, folder: Path, **facts: Any) -> None:
+        files.write_atomic(folder / HISTORY_FILE, jsonl.pretty(self.to_json(**facts)))
+
+
+def read_history(folder: Path) -> list[dict[str, Any]]:
+    """The steps that the run in this folder wrote last; raises UserError where there is no readable file."""
+    name = HISTORY_FILE if (folder / HISTORY_FILE).exists() else OLD_HISTORY_FILE
+    return jsonl.read_object(folder / name).get("steps", [])
+
+
+def _entry(step: int, counter: int, items: int, variant: Hashable, result: StepResult | None) -> dict[str, Any]:
+    shown = {"step": step, "counter": counter, "items": items, "variant": None if variant is None else repr(variant)}
+    if result is None:
+        return shown
+    values = {**result.measured, "lr_factor": result.lr_factor, "halted": float(result.halted)}
+    return shown | {name: format_number(value) for name, value in values.items()}
+
+
+def format_number(value: float) -> float | str:
+    """A number as JSON can hold it: nan and inf as strings, all others exactly."""
+    return value if math.isfinite(value) else str(value)

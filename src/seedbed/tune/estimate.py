@@ -1,0 +1,169 @@
+"""Estimates of a system: parameters, FLOP and memory by fake tensors, so that any size takes seconds and no memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from seedbed.config import Config
+from seedbed.data.feed import Data, Feed
+from seedbed.errors import UserError
+from seedbed.nn.groups import kind_of
+from seedbed.recipes import Recipe
+from seedbed.train import capabilities
+from seedbed.train.engine import Engine
+from seedbed.train.system import Batch
+from seedbed.tune.workload import num_parameters
+
+CPU = torch.device("cpu")
+
+T = TypeVar("T")
+
+
+class EstimateEngine(Engine):
+    """Runs backward passes on request, but no optimizer."""
+
+    backward = True
+
+    def minimize(self, loss: Tensor, name: str = "main") -> None:
+        if self.backward:
+            loss.backward(inputs=self.optimizers[name].params if len(self.optimizers) > 1 else None)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Size of a system in bytes and operations; activations are a constant plus a part per item."""
+
+    num_params: int
+    num_non_embedding: int
+    num_trained: int
+    targets_per_item: float
+    flops_formula: float
+    flops_counted: float
+    weights: int
+    gradients: int
+    moments: int
+    average: int
+    fixed: int
+    per_item: int
+    fake_tensors: bool
+
+    def memory(self, part: int, data: int = 0) -> dict[str, int]:
+        """Bytes of a training step whose micro-batch holds `part` items, by purpose."""
+        activations = self.fixed + self.per_item * part
+        held = {"weights": self.weights, "gradients": self.gradients, "moments": self.moments, "average": self.average}
+        return {**held, "activations": activations, "data": data}
+
+
+def estimate_costs(recipe: Recipe, config: Config, data: Data) -> Estimate:
+    """The estimate for the system of `config`."""
+    estimate, engine, items = with_fake_tensors(recipe, config, data, _count)
+    return replace(estimate, targets_per_item=float(engine.system.num_targets(items[1])))
+
+
+def with_fake_tensors(
+    recipe: Recipe, config: Config, data: Data, work: Callable[[EstimateEngine, dict[int, Batch], bool], T]
+) -> tuple[T, EstimateEngine, dict[int, Batch]]:
+    """`work(engine, batches of one and two items, True)` on fake tensors; its result, the engine, and real batches.
+
+    A system that needs real values gets real batches, and `work` gets False.
+    """
+    items = {b: real_batch(data, b, config.seed) for b in (1, 2)}
+    try:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            engine = EstimateEngine(recipe.build(config, data), config, CPU)
+            drawn: dict[int, Batch] = {b: {n: mode.from_tensor(t) for n, t in batch.items()} for b, batch in items.items()}
+            return work(engine, drawn, True), engine, items
+    except UserError:
+        raise
+    except Exception:  # anything a recipe may do that needs real values
+        engine = EstimateEngine(recipe.build(config, data), config, CPU)
+        return work(engine, items, False), engine, items
+
+
+def real_batch(data: Data, size: int, seed: int) -> Batch:
+    """The first items of a run, on the host."""
+    feed = Feed(data.train, batch=size, parts=1, seed=seed, device=CPU)
+    try:
+        feed.load(0)
+        return {name: tensor.clone() for name, tensor in feed.part(0).items()}
+    finally:
+        feed.close()
+
+
+def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: bool) -> Estimate:
+    system, files = engine.system, engine.tensors()
+    engine.variant = system.variant(0, engine.config.steps)
+    saved = {size: saved_bytes(engine, batch) for size, batch in items.items()}
+    per_item = max(saved[2] - saved[1], 0)
+    trained = [p for p in system.parameters() if p.requires_grad]
+    body = (p for n, m, p in named_owners(system) if kind_of(n, m, p) not in ("embed", "head"))
+    return Estimate(
+        num_params=num_parameters(system),
+        num_non_embedding=sum(p.numel() for p in body),
+        num_trained=sum(p.numel() for p in trained),
+        targets_per_item=1.0,
+        flops_formula=float(capabilities.flops_per_item(system)),
+        flops_counted=flops(engine, items[1]),
+        weights=_bytes(files["model"].values()),
+        gradients=_bytes(trained),
+        moments=_bytes(files["optim"].values()),
+        average=_bytes(files.get("ema", {}).values()),
+        fixed=max(saved[1] - per_item, 0),
+        per_item=per_item,
+        fake_tensors=without_numbers,
+    )
+
+
+def named_owners(system: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
+    """Every parameter once, with its own name and its module."""
+    seen = set()
+    for module in system.modules():
+        for name, param in module.named_parameters(recurse=False):
+            if id(param) not in seen:
+                seen.add(id(param))
+                yield name, module, param
+
+
+def flops(engine: EstimateEngine, batch: Batch) -> float:
+    """FLOP of a forward and backward pass as torch counts them, attention as full (not causal) products."""
+    engine.backward = True
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        _forward_backward(engine, batch)
+    return float(counter.get_total_flops())
+
+
+def saved_bytes(engine: EstimateEngine, batch: Batch) -> int:
+    """Bytes that a forward pass saves for the backward pass, without weights and inputs."""
+    known = {t.untyped_storage()._cdata for t in [*engine.system.parameters(), *engine.system.buffers(), *batch.values()]}
+    held: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in known:
+            held[storage._cdata] = storage  # kept alive, or its address would be reused
+        return tensor
+
+    engine.backward = False
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        _forward_backward(engine, batch)
+    return sum(storage.nbytes() for storage in held.values())
+
+
+def _forward_backward(engine: EstimateEngine, batch: Batch) -> None:
+    with engine.autocast():
+        engine.system.update(batch, engine)
+    for param in engine.system.parameters():
+        param.grad = None
+
+
+def _bytes(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)

@@ -1,0 +1,1 @@
+"""Runs of one shape trained as one stacked model."""
