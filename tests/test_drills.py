@@ -304,7 +304,7 @@ def test_drills_lose_nothing(tmp_path: Path, share: str) -> None:
 
 # Defects that the drills must not let pass, as edits of the functions that prevent them.
 BROKEN = {
-    "damaged-checkpoint": "from seedbed.train import checkpoint as c; c._verified = lambda path, wanted: path.read_bytes()",
+    "damaged-checkpoint": "from seedbed.train import checkpoint_loading as c; c._verified = lambda path, _: path.read_bytes()",
     "power-loss": "from seedbed.track.run import Run; Run.sync = lambda self: None",
     "kill-save": "from seedbed.train import checkpoint as c; c._make_aside = lambda folder, aside: "
     "(aside.mkdir(exist_ok=True), (folder / 'step-000016').exists() or aside.rename(folder / 'step-000016'), "

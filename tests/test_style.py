@@ -68,11 +68,28 @@ def test_sources_are_found():
     assert len(SOURCES) > 5
 
 
+def assigned_twice(tree: ast.Module) -> Iterator[str]:
+    """Constants of a module that are given a second value, which does not build on the first: two things with one name."""
+    seen: set[str] = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        stored = (n for target in targets for n in ast.walk(target) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        names = {n.id for n in stored if n.id.isupper()}
+        built_on = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)} if names and node.value else set()
+        yield from (f"line {node.lineno}: {name}" for name in sorted(names & seen - built_on))
+        seen |= names
+
+
+def test_second_value_of_a_constant_is_found():
+    assert list(assigned_twice(ast.parse("A, B = 1, 2\nC = 3\nA, D = 4, 5\n"))) == ["line 3: A"]
+    assert not list(assigned_twice(ast.parse("A = 1\nA = A + 1\na = 1\na = 2\n")))
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=short)
 def test_source_file_follows_the_house_style(path: Path):
     text = path.read_text()
     tree = ast.parse(text)
-    wrong = list(unsafe(tree))
+    wrong = list(unsafe(tree)) + [f"assigned twice, {found}" for found in assigned_twice(tree)]
     if text.strip():
         lines = (ast.get_docstring(tree) or "").strip().splitlines()
         # A summary, and where one sentence is not enough a blank line and a second paragraph.

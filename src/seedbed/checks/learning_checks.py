@@ -18,7 +18,7 @@ WARMUP_LIMIT = 0.5
 # Steps in which weight decay alone would shrink a weight to a third.
 DECAY_STEPS = 50.0
 # Share of the first loss, after steps on one batch: clean presets need 9 to 80 of the 120 steps for half of it.
-MEMORISED, NUM_OVERFIT, OVERFIT_RATE = 0.5, 120, 5e-3
+OVERFIT_LIMIT, NUM_OVERFIT, OVERFIT_RATE = 0.5, 120, 5e-3
 # This little is left when rows are memorised and not only token frequencies.
 MEMORISED, NUM_TO_MEMORISE = 0.15, 160
 # Gain from inputs on held-out batches: clean .06 to .2, inputs or targets mixed up at most .002.
@@ -131,16 +131,16 @@ def overfit(subject: Subject) -> Finding:
     if bound is not None and min(trace.losses) < bound - 1e-3 * max(1.0, abs(trace.first)):
         what = f"one batch: {min(trace.losses):.4g} is below the smallest possible loss {bound:.4g}"
         return failed(what, where=place_, why="the objective rewards something else", fix="see L2: sign, mask, normalisation")
-    if share > MEMORISED:
+    if share > OVERFIT_LIMIT:
         return failed(
             f"one batch, {NUM_OVERFIT} steps: {trace.first:.4g} -> {end:.4g}",
             where=place_,
             why="it cannot even memorise five items",
             fix="see O2 (what moves), M7 (what matters), H1 and H2 (rates)",
             value=share,
-            limit=MEMORISED,
+            limit=OVERFIT_LIMIT,
         )
-    return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, MEMORISED)
+    return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, OVERFIT_LIMIT)
 
 
 def overfit_run(subject: Subject) -> short_runs.ShortRun:
@@ -149,7 +149,7 @@ def overfit_run(subject: Subject) -> short_runs.ShortRun:
     def go() -> short_runs.ShortRun:
         rate = short_runs.lr_factor(subject, OVERFIT_RATE)
         trace = short_runs.overfit(subject, rate, NUM_TO_MEMORISE, MEMORISED)
-        if rate > 1.0 and not min(trace.losses[:NUM_OVERFIT]) <= MEMORISED * trace.first:
+        if rate > 1.0 and not min(trace.losses[:NUM_OVERFIT]) <= OVERFIT_LIMIT * trace.first:
             trace = short_runs.overfit(subject, 1.0, NUM_TO_MEMORISE, MEMORISED)
         return trace
 

@@ -7,7 +7,7 @@ import errno
 import inspect
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -306,11 +306,17 @@ def crash_safety(subject: Subject) -> Finding:
     if problem:
         return failed(
             problem,
-            where=source_line(saving.save if "ends the run" in problem else checkpoint.save),
+            where=source_line(_cause_of_loss(problem)),
             why="one full disk or power cut at the wrong moment loses the run",
             fix="write aside, sync, verify, rename; load the newest that matches its checksums",
         )
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
+
+
+def _cause_of_loss(problem: str) -> Callable[..., object]:
+    if "flipped bit" in problem:
+        return checkpoint_loading.load_newest
+    return saving.save if "ends the run" in problem else checkpoint.save
 
 
 class _Killed(BaseException):

@@ -1,4 +1,4 @@
-"""Torch function modes that observe operations: broadcasting over rows, reductions, attention, activations."""
+"""Torch modes that observe operations (broadcasting over rows, reductions, attention, activations) or round their results."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
 
 from seedbed.checks.subject import short
 
@@ -53,6 +55,19 @@ class Reductions(TorchFunctionMode):
             found = caller()
             self.line = "" if found.startswith("seedbed/train/") else found
         return out
+
+
+class RoundedProducts(TorchDispatchMode):
+    """Matrix products, convolutions and attention in float32, forward and backward, with operands and results rounded to bf16."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not any(word in func.overloadpacket.__name__ for word in ("mm", "convolution", "scaled_dot_product")):
+            return func(*args, **(kwargs or {}))
+        return tree_map(_rounded, func(*tree_map(_rounded, args), **(kwargs or {})))
+
+
+def _rounded(value: Any) -> Any:
+    return value.bfloat16().float() if isinstance(value, Tensor) and value.dtype == torch.float32 else value
 
 
 class Operations(TorchFunctionMode):
