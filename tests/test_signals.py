@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,14 @@ def hang_up_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.
     monkeypatch.setattr(loop, "take_step", take)
 
 
+@pytest.fixture(autouse=True)
+def default_sighup() -> Iterator[None]:
+    """The tests themselves may have been started by nohup, which ignores the signal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_sighup_saves_and_the_run_resumes_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGHUP)
     start(tmp_path, "straight")
@@ -47,12 +55,9 @@ def test_sighup_saves_and_the_run_resumes_bit_for_bit(tmp_path: Path, monkeypatc
 
 
 def test_sighup_is_ignored_under_nohup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        hang_up_at(5, monkeypatch)
-        assert start(tmp_path, "kept") == 0
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    hang_up_at(5, monkeypatch)
+    assert start(tmp_path, "kept") == 0
 
 
 def command(*words: str) -> list[str]:
