@@ -34,7 +34,8 @@ ALLOWED = {
     | {"inference"},
     "inference": {"errors", "config", "data", "train", "track", "recipes"},
     "recipes": {"errors", "cache", "config", "trust", "nn", "data", "train", "track.events", "report.heatmap"},
-    "__init__": {"errors", "config", "data", "train"},
+    "__init__": {"errors", "config", "data", "train", "checks"},
+    "pytest_plugin": {"checks"},
     "__main__": {"cli"},
     "drills": {"errors", "config", "isolated", "data", "train", "track", "report", "recipes", "launch", "serve"},
     "cli": {"errors", "config", "data", "train", "track", "report", "tune", "checks", "serve", "launch", "recipes", "drills"}

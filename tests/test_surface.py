@@ -21,7 +21,7 @@ from seedbed.config import Config, flatten
 
 NAMES = {
     "Config", "Data", "Engine", "Every", "Guard", "Optim", "Probe", "Request",
-    "Sample", "Schedule", "Source", "System", "UserError", "number", "option",
+    "Sample", "Schedule", "Source", "System", "UserError", "check", "number", "option",
 }  # fmt: skip
 
 VERBS = {

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from seedbed.checks.foreign import check
     from seedbed.config import Config, Every, Guard, Optim, Schedule, number
     from seedbed.data.feed import Data, Source
     from seedbed.errors import UserError
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from seedbed.train.system import Request, Sample, System
 
 _HOMES = {
+    "seedbed.checks.foreign": ("check",),
     "seedbed.config": ("Config", "Every", "Guard", "Optim", "Schedule", "number"),
     "seedbed.data.feed": ("Data", "Source"),
     "seedbed.errors": ("UserError",),
@@ -36,6 +38,7 @@ __all__ = [
     "Source",
     "System",
     "UserError",
+    "check",
     "number",
     "option",
 ]

@@ -163,6 +163,7 @@ def value_range(subject: Subject) -> Finding:
         wrong = _wrong_values(name, value.double(), declared.get(name), value.is_floating_point())
         if wrong:
             what, why, fix, severity = wrong
+            severity = subject.unsure or severity if severity == "warn" else severity
             return failed(what, where=subject.batch_line(), why=why, fix=fix, severity=severity)
     shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
     return passed(", ".join(shown))

@@ -193,7 +193,8 @@ def memory_layout(subject: Subject) -> Finding:
         except RuntimeError as error:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
             why = "it works by luck: another feed, split or device has other strides"
-            return failed(what, where=short_runs.loss_line(subject), why=why, fix="reshape instead of view; write into no input")
+            fix = "reshape instead of view; write into no input"
+            return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, severity=subject.unsure)
         apart = abs(other - wanted) / max(abs(wanted), 1e-12)
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"

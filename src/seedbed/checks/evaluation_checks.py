@@ -229,7 +229,7 @@ def _halves_error(subject: Subject) -> tuple[float, str] | None:
     return apart, f"{values[0][0]} of two parts is {expected:.6g} weighted by size, of both together {values[2][1]:.6g}"
 
 
-@check("V4", "shuffled inputs", "err", humbatova=(11,), needs=("inputs", "targets"))
+@check("V4", "shuffled inputs", "err", humbatova=(11,), needs=("inputs", "targets", "predict"))
 def shuffled_inputs(subject: Subject) -> Finding:
     """After memorising one batch, inputs of another row must raise the loss."""
     trace = overfit_run(subject)

@@ -66,7 +66,7 @@ def loss_reduction(subject: Subject) -> Finding:
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip
         off = abs(value - whole) / max(abs(whole), 1e-12)
         if not off <= SAME:
-            return _wrong_reduction(subject, what, off, SAME)
+            return _wrong_reduction(subject, what, off, SAME, is_sum=math.isclose(twice, 2 * whole, rel_tol=1e-3))
     return passed("full, doubled and row by row", abs(mean - whole) / max(abs(whole), 1e-12), SAME)
 
 
@@ -86,7 +86,7 @@ def _noisy_split(subject: Subject, system: System) -> Finding:
     return passed(f"doubled, in the mean of {NUM_DRAWS} draws", off, max(DOUBLED, error))
 
 
-def _wrong_reduction(subject: Subject, what: str, off: float, limit: float) -> Finding:
+def _wrong_reduction(subject: Subject, what: str, off: float, limit: float, is_sum: bool = True) -> Finding:
     return failed(
         what,
         where=subject.objective_line(),
@@ -94,6 +94,7 @@ def _wrong_reduction(subject: Subject, what: str, off: float, limit: float) -> F
         fix="take the mean over all targets of the batch, and let num_targets() count them",
         value=off,
         limit=limit,
+        severity="" if is_sum else subject.unsure,
     )
 
 

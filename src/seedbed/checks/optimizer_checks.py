@@ -54,7 +54,7 @@ def optimizer_groups(subject: Subject) -> Finding:
     if double:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
         return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")
-    odd = _odd_kinds(engine)
+    odd = _odd_kinds(engine) if not subject.unsure else []
     if odd:
         why = "an optimizer for hidden matrices, or weight decay, harms embeddings and gains"
         fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
@@ -106,9 +106,9 @@ def weights_move(subject: Subject) -> Finding:
     cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
     still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
     for names, state, fix in (
-        (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
         (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
         (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; legitimate ones: Probe.dead"),
+        (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in {MOST_STEPS} steps: {_names(names)}"
@@ -117,8 +117,8 @@ def weights_move(subject: Subject) -> Finding:
                 where = source_line(type(system).__init__)
             elif names is still:
                 where = source_line(Optimizer.step if id(named[names[0]]) in held else param_groups)
-            why = "this part of the model never learns"
-            return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0)
+            why, severity = "this part of the model never learns", subject.unsure if names is frozen else ""
+            return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0, severity=severity)
     return passed(f"all {len(named)} tensors get a gradient and move")
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from seedbed import config as configs
 from seedbed.cache import cache_folder
 from seedbed.checks import runner
 from seedbed.checks.progress import Progress
+from seedbed.checks.registry import Check
 from seedbed.checks.subject import Subject
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.errors import EXIT_FAILED, UserError
+from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
 from seedbed.report.findings import Finding, Report
 from seedbed.track import files, jsonl
@@ -40,6 +41,24 @@ def check(
     except UserError as problem:
         return _wrong_key(name, problem, as_json)
     subject = Subject(recipe, preset, config, root, full=full)
+    report = _run(subject, checks, as_json)
+    if not only and not skip:
+        report.key = runner.key_of(recipe, config, str(subject.real_data.facts.get("fingerprint", "")))
+        runner.save_verdict(verdict_folder(), report)
+    return _print(report, as_json)
+
+
+def check_script(name: str, *, only: list[str], skip: list[str], as_json: bool = False) -> int:
+    """Runs the checks on the model of `script.py::make`, and prints the findings."""
+    from seedbed.checks.foreign import script_subject
+
+    checks = runner.select(only, skip)
+    with script_subject(name) as subject:
+        return _print(_run(subject, checks, as_json), as_json)
+
+
+def _run(subject: Subject, checks: Sequence[Check], as_json: bool) -> Report:
+    """Runs the checks; unless the output is JSON, shows each as it ends."""
     if not as_json:
         print(Report(subject.name, subject.shrunk).head(), flush=True)
     with Progress(silent=as_json) as progress:
@@ -51,14 +70,14 @@ def check(
 
         progress.say("opening the data", ticking=False)  # preparing it prints its own progress
         _open(subject)
-        report = runner.run(subject, checks, show, progress.say)
-    if not only and not skip:
-        report.key = runner.key_of(recipe, config, str(subject.real_data.facts.get("fingerprint", "")))
-        runner.save_verdict(verdict_folder(), report)
+        return runner.run(subject, checks, show, progress.say)
+
+
+def _print(report: Report, as_json: bool) -> int:
     if as_json:
         jsonl.print_json(report.json())
     else:
-        _print_findings(report, print)
+        print("\n".join(report.details()))
     return report.exit_code
 
 
@@ -68,25 +87,12 @@ def _open(subject: Subject) -> None:
         _ = subject.real_data
 
 
-def _print_findings(report: Report, say: Callable[[str], None]) -> None:
-    """Prints the findings in full, most severe first, and a summary."""
-    for severity in ("err", "warn", "note"):
-        for finding in report.of(severity):
-            say("\n" + "\n".join(finding.lines(report.name)))
-    say(f"\n{report.name}: {report.summary()}")
-
-
 def _wrong_key(name: str, problem: UserError, as_json: bool) -> int:
     """Reports an invalid override as the only finding."""
     why = "it would be ignored, or stop the run at its start"
     fix = "write the key as the config knows it"
     finding = Finding("A1", "config keys", "fail", "err", what=str(problem), where="command line", why=why, fix=fix)
-    report = Report(name, findings=[finding])
-    if as_json:
-        jsonl.print_json(report.json())
-    else:
-        _print_findings(report, print)
-    return EXIT_FAILED
+    return _print(Report(name, findings=[finding]), as_json)
 
 
 def verdict_folder() -> Path:

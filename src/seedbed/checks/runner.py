@@ -16,7 +16,7 @@ import torch
 from seedbed import config as configs
 from seedbed import errors
 from seedbed.checks.registry import FORMER_TITLES, Check, all_checks, failed, skipped
-from seedbed.checks.subject import Subject, preserve_global_state, short, source_line
+from seedbed.checks.subject import Subject, is_installed, preserve_global_state, short, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.report.findings import Finding, Report
@@ -38,8 +38,8 @@ def run(
         began = time.perf_counter()
         progress(f"check {number} of {len(checks)}: {check.id} {check.title}")
         result = _run_one(subject, check, reported)
-        fix = f"{result.fix}; then: seedbed check {subject.name} --only {check.id}" if result.status == "fail" else result.fix
-        facts = {"id": check.id, "title": check.title, "severity": result.severity or check.severity, "fix": fix}
+        where, fix = subject.advice(result, check.id) if result.status == "fail" else (result.where, result.fix)
+        facts = {"id": check.id, "title": check.title, "severity": result.severity or check.severity, "where": where, "fix": fix}
         finding = replace(result, **facts, seconds=time.perf_counter() - began)
         report.findings.append(finding)
         show(finding)
@@ -71,19 +71,10 @@ def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Findin
     with preserve_global_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            missing = _missing_probe_fields(subject, check)
-            return missing or check.run(subject)
+            found = subject.version(check)
+            return skipped(found) if isinstance(found, str) else found(subject)
         except Exception as error:
             return _error_result(subject, check, error, reported)
-
-
-def _missing_probe_fields(subject: Subject, check: Check) -> Finding | None:
-    if not check.needs:
-        return None
-    if subject.probe is None:
-        return skipped("the recipe has no probe()")
-    absent = [name for name in check.needs if not subject.probe.declares(name)]
-    return skipped(f"the recipe's probe does not declare {', '.join(absent)}") if absent else None
 
 
 def _error_result(subject: Subject, check: Check, error: Exception, reported: dict[str, str]) -> Finding:
@@ -100,8 +91,7 @@ def source_line_of_error(error: BaseException) -> str:
     """The innermost source line outside the checks that raised; empty when there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = str(Path(__file__).parent)
-    skip = ("torch", "numpy", "importlib", "<frozen")
-    outside = [f for f in frames if not f.filename.startswith(own) and not any(part in f.filename for part in skip)]
+    outside = [f for f in frames if not f.filename.startswith(own) and not is_installed(f.filename)]
     return f"{short(outside[-1].filename)}:{outside[-1].lineno} {outside[-1].name}" if outside else ""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.checks.subject import CPU, ROWS, Subject, source_line
+from seedbed.checks.subject import CPU, ROWS, Subject, is_library
 from seedbed.config import Config, override
 from seedbed.errors import UserError
 from seedbed.train import capabilities
@@ -79,7 +79,7 @@ def config_of(subject: Subject) -> Config:
 
 def start(subject: Subject) -> Engine:
     """A new engine for a short run, at the same start for all of them."""
-    engine = build(subject.recipe, config_of(subject), subject.data, CPU)
+    engine = build(subject.recipe, config_of(subject), subject.data, CPU, make=subject.engine_type)
     engine.variant = engine.system.variant(0, engine.config.steps)
     return engine
 
@@ -251,13 +251,12 @@ def first_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
 
 def loss_line(subject: Subject) -> str:
     """Source line of the recipe's objective."""
-    kind = type(subject.perturbed())
-    return source_line(kind.loss if kind.loss is not System.loss else kind.update)
+    return subject.loss_line()
 
 
 def owner(system: nn.Module, name: str) -> Any:
     """The innermost module around a parameter that is not part of torch."""
     path = name.rpartition(".")[0]
-    while path and type(system.get_submodule(path)).forward.__module__.startswith("torch."):
+    while path and (type(m := system.get_submodule(path)).forward.__module__.startswith("torch.") or is_library(type(m))):
         path = path.rpartition(".")[0]
     return system.get_submodule(path) if path else type(system).__init__

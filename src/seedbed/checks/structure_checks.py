@@ -111,7 +111,7 @@ def target_leak(subject: Subject) -> Finding:
     ignored = _ignored(probe, base)
     if ignored:
         why, fix = "nothing is learned from it", "let every target contribute to the loss; padding needs its own id"
-        return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix)
+        return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix, severity=subject.unsure)
     return _follows_rule(subject, probe)
 
 

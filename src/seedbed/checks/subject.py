@@ -6,9 +6,10 @@ import contextlib
 import functools
 import inspect
 import random
+import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +25,10 @@ from seedbed.train import capabilities
 from seedbed.train.engine import Engine, fork_rng, mix
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, System
+
+if TYPE_CHECKING:
+    from seedbed.checks.registry import Check
+    from seedbed.report.findings import Finding
 
 CPU = torch.device("cpu")
 # An unusual batch size, so that confused axes raise or show.
@@ -41,7 +46,11 @@ class Subject:
 
     `config` is that of the run, `small` the same on the CPU with reduced depth, width and length (unless `full`).
     `data` is what the run has opened already, if any. With `quick`, training waits: slow tests are left to a full check.
+    `unsure` is the severity of what only a recipe's rules make a fault; empty for that of the check.
     """
+
+    unsure: ClassVar[Literal["", "note"]] = ""
+    engine_type: type[Engine] = Engine
 
     def __init__(
         self,
@@ -72,6 +81,19 @@ class Subject:
         if key not in self._kept:
             self._kept[key] = make()
         return self._kept[key]
+
+    def version(self, check: Check) -> Callable[[Subject], Finding] | str:
+        """What runs as this check, or the reason for which it cannot."""
+        if not check.needs:
+            return check.run
+        if self.probe is None:
+            return "the recipe has no probe()"
+        absent = [name for name in check.needs if not self.probe.declares(name)]
+        return f"the recipe's probe does not declare {', '.join(absent)}" if absent else check.run
+
+    def advice(self, finding: Finding, id: str) -> tuple[str, str]:
+        """The place and the remedy of a finding, as they are shown."""
+        return finding.where, f"{finding.fix}; then: seedbed check {self.name} --only {id}"
 
     # ---- data --------------------------------------------------------------------------------------------------------
 
@@ -110,7 +132,7 @@ class Subject:
         """A new engine and system of the small config, with `key=value` overrides."""
         config = configs.override(self.small, assignments) if assignments else self.small
         system = self.fresh_system(seed)
-        return Engine(system, config, CPU)
+        return self.engine_type(system, config, CPU)
 
     def perturbed(self) -> System:
         """A system in evaluation mode with noise added to every parameter, in float64 where the recipe supports it.
@@ -212,10 +234,25 @@ class Recorder(Engine):
 
 
 def own_path(system: System, path: str) -> str:
-    """Path of the innermost module at or above `path` that is not part of torch; empty for the system itself."""
-    while path and type(system.get_submodule(path)).__module__.startswith("torch."):
+    """Path of the innermost module at or above `path` that is not of torch or a library; empty for the system itself."""
+    while path and is_library(type(system.get_submodule(path))):
         path = path.rpartition(".")[0]
     return path
+
+
+def is_library(kind: type) -> bool:
+    """Whether a class is torch's or another installed package's."""
+    try:
+        return kind.__module__.startswith("torch.") or is_installed(inspect.getfile(kind))
+    except (TypeError, OSError):  # typed into an interpreter
+        return False
+
+
+@functools.cache
+def is_installed(path: str) -> bool:
+    """Whether a source file belongs to Python or to an installed package other than this one."""
+    inside = {"site-packages", "dist-packages"} & {*Path(path).parts} or path.startswith(("<", sysconfig.get_paths()["stdlib"]))
+    return bool(inside) and not Path(path).is_relative_to(Path(errors.__file__).parent)
 
 
 def shrink(config: Config, settings: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, tuple[Any, Any]]]:

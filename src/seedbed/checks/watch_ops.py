@@ -14,13 +14,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
-from seedbed.checks.subject import short
+from seedbed.checks.subject import is_installed, short
 
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "truediv", "true_divide", "pow", "where", "maximum", "minimum", "eq"}
 _LOSSES = {"mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits"}
 _BOUNDED = {torch.tanh: "tanh", torch.sigmoid: "sigmoid", Tensor.tanh: "tanh", Tensor.sigmoid: "sigmoid"}
 _HALF = {F.relu: "relu", torch.relu: "relu", Tensor.relu: "relu", F.gelu: "gelu", F.silu: "silu", F.elu: "elu"}
 _SATURATED = 0.999
+_DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout)
 
 
 class Broadcasts(TorchFunctionMode):
@@ -95,6 +96,22 @@ class Attentions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class ActiveDropout(TorchFunctionMode):
+    """The first line that drops values; in evaluation mode there should be none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        place, name, default = (4, "dropout_p", 0.0) if func is F.scaled_dot_product_attention else (1, "p", 0.5)
+        words = dict(enumerate(args)) | (kwargs or {})
+        is_on = func in _DROPOUTS and words.get("training", words.get(2, True)) or func is F.scaled_dot_product_attention
+        if is_on and words.get(name, words.get(place, default)) > 0 and not self.line:
+            self.line = caller()
+        return func(*args, **(kwargs or {}))
+
+
 @dataclass(frozen=True)
 class Activation:
     """One call: the share of dead or saturated units."""
@@ -131,7 +148,7 @@ def caller() -> str:
     own = str(Path(__file__).parent)
     while frame is not None:
         name = frame.f_code.co_filename
-        if "torch" not in Path(name).parts and not name.startswith((own, "<")) and "/torch/" not in name:
+        if not name.startswith(own) and not is_installed(name):
             return f"{short(name)}:{frame.f_lineno} {frame.f_code.co_qualname}"
         frame = frame.f_back
     return "?"

@@ -198,11 +198,21 @@ def _check_arguments(parser: Parser) -> None:
     parser.add_argument("--full", action="store_true", help="check the config at full depth, width and length")
 
 
-@verb("check", "RECIPE/PRESET [key=value ...]", "test data, model, loss and loop of a run before training", _check_arguments)
+@verb(
+    "check",
+    "RECIPE/PRESET [key=value ...] | script.py::make",
+    "test data, model, loss and loop of a run, or any PyTorch model, before training",
+    _check_arguments,
+)
 def _check(given: argparse.Namespace) -> int:
     from seedbed.checks import preflight
 
-    chosen = {"only": given.only, "skip": given.skip, "full": given.full, "as_json": given.json}
+    chosen = {"only": given.only, "skip": given.skip, "as_json": given.json}
+    if "::" in given.name:
+        if given.settings or given.full:
+            raise UserError("a script has no settings and no --full; its function makes the model as it should be checked")
+        return preflight.check_script(given.name, **chosen)
+    chosen["full"] = given.full
     return preflight.check(given.name, given.settings, root=given.runs, **chosen)
 
 

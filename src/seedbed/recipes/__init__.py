@@ -180,6 +180,13 @@ def named_code(recipe: Recipe, config: Config) -> "list[trust.Code]":
     return [*([recipe.code] if recipe.code else []), *_functions(config)]
 
 
+def load_file(name: str) -> ModuleType:
+    """The module in a Python file of the user's; an error while it is loaded names its line."""
+    from seedbed.recipes import user_files
+
+    return user_files.load_module(saved_code(name))
+
+
 def saved_code(name: str) -> "trust.Code":
     """The recipe file that would be executed, by the name in a run folder."""
     from seedbed import trust

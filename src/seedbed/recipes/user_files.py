@@ -32,15 +32,19 @@ _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 def load_recipe(code: Code) -> Recipe:
     """The recipe in a file that has been checked."""
-    path, source = code.path, next(iter(code.contents))
-    # The same file gives the same module, so that configs are instances of one class.
-    if source not in _loaded or _loaded[source][0] != code.sha256:
-        _loaded[source] = (code.sha256, _load(code, source))
-    module = _loaded[source][1]
+    path, module = code.path, load_module(code)
     presets = presets_of(module)
     if not presets:
         raise UserError(f"{path.name} has no preset: write a function annotated `-> Config` that returns one")
-    return Recipe(str(path), presets, lambda part: module, (source,), code)
+    return Recipe(str(path), presets, lambda part: module, (next(iter(code.contents)),), code)
+
+
+def load_module(code: Code) -> ModuleType:
+    """The module in a file that has been checked. The same file gives the same module, so configs are instances of one class."""
+    source = next(iter(code.contents))
+    if source not in _loaded or _loaded[source][0] != code.sha256:
+        _loaded[source] = (code.sha256, _load(code, source))
+    return _loaded[source][1]
 
 
 def source_of(path: Path) -> Path:

@@ -79,6 +79,14 @@ class Report:
                 parts.append(f"{len(found)} {word}{'s' if len(found) > 1 else ''} ({' '.join(f.id for f in found)})")
         return f"{', '.join(parts)} in {self.seconds:.1f} s"
 
+    def details(self) -> list[str]:
+        """The findings in full, most severe first, and a summary."""
+        found = [finding for severity in _WORDS for finding in self.of(severity)]
+        return [*("\n" + "\n".join(finding.lines(self.name)) for finding in found), f"\n{self.name}: {self.summary()}"]
+
+    def __str__(self) -> str:
+        return "\n".join([self.head(), *(finding.row() for finding in self.findings), *self.details()])
+
     def json(self) -> dict[str, Any]:
         """JSON values, equal in `--json` output and in the run folder."""
         plain = {"name": self.name, "exit_code": self.exit_code, "seconds": self.seconds, "key": self.key, "made": self.made}
