@@ -260,6 +260,7 @@ def shuffled_inputs(subject: Subject) -> Finding:
             fix="see C2; look for targets, row numbers or batch order in the model's inputs",
             value=kept,
             limit=LEAK_LIMIT,
+            severity=subject.unsure,
         )
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 

@@ -176,16 +176,18 @@ def randomness(subject: Subject) -> Finding:
         state = torch.get_rng_state()
         value = loss_now(subject, system, batch)
         drawn.append(not torch.equal(state, torch.get_rng_state()))
+        after.append(torch.get_rng_state())
         return value
 
     drawn: list[bool] = []
+    after: list[torch.Tensor] = []
     here, again, later = loss(5, 1), loss(5, 2), loss(6, 1)
     where = subject.objective_line()
     if here != again:
         why = "a step cannot be repeated: resume and replay are guesses"
         fix = "draw from torch's own generator, which the engine sets for every step; not from random or numpy"
         return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where, why=why, fix=fix)
-    if drawn[0] and here == later and _depends_on_seed(subject, system, batch):
+    if drawn[0] and (torch.equal(after[0], after[2]) or (here == later and _depends_on_seed(subject, system, batch))):
         why = "every step has the same noise: the model memorises one draw"
         fix = "let the noise of a step follow from (seed, step)"
         return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), why=why, fix=fix)

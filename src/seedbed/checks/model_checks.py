@@ -131,6 +131,10 @@ def shapes(subject: Subject) -> Finding:
                 why="only a scalar can be minimised",
                 fix="take the mean over targets",
             )
+        if not loss.isfinite() or not loss.requires_grad:
+            what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
+            fix = "look for a logarithm, root or division of zero; for detach(), no_grad and item()"
+            return failed(what, where=subject.objective_line(), why="nothing can be learned from it", fix=fix)
         found.append(set(seen.places))
     both = found[0] & found[1]
     if both:
@@ -159,7 +163,9 @@ def row_independence(subject: Subject) -> Finding:
             value=mixed,
             limit=limit,
         )
-    return passed("a row is alone in its batch", mixed, limit)
+    norms = [name for name, module in system.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    also = f"; in training mode {norms[0]} normalises over the batch" if norms else ""
+    return passed(f"a row is alone in its batch{also}", mixed, limit)
 
 
 def _mixer(subject: Subject, system: System, batch: Batch, other: Batch) -> tuple[str, nn.Module] | None:

@@ -51,6 +51,10 @@ def optimizer_groups(subject: Subject) -> Finding:
     if missing:
         what = f"{len(missing)} of {len(wanted)} trainable tensors are in no group: {_names(missing)}"
         return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one optimizer")
+    known = {id(p) for p in engine.system.parameters()}
+    if strange := [p for o in engine.optimizers.values() for p in o.params if id(p) not in known]:
+        what, why = f"the optimizer holds {len(strange)} tensors that are not the model's", "what is trained is not what is used"
+        return failed(what, where=where, why=why, fix="make the optimizer when the model is complete, from its parameters")
     if double:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
         return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")

@@ -84,7 +84,9 @@ def _error_result(subject: Subject, check: Check, error: Exception, reported: di
     if (seen := reported.setdefault(f"{reason} {where}", check.id)) != check.id:
         return skipped(f"same error as in {seen}")
     why = "what cannot run here cannot train either, or trains untested code"
-    return failed(f"could not run: {reason}", where=where, why=why, fix="fix the line named above", severity="err")
+    # A user's model need not bear what a check does to it, but its loss must run, and so must its evaluation.
+    severity = "err" if check.id == "M3" or check.id[0] in "TVI" else subject.unsure or "err"
+    return failed(f"could not run: {reason}", where=where, why=why, fix="fix the line named above", severity=severity)
 
 
 def source_line_of_error(error: BaseException) -> str:

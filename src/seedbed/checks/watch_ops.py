@@ -106,7 +106,7 @@ class ActiveDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, name, default = (4, "dropout_p", 0.0) if func is F.scaled_dot_product_attention else (1, "p", 0.5)
         words = dict(enumerate(args)) | (kwargs or {})
-        is_on = func in _DROPOUTS and words.get("training", words.get(2, True)) or func is F.scaled_dot_product_attention
+        is_on = (func in _DROPOUTS and words.get("training", words.get(2, True))) or func is F.scaled_dot_product_attention
         if is_on and words.get(name, words.get(place, default)) > 0 and not self.line:
             self.line = caller()
         return func(*args, **(kwargs or {}))

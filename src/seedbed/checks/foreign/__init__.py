@@ -10,18 +10,17 @@ from typing import Any
 from torch import nn
 
 from seedbed.checks import runner
-from seedbed.checks.foreign.batches import collect
+from seedbed.checks.foreign.case import Case
 from seedbed.checks.foreign.parts import make_parts
 from seedbed.checks.foreign.subject import ForeignSubject, call_site
-from seedbed.checks.foreign.system import Case
 from seedbed.checks.subject import preserve_global_state, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import load_file
 from seedbed.report.findings import Report
 from seedbed.train.probe import Probe
 
-DECLARATIONS = ("causal", *(name for name in Probe.__dataclass_fields__ if name not in ("batch", "predict", "objective")))
 PARTS = ("model", "loss", "batches", "optimizer", "scheduler", "evaluate", "sample")
+DECLARATIONS = {"causal", *Probe.__dataclass_fields__} - {"batch", "predict", "objective"}
 
 
 def check(
@@ -43,27 +42,36 @@ def check(
     modules need neither, models of transformers need no loss. `evaluate(model)` returns numbers by name; `sample` anything.
     Further keywords are `causal`, `inputs`, `targets` and the other fields of `Probe`. Everything you give is left as it was.
     """
-    given = [model, loss, batches, optimizer, scheduler, evaluate, sample]
-    checks = runner.select(only, skip)
+    checks, given = runner.select(only, skip), [model, loss, batches, optimizer, scheduler, evaluate, sample]
     with _subject(given, declared, type(model).__name__, call_site()) as subject:
         return runner.run(subject, checks)
 
 
 @contextlib.contextmanager
+def script_subject(name: str) -> Iterator[ForeignSubject]:
+    """The subject of `script.py::make`, where make() returns a dict of the arguments of `check`."""
+    path, _, function = name.partition("::")
+    with preserve_global_state():
+        make = getattr(load_file(path), function, None)
+        found = make() if callable(make) else None
+    if not isinstance(found, Mapping) or "model" not in found:
+        raise UserError(f"{path} needs a function {function!r} that returns a dict with model, loss and batches")
+    declared = {key: value for key, value in found.items() if key not in PARTS}
+    with _subject([found.get(key) for key in PARTS], declared, name, source_line(make)) as subject:
+        yield subject
+
+
+@contextlib.contextmanager
 def _subject(given: list[Any], declared: dict[str, Any], name: str, site: str) -> Iterator[ForeignSubject]:
     """The subject; inside the block the user's own model cannot be called, only its copies."""
-    for key in declared:
-        if key not in DECLARATIONS:
-            near = difflib.get_close_matches(key, (*DECLARATIONS, *PARTS), 1)
-            raise UserError(
-                f"unknown keyword {key}" + (f", did you mean {near[0]}?" if near else f"; there are: {', '.join(DECLARATIONS)}")
-            )
+    for key in declared.keys() - DECLARATIONS:
+        near = difflib.get_close_matches(key, (*PARTS, *DECLARATIONS), 1) or sorted(DECLARATIONS)
+        raise UserError(f"there is no keyword {key!r}; did you mean {' or '.join(near)}?")
     with preserve_global_state():
-        parts = make_parts(*given)
-        case = Case(parts, collect(parts.batches), declared)
+        subject = ForeignSubject(Case(make_parts(*given), declared), name, site)
     hooks = [module.register_forward_pre_hook(_refuse) for module in given[0].modules()]
     try:
-        yield ForeignSubject(case, name, site)
+        yield subject
     finally:
         for hook in hooks:
             hook.remove()
@@ -71,17 +79,3 @@ def _subject(given: list[Any], declared: dict[str, Any], name: str, site: str) -
 
 def _refuse(module: nn.Module, args: Any) -> None:
     raise UserError("the model itself was called; loss, evaluate and sample must use the model that they are given")
-
-
-def script_subject(name: str) -> contextlib.AbstractContextManager[ForeignSubject]:
-    """The subject of `script.py::make`, where make() returns a dict of the arguments of `check`."""
-    path, _, function = name.partition("::")
-    with preserve_global_state():
-        make = getattr(load_file(path), function, None)
-        if not callable(make):
-            raise UserError(f"{path} has no function {function!r}; write one that returns a dict with model, loss and batches")
-        found = make()
-    if not isinstance(found, Mapping) or "model" not in found:
-        raise UserError(f"{name} returned {type(found).__name__}, not a dict with model, loss and batches")
-    declared = {key: value for key, value in found.items() if key not in PARTS}
-    return _subject([found.get(key) for key in PARTS], declared, name, source_line(make))

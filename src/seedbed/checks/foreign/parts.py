@@ -29,8 +29,8 @@ class Parts:
     batches: Any
     optimizers: list[Optimizer]
     schedulers: list[Any]
-    evaluate: Callable[[nn.Module], Mapping[str, float]] | None = None
-    sample: Callable[[nn.Module], Any] | None = None
+    evaluate: Callable[[nn.Module], Mapping[str, float]] | None
+    sample: Callable[[nn.Module], Any] | None
     valid: Any = None
     causal: bool = False
     shifts_targets: bool = False
@@ -52,12 +52,13 @@ def make_parts(model: Any, loss: Any, batches: Any, optimizer: Any, scheduler: A
     parts.places = {"loss": loss, "evaluate": evaluate, "sample": sample}
     if hasattr(model, "training_step"):
         _ask_lightning(parts)
-    elif hasattr(getattr(model, "config", None), "model_type"):
-        _ask_transformers(parts)
-    if parts.loss is None:
-        raise UserError("loss is missing: give loss(model, batch), which returns a scalar tensor")
-    if parts.batches is None:
-        raise UserError("batches is missing: give a list of batches, a loader, or a function that returns an iterator of them")
+    elif hasattr(getattr(model, "config", None), "model_type"):  # of transformers; causal ones shift their labels by one
+        is_decoder = not getattr(model.config, "is_encoder_decoder", False)
+        parts.causal = is_decoder and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        parts.shifts_targets = parts.causal and loss is None
+        parts.loss = loss or (lambda model, batch: model(**batch))
+    if parts.loss is None or parts.batches is None:
+        raise UserError("loss(model, batch), which returns a scalar tensor, and batches, a list or a loader, are both needed")
     return parts
 
 
@@ -67,22 +68,10 @@ def _listed(value: Any) -> list[Any]:
 
 def scalar(value: Any) -> Tensor:
     """The loss in what a loss function or a training step returned."""
-    if isinstance(value, Mapping):
-        value = value.get("loss")
-    elif isinstance(value, list | tuple) and value:
-        value = value[0]
-    if not isinstance(value, Tensor):
-        kind = "nothing" if value is None else f"a {type(value).__name__}"
-        raise UserError(f"the loss function returned {kind}; return the scalar tensor itself, without item()")
-    return value
-
-
-def _ask_transformers(parts: Parts) -> None:
-    """Models of transformers compute their loss from `labels`; causal ones shift them by one."""
-    is_decoder = not getattr(parts.model.config, "is_encoder_decoder", False)
-    parts.causal = is_decoder and type(parts.model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
-    parts.shifts_targets = parts.causal and parts.loss is None
-    parts.loss = parts.loss or (lambda model, batch: model(**batch))
+    found = value.get("loss") if isinstance(value, Mapping) else value[0] if isinstance(value, tuple) and value else value
+    if not isinstance(found, Tensor):
+        raise UserError(f"the loss function returned {type(found).__name__}; return the scalar tensor itself, without item()")
+    return found
 
 
 def _ask_lightning(parts: Parts) -> None:
@@ -93,7 +82,7 @@ def _ask_lightning(parts: Parts) -> None:
     if parts.loss is None:
         parts.loss, parts.places["loss"] = lambda model, batch: _step(model.training_step, batch), type(model).training_step
     parts.places["optimizer"] = getattr(type(model), "configure_optimizers", None)
-    with contextlib.suppress(Exception):  # it may need a trainer, and there may be no such loader: both raise errors of their own
+    with contextlib.suppress(Exception):  # there may be none, or it needs a trainer: Lightning raises errors of its own
         if not parts.optimizers:
             parts.optimizers, parts.schedulers = _configured(model.configure_optimizers())
     with contextlib.suppress(Exception):
@@ -101,7 +90,7 @@ def _ask_lightning(parts: Parts) -> None:
     with contextlib.suppress(Exception):
         parts.valid = _listed(model.val_dataloader())[0]
         batches = list(itertools.islice(parts.valid, VALID_BATCHES))
-        if parts.evaluate is None and hasattr(type(model), "validation_step"):
+        if parts.evaluate is None:
             parts.evaluate, parts.places["evaluate"] = lambda model: _validate(model, batches), type(model).validation_step
 
 
@@ -119,23 +108,18 @@ def _configured(value: Any) -> tuple[list[Optimizer], list[Any]]:
     return [entry["optimizer"] for entry in found if "optimizer" in entry], named
 
 
+@torch.no_grad()
 def _validate(model: Any, batches: list[Any]) -> dict[str, float]:
-    """The means of what validation_step logs or returns, in evaluation mode and without gradients, as a trainer runs it."""
-    seen: dict[str, list[float]] = {}
+    """What validation_step returns or logs, in evaluation mode, as a trainer runs it."""
+    seen: dict[str, float] = {}
+    model.eval()
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
-        with contextlib.suppress(TypeError, ValueError):  # a torchmetrics object is computed by the trainer
-            seen.setdefault(name, []).append(float(value))
+        seen[f"{name} {len(seen)}"] = float(value) if isinstance(value, Tensor | float | int) else 0.0
 
-    model.eval()
-    model.log, model.log_dict = log, lambda values, *args, **options: [log(*item) for item in values.items()]
-    try:
-        with torch.no_grad():
-            for number, batch in enumerate(batches):
-                found = _step(model.validation_step, batch, number)
-                for name, value in (found if isinstance(found, Mapping) else {"validation_step": found}).items():
-                    log(name, value)
-    finally:
-        del model.log, model.log_dict
-        model.train()
-    return {name: sum(values) / len(values) for name, values in seen.items() if values}
+    model.log = log
+    for number, batch in enumerate(batches):
+        log("validation_step", _step(model.validation_step, batch, number))
+    del model.log
+    model.train()
+    return seen

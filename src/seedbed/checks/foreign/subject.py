@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import random
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.checks.foreign.system import Case, ForeignSystem
+from seedbed.checks.foreign.case import Case, ForeignSystem
 from seedbed.checks.subject import ROWS, Subject, is_installed, short, source_line
 from seedbed.config import Config, Optim
 from seedbed.data.feed import Data, Source
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).parents[2]
 # Rows that short trainings use: few enough to be memorised, so that random data, as in many tests, can be learned too.
 NUM_ROWS = 64
-# Checks that train with the user's optimizer; all others use the engine's AdamW.
+# Checks that train with the user's optimizers; all others use the engine's AdamW.
 TUNED = ("O1", "O2", "O6", "H1", "H2")
-TRAINING = ("M5", "C6", "O6", "H1", "H2", "E1", "E2", "E3", "V4", "G2", "G3")
+TRAINING = ("M5", "C6", "O2", "O6", "H1", "H2", "E1", "E2", "E3", "V4", "G2", "G3")
 NOT_HERE = {
     **dict.fromkeys(("A1", "A2", "A4", "D4", "D6", "O7", "I1", "I2", "I7"), "only a recipe has this"),
     **dict.fromkeys(("O3", "O4", "H3", "T1", "T2", "T6", "V2", "V3", "G1", "G4"), "your training loop does this"),
@@ -45,7 +46,7 @@ NOT_HERE = {
 WARNINGS = ("A3", "M1", "L1", "C6", "E2", "T3")
 REMEDIES = {
     "A3": "change it; where it is meant, write `# check: allow` behind the line",
-    "O2": "see that the optimizer holds and steps it; look for detach, no_grad and unused modules; where meant: dead=[name]",
+    "O2": "see that the optimizer holds it; look for detach, no_grad and unused modules; where it is meant: dead=[name]",
     "H1": "lower the learning rate",
     "H2": "raise the learning rate where the ratio is low, lower it where it is high",
 }
@@ -61,10 +62,10 @@ class ForeignSubject(Subject):
         rates = [base_lr(group) for optimizer in case.parts.optimizers for group in optimizer.param_groups]
         optim = Optim(lr=min(max(rates), 10.0), clip=0.0) if is_tuned else Optim(weight_decay=0.0)
         config, source = Config(model=None, data=None, optim=optim, device="cpu", batch=16), Source()
-        source.num_items = case.pool.num_rows
-        files = {_own_file(thing) for thing in (case.parts.places["loss"], *map(type, case.parts.model.modules()))}
+        source.num_items = case.num_rows
+        written = filter(None, map(_own, (case.parts.places["loss"], *map(type, case.parts.model.modules()))))
         module: Any = SimpleNamespace(build=lambda config, data: ForeignSystem(case))
-        recipe = Recipe(name, {}, lambda part: module, tuple(Path(file) for file in sorted(files) if file))
+        recipe = Recipe(name, {}, lambda part: module, tuple(sorted({Path(inspect.getfile(own)) for own in written})))
         super().__init__(recipe, None, config, Path(), full=True, data=Data(source, source, {}))
         self.engine_type = UserEngine if is_tuned else Engine
 
@@ -72,24 +73,24 @@ class ForeignSubject(Subject):
     def name(self) -> str:
         return self.title
 
-    def batch(self, n: int = 0, size: int = ROWS) -> Batch:
-        pool = self.case.pool
-        if size >= pool.num_rows:
-            return pool.take(torch.arange(size) % pool.num_rows)
-        few = torch.randperm(pool.num_rows, generator=torch.Generator().manual_seed(1))[:NUM_ROWS]
-        return pool.take(few[torch.arange(n * size, (n + 1) * size) % len(few)])
-
-    def loss_of(self, system: System, batch: Batch, seed: int = 0, variant: Any = None) -> Tensor:
-        seed = mix(self.config.seed, seed)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        foreign: Any = system
-        return foreign.loss(batch)[0]
-
     @functools.cached_property
     def tuned(self) -> ForeignSubject:
         return ForeignSubject(self.case, self.title, self.site, True) if self.case.parts.optimizers else self
+
+    def batch(self, n: int = 0, size: int = ROWS) -> Batch:
+        num = self.case.num_rows
+        if size >= num:
+            return self.case.take(torch.arange(size) % num)
+        few = torch.randperm(num, generator=torch.Generator().manual_seed(1))[:NUM_ROWS]
+        return self.case.take(few[torch.arange(n * size, (n + 1) * size) % len(few)])
+
+    def loss_of(self, system: System, batch: Batch, seed: int = 0, variant: Any = None) -> Tensor:
+        seed, foreign = mix(self.config.seed, seed), system
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        assert isinstance(foreign, ForeignSystem)
+        return foreign.loss(batch)[0]
 
     def version(self, check: Check) -> Callable[[Subject], Finding] | str:
         from seedbed.checks.foreign.versions import VERSIONS  # these need the subject
@@ -98,25 +99,29 @@ class ForeignSubject(Subject):
             return reason
         if own := VERSIONS.get(check.id):
             return lambda subject: own(self, check)
-        if check.needs and self.case.roles.point is None:
-            return self.case.roles.reason
-        found = super().version(check)
+        found = self.case.roles.reason if check.needs and self.case.roles.point is None else super().version(check)
         if isinstance(found, str):
             return found.replace("the recipe's probe does not declare", "not given, and not to be seen in a batch:")
-        severity = "warn" if check.id in WARNINGS else ""
-        target = self.tuned if check.id in TUNED else self
+        severity, target = "warn" if check.id in WARNINGS else "", self.tuned if check.id in TUNED else self
         return lambda subject: replace(result := found(target), severity=result.severity or severity)
 
     def _reason(self, id: str) -> str:
         """Why a check has nothing to work on."""
         if id in TUNED and id != "O2" and not self.case.parts.optimizers:
             return "no optimizer was given"
-        if id in ("C2", "E2", "V4", "L2") and not self.case.roles.targets:
-            return "inputs and targets are not separate entries of a batch"
-        if id not in TRAINING:
-            return ""
-        loss = self.once("loss", lambda: self.loss_of(self.fresh_system(), self.batch()))
-        return "the loss has no gradient (see O2)" if not loss.requires_grad else "" if loss.isfinite().all() else "see M3"
+        loss = (
+            self.once("loss", self._first_loss)
+            if id[0] not in "A" and id not in ("D2", "M3")
+            else torch.ones((), requires_grad=True)
+        )
+        if loss is None or (id in TRAINING and not (loss.requires_grad and loss.isfinite().all())):
+            return "the loss has no value, or no gradient (see M3)"
+        return "inputs and targets are not separate" if id in ("E2", "V4", "L2") and not self.case.roles.targets else ""
+
+    def _first_loss(self) -> Tensor | None:
+        """The loss of the first batch; None where it cannot be computed, which is left to M3."""
+        with contextlib.suppress(Exception):
+            return self.loss_of(self.fresh_system(), self.batch())
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
@@ -124,21 +129,20 @@ class ForeignSubject(Subject):
         again = f"seedbed check {self.title} --only {id}" if "::" in self.title else f'seedbed.check(..., only=["{id}"])'
         match, where = re.match(r"(.+?\.py):\d+", finding.where), finding.where
         if not match or match[1].startswith("seedbed/") or is_installed(match[1]):
-            line = {"O": self.optimizer_line, "H": self.optimizer_line, "D": self.batch_line}.get(id[0], self.loss_line)
-            where = line()
+            lines = {"O": self.optimizer_line, "H": self.optimizer_line, "D": self.batch_line}
+            where = lines.get(id[0], self.loss_line)()
         return where, f"{REMEDIES.get(id, finding.fix)}; then: {again}"
 
     def line_of(self, *things: Any) -> str:
         """The line of the first of these that is the user's own; else the line of the call."""
-        return next((source_line(_function(thing)) for thing in things if _own_file(thing)), self.site)
+        return next((source_line(own) for thing in things if (own := _own(thing))), self.site)
 
     def loss_line(self) -> str:
         return self.line_of(self.case.parts.places["loss"], type(self.case.parts.model).forward)
 
     def batch_line(self) -> str:
         batches = self.case.parts.batches
-        collate = getattr(batches, "collate_fn", None)
-        dataset = getattr(batches, "dataset", None)
+        collate, dataset = getattr(batches, "collate_fn", None), getattr(batches, "dataset", None)
         return self.line_of(batches, collate, type(collate).__call__, getattr(type(dataset), "__getitem__", None))
 
     def optimizer_line(self) -> str:
@@ -153,19 +157,15 @@ def call_site() -> str:
     return f"{short(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_qualname}" if frame else "the command line"
 
 
-def _function(thing: Any) -> Any:
-    while isinstance(thing, functools.partial):
-        thing = thing.func
-    return inspect.unwrap(getattr(thing, "__func__", thing))
-
-
-def _own_file(thing: Any) -> str:
-    """The file in which the user wrote this function or class; empty for what is a library's or written nowhere."""
+def _own(thing: Any) -> Any:
+    """The function or class itself if the user wrote it in a file; None for what is a library's or written nowhere."""
+    thing = thing.func if isinstance(thing, functools.partial) else thing
+    thing = inspect.unwrap(getattr(thing, "__func__", thing))
     try:
-        path = inspect.getsourcefile(_function(thing)) or ""
+        path = inspect.getsourcefile(thing) or ""
     except TypeError:
-        return ""
-    return "" if Path(path).is_relative_to(PACKAGE) or is_installed(path) or not Path(path).is_file() else path
+        return None
+    return None if Path(path).is_relative_to(PACKAGE) or is_installed(path) or not Path(path).is_file() else thing
 
 
 # ---- the user's optimizers -----------------------------------------------------------------------------------------------
@@ -181,30 +181,16 @@ class UserEngine(Engine):
 
     def __init__(self, system: Any, config: Config, device: torch.device) -> None:
         super().__init__(system, config, device)
-        self.optimizers: dict[str, Any] = {"main": UserOptimizers(system)}
-
-
-class UserOptimizers:
-    """The user's optimizers behind the interface of the engine's."""
-
-    def __init__(self, system: ForeignSystem) -> None:
         names = {id(param): name for name, param in system.named_parameters()}
-        pairs = [(optimizer, group) for optimizer in system.optimizers for group in optimizer.param_groups]
-        self.optimizers, self.rates = system.optimizers, [(group, base_lr(group)) for _, group in pairs]
-        self.groups = [
-            ParamGroup(
-                kind, kind, base_lr(group), float(group.get("weight_decay", 0.0)), {names[id(p)]: p for p in group["params"]}
-            )
-            for optimizer, group in pairs
-            if (kind := type(optimizer).__name__)
-        ]
-        self.params = [param for group in self.groups for param in group.params.values()]
+        self.rates = [(group, base_lr(group)) for optimizer in system.optimizers for group in optimizer.param_groups]
+        named = [{names.get(id(p), str(i)): p for i, p in enumerate(group["params"])} for group, _ in self.rates]
+        groups = [ParamGroup("given", "given", rate, 0.0, params) for (_, rate), params in zip(self.rates, named, strict=True)]
+        held = [param for group in groups for param in group.params.values()]
+        self.optimizers: dict[str, Any] = {"main": SimpleNamespace(groups=groups, params=held, step=self._step)}
 
-    def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
+    def _step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         for group, rate in self.rates:
             group["lr"] = rate * float(lr_factor)
-        for optimizer in self.optimizers if not skip else ():
+        system: Any = self.system
+        for optimizer in system.optimizers if not skip else ():
             optimizer.step()
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {}

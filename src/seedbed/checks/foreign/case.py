@@ -1,0 +1,316 @@
+"""A user's model, loss and batches as a System, with the Probe that one run of the loss allows: what predicts, and from what."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import math
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from seedbed.checks.foreign.parts import Parts, scalar
+from seedbed.checks.random_draws import RecordDraws, ReplayDraws
+from seedbed.checks.structure_checks import altered
+from seedbed.checks.subject import ROWS
+from seedbed.errors import UserError
+from seedbed.train.probe import Probe
+from seedbed.train.system import Batch, System
+
+# What is taken of a loader: enough to see what the data is like, and little enough to be quick.
+MAX_ROWS, MAX_BATCHES = 512, 64
+TARGET_NAMES = ("labels", "label", "targets", "target", "y")
+# Attention does not depend on the bias of its keys.
+KEY_BIAS = re.compile(r"(^|[._])(k|key|wk|k_proj|key_proj|to_k|k_lin)\.bias$")
+IGNORED = -100  # torch's `ignore_index`
+
+
+class ForeignSystem(System):
+    """A copy of the user's model, optimizers and schedulers. `case` is shared by all copies."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.case, parts = case, case.parts
+        self.model, self.optimizers, self.schedulers = copy.deepcopy((parts.model, parts.optimizers, parts.schedulers))
+        self.train()
+
+    def loss(self, batch: Batch, engine: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
+        return scalar(self.case.parts.loss(self.model, self.case.restore(batch))), {}
+
+    def num_targets(self, batch: Batch) -> Tensor | int:
+        return self.case.counted(batch).sum() if self.case.roles.is_token_wise else len(next(iter(batch.values())))
+
+    def probe(self, batch: Batch) -> Probe:
+        return self.case.probe(self, batch)
+
+
+@dataclass
+class Roles:
+    """What the entries of a batch are for. `point` is the path of the module whose output is the prediction, or None."""
+
+    inputs: str
+    targets: str
+    uses: tuple[str, ...]
+    point: str | None
+    reason: str
+    draws: bool
+    is_token_wise: bool = False
+    is_supervised: bool = False
+    class_axis: int | None = None
+    num_classes: int = 0
+    guess: float = 0.0
+
+
+class Case:
+    """The user's parts, rows of the user's batches by the names of their entries, and what the user declared."""
+
+    def __init__(self, parts: Parts, declared: dict[str, Any]) -> None:
+        self.parts, self.declared = parts, declared
+        self.rows, self.template, self.taken = collect(parts.batches)
+        self.num_rows = len(next(iter(self.rows.values())))
+
+    def take(self, index: Tensor) -> Batch:
+        return {name: value[index] for name, value in self.rows.items()}
+
+    def restore(self, batch: Batch) -> Any:
+        """A batch in the user's form; what has no rows is that of the first batch, in the dtype of the rest."""
+        dtype = next((v.dtype for v in batch.values() if v.is_floating_point()), torch.float32)
+        leaves = [batch[n] if n in batch else _in_dtype(v, dtype) for n, v in _entries(self.template).items()]
+        made = pytree.tree_unflatten(leaves, pytree.tree_structure(_plain(self.template)))
+        if _plain(self.template) is self.template:
+            return made
+        own: Any = copy.copy(self.template)  # a mapping with methods of its own, such as `to`
+        own.update(made)
+        return own
+
+    def name_of(self, key: Any) -> str:
+        """The name of the entry that the user calls by its key or index."""
+        if str(key) not in self.rows:
+            raise UserError(f"a batch has no entry {key!r} with one value per row; there are: {', '.join(self.rows)}")
+        return str(key)
+
+    def counted(self, batch: Batch) -> Tensor:
+        """Where a target counts: not at -100, and not at the first position where the model shifts its targets."""
+        kept = batch[self.roles.targets] != IGNORED
+        if self.parts.shifts_targets:
+            kept[:, 0] = False
+        return kept
+
+    @functools.cached_property
+    def roles(self) -> Roles:
+        """Runs the loss on a few rows in evaluation mode, and looks at what reaches the model and what it returns."""
+        system, batch = ForeignSystem(self).eval(), self.take(torch.arange(ROWS) % self.num_rows)
+        before = torch.get_rng_state()
+        with torch.no_grad():
+            given, point, reason = _watch(system.model, lambda: system.loss(batch))
+        reached = [name for name in batch if any(batch[name] is value for value in given)]
+        last, named = list(batch)[-1], [name for name in TARGET_NAMES if name in batch]
+        guessed = "" if last in reached or len(batch) < 2 or point is None else last
+        targets = self.name_of(self.declared["targets"]) if "targets" in self.declared else named[0] if named else guessed
+        inputs = self.name_of(self.declared.get("inputs", next((n for n in (*reached, *batch) if n != targets), last)))
+        used = self.declared.get("uses", [n for n in reached if n not in (inputs, targets) and "mask" not in n])
+        draws = not torch.equal(before, torch.get_rng_state())
+        self.roles = roles = Roles(inputs, targets, tuple(map(self.name_of, used)), point, reason, draws)
+        if targets and point is not None:
+            with torch.no_grad():
+                self._learn_form(self.probe(system, batch), is_certain=targets != guessed)
+        return roles
+
+    def _learn_form(self, probe: Probe, is_certain: bool) -> None:
+        """Whether the loss uses the target, whether it classifies, and what a guess costs."""
+        roles, prediction, targets = self.roles, probe.predict(probe.batch), probe.batch[probe.targets]
+        other = altered(targets, (slice(None),))
+        losses = [probe.objective(prediction, {**probe.batch, probe.targets: value}) for value in (targets, other)]
+        if not is_certain and torch.equal(*losses) and not torch.equal(targets, other):
+            roles.targets = ""  # the last entry of a tuple is not always used
+            return
+        if targets.is_floating_point():
+            roles.is_supervised = targets.shape == prediction.shape and not roles.draws
+            roles.num_classes = 2 if roles.is_supervised and bool(((targets == 0) | (targets == 1)).all()) else 0
+        else:
+            roles.is_token_wise = targets.ndim > 1
+            axes = (axis for axis in (-1, 1) if prediction.ndim == targets.ndim + 1 and prediction.shape[axis] > targets.max())
+            roles.class_axis = next((axis for axis in axes if prediction.select(axis, 0).shape == targets.shape), None)
+            roles.is_supervised = roles.class_axis is not None
+            roles.num_classes = prediction.shape[roles.class_axis] if roles.class_axis is not None else 0
+        if roles.num_classes > 1:
+            flat = float(probe.objective(torch.zeros_like(prediction), probe.batch))
+            roles.guess = flat if math.isclose(flat, math.log(roles.num_classes), rel_tol=1e-3) else 0.0
+
+    def probe(self, system: ForeignSystem, batch: Batch) -> Probe:
+        """The model as a function of the batch; noise that the loss draws becomes entries of the batch."""
+        roles, made, draws = self.roles, dict(batch), []
+        rng = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        if roles.draws:
+            with RecordDraws(draws), torch.no_grad():
+                system.loss(batch)
+            made |= {f"noise {i}": drawn for i, drawn in enumerate(draws)}
+        if roles.is_token_wise:
+            made["counted"] = self.counted(batch)
+        module = system.model.get_submodule(roles.point or "")
+
+        def run(given: Batch) -> Tensor:
+            torch.set_rng_state(rng[0])
+            random.setstate(rng[1])
+            np.random.set_state(rng[2])
+            with ReplayDraws([given[f"noise {i}"] for i in range(len(draws))]) if draws else contextlib.nullcontext():
+                return system.loss(given)[0]
+
+        def predict(given: Batch) -> Tensor:
+            with _output_of(module) as seen:
+                run(given)
+            return seen[-1]
+
+        def objective(prediction: Tensor, given: Batch) -> Tensor:
+            with _output_of(module, prediction):
+                return run(given)
+
+        known: dict[str, Any] = {
+            "inputs": roles.inputs,
+            "targets": roles.targets,
+            "uses": roles.uses,
+            "mask": "counted" if roles.is_token_wise and not made["counted"].all() else "",
+            "constant": tuple(name for name in self.rows if name not in (roles.inputs, roles.targets)),
+            "order": "causal" if self.declared.get("causal", self.parts.causal) else None,
+            "at_init": (lambda batch: roles.guess) if roles.guess else None,
+            "oracle": self._oracle if roles.is_supervised else None,
+            "dead": tuple(name for name, _ in system.named_parameters() if KEY_BIAS.search(name)),
+        }
+        given = {n: v for n, v in self.declared.items() if n not in ("causal", "inputs", "targets", "uses", "dead")}
+        known["dead"] += tuple(f"model.{name}" for name in self.declared.get("dead", ()))
+        # A Probe without a prediction skips the checks that need one.
+        pair: Any = (predict, objective) if roles.point is not None else (None, None)
+        return Probe(made, *pair, **known | given)
+
+    def _oracle(self, batch: Batch) -> Tensor:
+        """The prediction that fits the targets best: themselves, or a large logit for each of their classes."""
+        roles, targets = self.roles, batch[self.roles.targets]
+        if roles.class_axis is None:
+            return targets
+        targets = targets.roll(-1, 1) if self.parts.shifts_targets else targets
+        return 30.0 * nn.functional.one_hot(targets.clamp_min(0), roles.num_classes).movedim(-1, roles.class_axis).double()
+
+
+# ---- batches -------------------------------------------------------------------------------------------------------------
+
+
+def collect(batches: Any) -> tuple[Batch, Any, str]:
+    """Rows of the first batches of a list, a loader, an iterator, or a function that returns one; the first batch; what was read."""
+    first, form, parts, num_rows, num_other = None, None, [], 0, 0
+    owned = [getattr(owner, "generator", None) for owner in (batches, getattr(batches, "sampler", None))]
+    states = [(generator, generator.get_state()) for generator in owned if isinstance(generator, torch.Generator)]
+    found: Any = batches() if callable(batches) else batches
+    for batch in itertools.islice(found, MAX_BATCHES):
+        rows = _rows(batch)
+        own_form = [(name, value.dtype, value.shape[1:]) for name, value in rows.items()]
+        first, form = (batch, own_form) if form is None else (first, form)
+        if own_form != form:
+            num_other += 1  # padded to another length
+            continue
+        parts.append(rows)
+        num_rows += len(next(iter(rows.values())))
+        if num_rows >= MAX_ROWS:
+            break
+    for generator, state in states:
+        generator.set_state(state)
+    if not parts:
+        raise UserError("batches is empty; give a list of batches, a loader, or a function that returns an iterator of them")
+    taken = f"{num_rows} rows of {len(parts)} batches" + (f", {num_other} of another shape left out" if num_other else "")
+    taken += ", which the iterator will not give again" if isinstance(batches, Iterator) else ""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}, first, taken
+
+
+def _rows(batch: Any) -> Batch:
+    """The tensors with one value per row: those of the commonest length. Copied to the CPU."""
+    found = {name: value for name, value in _entries(batch).items() if isinstance(value, Tensor) and value.ndim}
+    if not found:
+        raise UserError(f"a batch is a {type(batch).__name__} without a tensor; make it a tensor, or a dict or tuple of tensors")
+    ((length, _),) = Counter(len(value) for value in found.values()).most_common(1)
+    return {name: value.detach().cpu().clone() for name, value in found.items() if len(value) == length}
+
+
+def _plain(batch: Any) -> Any:
+    return dict(batch) if isinstance(batch, Mapping) and type(batch) is not dict else batch
+
+
+def _entries(batch: Any) -> dict[str, Any]:
+    leaves, _ = pytree.tree_flatten_with_path(_plain(batch))
+    return {".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path) or "batch": leaf for path, leaf in leaves}
+
+
+def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+# ---- one run of the loss -------------------------------------------------------------------------------------------------
+
+
+def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Any], str | None, str]:
+    """What the outermost modules were given, and the module whose output the loss is computed from, or why there is none."""
+    depth, outer, made = [0], [], []
+
+    def enter(module: nn.Module, args: Any) -> None:
+        depth[0] += 1
+
+    def leave(name: str, module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
+        depth[0] -= 1
+        made.append((name, main_tensor(out)[1]))
+        if not depth[0]:
+            outer.append((name, [*args, *kwargs.values()], out))
+
+    hooks = [module.register_forward_pre_hook(enter) for module in model.modules()]
+    for name, module in model.named_modules():
+        hooks.append(module.register_forward_hook(functools.partial(leave, name), with_kwargs=True))
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    given, names = [value for _, values, _ in outer for value in values], [name for name, _, _ in outer]
+    if not names or len({*names}) < len(names):
+        return given, None, f"the loss calls {'a' if names else 'no'} module of the model{' several times' if names else ''}"
+    name, _, out = outer[-1]
+    prediction = main_tensor(out)[1]
+    if any(isinstance(value, Tensor) and not value.ndim for value in pytree.tree_leaves(out)):  # the loss is computed inside
+        name = next((inner for inner, value in made if value is prediction and inner != name), None)
+    if name is None or prediction is None or prediction.shape[0] != ROWS:
+        return given, None, "no module returns one prediction per row"
+    return given, name, ""
+
+
+def main_tensor(out: Any) -> tuple[int, Tensor | None]:
+    """The first tensor of numbers in a module's output, which is its prediction, and its place among the leaves."""
+    leaves = enumerate(pytree.tree_leaves(out))
+    return next(((i, x) for i, x in leaves if isinstance(x, Tensor) and x.ndim and x.is_floating_point()), (0, None))
+
+
+@contextlib.contextmanager
+def _output_of(module: nn.Module, instead: Tensor | None = None) -> Iterator[list[Tensor]]:
+    """The predictions of a module inside the block; with `instead`, it returns that tensor."""
+    seen: list[Tensor] = []
+
+    def hook(module: nn.Module, args: Any, out: Any) -> Any:
+        place, value = main_tensor(out)
+        if value is None:
+            raise UserError("for one row the model returns a number without a row axis; squeeze(-1) instead of squeeze()")
+        seen.append(value)
+        leaves, spec = pytree.tree_flatten(out)
+        return out if instead is None else pytree.tree_unflatten(
+            [*leaves[:place], instead.to(value.dtype), *leaves[place + 1 :]], spec
+        )  # fmt: skip
+
+    handle = module.register_forward_hook(hook)
+    try:
+        yield seen
+    finally:
+        handle.remove()
