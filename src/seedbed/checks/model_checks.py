@@ -162,6 +162,7 @@ def row_independence(subject: Subject) -> Finding:
             fix="check the order of axes (batch first), view/reshape calls and reductions; declare legitimate ones in mixes_rows",
             value=mixed,
             limit=limit,
+            severity="" if is_known else subject.unsure,
         )
     norms = [name for name, module in system.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     also = f"; in training mode {norms[0]} normalises over the batch" if norms else ""
@@ -302,7 +303,8 @@ def curvature(subject: Subject) -> Finding:
 
 def _layered(subject: Subject, system: System) -> list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
     """Modules with several weight layers and their inputs, innermost first."""
-    wanted = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
+    layered = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
+    wanted = {n: m for n, m in layered.items() if not hasattr(m, "parametrizations")}  # one weight as several parameters
     calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
 
     def keep(name: str) -> Callable[..., None]:
@@ -326,13 +328,17 @@ def _residual(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]
     a, b = given[0], given[0].roll(1, 0)
     if torch.equal(a, b):  # equal points show nothing
         return None
-    try:
-        outs = [module(x, *given[1:], **options) for x in (a, b, (a + b) / 2)]
-    except Exception:  # a cache in its arguments has been filled
-        return None
-    if not all(isinstance(out, Tensor) and out.ndim for out in outs):
-        return None
-    return float((outs[2] - (outs[0] + outs[1]) / 2).abs().max()) / max(float((outs[0] - outs[1]).abs().max()), 1e-30)
+    residuals = []
+    for one, other in ((a, b), (torch.randn_like(a), torch.randn_like(a))):  # far from zero a bend may not show
+        try:
+            outs = [module(x, *given[1:], **options) for x in (one, other, (one + other) / 2)]
+        except Exception:  # a cache in its arguments has been filled
+            return None
+        if not all(isinstance(out, Tensor) and out.ndim for out in outs):
+            return None
+        apart = max(float((outs[0] - outs[1]).abs().max()), 1e-30)
+        residuals.append(float((outs[2] - (outs[0] + outs[1]) / 2).abs().max()) / apart)
+    return max(residuals)
 
 
 @check("M7", "parameter effect", "err", humbatova=(15,))
@@ -351,7 +357,9 @@ def parameter_effect(subject: Subject) -> Finding:
         what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
         why = "dead code, or a lost connection: it uses memory and learns nothing"
         fix = "use it or remove it; declare a legitimate invariance in the probe's `dead`"
-        return failed(what, where=subject.module_init_line(system, idle[0]), why=why, fix=fix, value=0.0, limit=EFFECT)
+        severity = subject.unsure if all(name.endswith("bias") for name in idle) else ""  # distances do not depend on a bias
+        where = subject.module_init_line(system, idle[0])
+        return failed(what, where=where, why=why, fix=fix, value=0.0, limit=EFFECT, severity=severity)
     return passed("smallest effect of a tensor on the loss", least, EFFECT)
 
 

@@ -45,6 +45,8 @@ class ForeignSystem(System):
         self.train()
 
     def loss(self, batch: Batch, engine: Any = None) -> tuple[Tensor, dict[str, Tensor]]:
+        random.seed(torch.initial_seed())
+        np.random.seed(torch.initial_seed() % 2**32)
         return scalar(self.case.parts.loss(self.model, self.case.restore(batch))), {}
 
     def num_targets(self, batch: Batch) -> Tensor | int:
@@ -109,13 +111,16 @@ class Case:
     @functools.cached_property
     def roles(self) -> Roles:
         """Runs the loss on a few rows in evaluation mode, and looks at what reaches the model and what it returns."""
-        system, batch = ForeignSystem(self).eval(), self.take(torch.arange(ROWS) % self.num_rows)
-        before = torch.get_rng_state()
-        with torch.no_grad():
-            given, point, reason = _watch(system.model, lambda: system.loss(batch))
+        system, before = ForeignSystem(self).eval(), torch.get_rng_state()
+        for num_rows in (ROWS + 1, ROWS):  # rows against rows show at both sizes, other axes at one
+            batch = self.take(torch.arange(num_rows) % self.num_rows)
+            with torch.no_grad():
+                given, point, reason = _watch(system.model, lambda batch=batch: system.loss(batch), num_rows)
+            if point is not None:
+                break
         reached = [name for name in batch if any(batch[name] is value for value in given)]
         last, named = list(batch)[-1], [name for name in TARGET_NAMES if name in batch]
-        guessed = "" if last in reached or len(batch) < 2 or point is None else last
+        guessed = last if len(batch) > 1 and point is not None else ""
         targets = self.name_of(self.declared["targets"]) if "targets" in self.declared else named[0] if named else guessed
         inputs = self.name_of(self.declared.get("inputs", next((n for n in (*reached, *batch) if n != targets), last)))
         used = self.declared.get("uses", [n for n in reached if n not in (inputs, targets) and "mask" not in n])
@@ -129,10 +134,10 @@ class Case:
     def _learn_form(self, probe: Probe, is_certain: bool) -> None:
         """Whether the loss uses the target, whether it classifies, and what a guess costs."""
         roles, prediction, targets = self.roles, probe.predict(probe.batch), probe.batch[probe.targets]
-        other = altered(targets, (slice(None),))
+        other = altered(targets, (slice(None),))  # what conditions a prediction changes no loss of the same prediction
         losses = [probe.objective(prediction, {**probe.batch, probe.targets: value}) for value in (targets, other)]
         if not is_certain and torch.equal(*losses) and not torch.equal(targets, other):
-            roles.targets = ""  # the last entry of a tuple is not always used
+            roles.targets = ""
             return
         if targets.is_floating_point():
             roles.is_supervised = targets.shape == prediction.shape and not roles.draws
@@ -149,8 +154,7 @@ class Case:
 
     def probe(self, system: ForeignSystem, batch: Batch) -> Probe:
         """The model as a function of the batch; noise that the loss draws becomes entries of the batch."""
-        roles, made, draws = self.roles, dict(batch), []
-        rng = torch.get_rng_state(), random.getstate(), np.random.get_state()
+        roles, made, draws, rng = self.roles, dict(batch), [], torch.get_rng_state()
         if roles.draws:
             with RecordDraws(draws), torch.no_grad():
                 system.loss(batch)
@@ -160,9 +164,7 @@ class Case:
         module = system.model.get_submodule(roles.point or "")
 
         def run(given: Batch) -> Tensor:
-            torch.set_rng_state(rng[0])
-            random.setstate(rng[1])
-            np.random.set_state(rng[2])
+            torch.set_rng_state(rng)
             with ReplayDraws([given[f"noise {i}"] for i in range(len(draws))]) if draws else contextlib.nullcontext():
                 return system.loss(given)[0]
 
@@ -196,7 +198,7 @@ class Case:
         """The prediction that fits the targets best: themselves, or a large logit for each of their classes."""
         roles, targets = self.roles, batch[self.roles.targets]
         if roles.class_axis is None:
-            return targets
+            return (targets - 0.5) * 60.0 if roles.guess else targets
         targets = targets.roll(-1, 1) if self.parts.shifts_targets else targets
         return 30.0 * nn.functional.one_hot(targets.clamp_min(0), roles.num_classes).movedim(-1, roles.class_axis).double()
 
@@ -255,7 +257,7 @@ def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
 # ---- one run of the loss -------------------------------------------------------------------------------------------------
 
 
-def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Any], str | None, str]:
+def _watch(model: nn.Module, run: Callable[[], Any], num_rows: int) -> tuple[list[Any], str | None, str]:
     """What the outermost modules were given, and the module whose output the loss is computed from, or why there is none."""
     depth, outer, made = [0], [], []
 
@@ -276,14 +278,14 @@ def _watch(model: nn.Module, run: Callable[[], Any]) -> tuple[list[Any], str | N
     finally:
         for hook in hooks:
             hook.remove()
-    given, names = [value for _, values, _ in outer for value in values], [name for name, _, _ in outer]
-    if not names or len({*names}) < len(names):
-        return given, None, f"the loss calls {'a' if names else 'no'} module of the model{' several times' if names else ''}"
-    name, _, out = outer[-1]
+    given = [value for _, values, _ in outer for value in values]
+    if len(outer) != 1:
+        return given, None, "the loss does not call the model exactly once"
+    ((name, _, out),) = outer
     prediction = main_tensor(out)[1]
     if any(isinstance(value, Tensor) and not value.ndim for value in pytree.tree_leaves(out)):  # the loss is computed inside
         name = next((inner for inner, value in made if value is prediction and inner != name), None)
-    if name is None or prediction is None or prediction.shape[0] != ROWS:
+    if name is None or prediction is None or prediction.shape[0] != num_rows or num_rows in prediction.shape[1:]:
         return given, None, "no module returns one prediction per row"
     return given, name, ""
 

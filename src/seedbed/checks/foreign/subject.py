@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import random
 import re
 import sys
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +41,7 @@ NOT_HERE = {
     "L0": "the objective is the loss itself",
 }
 # Possibly meant, so no errors.
-WARNINGS = ("A3", "M1", "L1", "C6", "E2", "T3")
+WARNINGS = ("A3", "M1", "L1", "E2", "T3")
 REMEDIES = {
     "A3": "change it; where it is meant, write `# check: allow` behind the line",
     "O2": "see that the optimizer holds it; look for detach, no_grad and unused modules; where it is meant: dead=[name]",
@@ -60,7 +58,7 @@ class ForeignSubject(Subject):
     def __init__(self, case: Case, name: str, site: str, is_tuned: bool = False) -> None:
         self.case, self.title, self.site = case, name, site
         rates = [base_lr(group) for optimizer in case.parts.optimizers for group in optimizer.param_groups]
-        optim = Optim(lr=min(max(rates), 10.0), clip=0.0) if is_tuned else Optim(weight_decay=0.0)
+        optim = Optim(lr=min(max(rates), 10.0), clip=0.0) if is_tuned else Optim(lr=3e-3, weight_decay=0.0)
         config, source = Config(model=None, data=None, optim=optim, device="cpu", batch=16), Source()
         source.num_items = case.num_rows
         written = filter(None, map(_own, (case.parts.places["loss"], *map(type, case.parts.model.modules()))))
@@ -85,12 +83,9 @@ class ForeignSubject(Subject):
         return self.case.take(few[torch.arange(n * size, (n + 1) * size) % len(few)])
 
     def loss_of(self, system: System, batch: Batch, seed: int = 0, variant: Any = None) -> Tensor:
-        seed, foreign = mix(self.config.seed, seed), system
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        assert isinstance(foreign, ForeignSystem)
-        return foreign.loss(batch)[0]
+        torch.manual_seed(mix(self.config.seed, seed))
+        assert isinstance(system, ForeignSystem)
+        return system.loss(batch)[0]
 
     def version(self, check: Check) -> Callable[[Subject], Finding] | str:
         from seedbed.checks.foreign.versions import VERSIONS  # these need the subject
@@ -116,7 +111,14 @@ class ForeignSubject(Subject):
         )
         if loss is None or (id in TRAINING and not (loss.requires_grad and loss.isfinite().all())):
             return "the loss has no value, or no gradient (see M3)"
-        return "inputs and targets are not separate" if id in ("E2", "V4", "L2") and not self.case.roles.targets else ""
+        targets = self.case.rows.get(self.case.roles.targets) if id in ("E1", "E2", "E3", "V4", "L2") else torch.zeros(1)
+        if targets is None:
+            return "inputs and targets are not separate" if id in ("E2", "V4", "L2") else ""
+        return (
+            "targets are too large to be reached in a short run"
+            if targets.is_floating_point() and targets.abs().mean() > 50
+            else ""
+        )
 
     def _first_loss(self) -> Tensor | None:
         """The loss of the first batch; None where it cannot be computed, which is left to M3."""

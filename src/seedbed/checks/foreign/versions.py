@@ -100,12 +100,14 @@ def _trainable(value: Any) -> Iterator[Any]:
 def loss_form(subject: ForeignSubject, check: Check) -> Finding:
     """The loss takes what the model returns: logits, probabilities or their logarithms; and prefers the right answer."""
     roles, probe = subject.case.roles, subject.probe
-    if probe is None or not roles.is_supervised:
-        return skipped(roles.reason or "the target is not compared with the model's output")
+    if probe is None or not roles.is_supervised or (roles.class_axis is None and roles.num_classes and not roles.guess):
+        return skipped(roles.reason or "the target is not compared with the model's output, or that is a probability")
+    axis = roles.class_axis
     with torch.no_grad():
         prediction = probe.predict(probe.batch)
-        loss, raised = (float(probe.objective(x, probe.batch)) for x in (prediction, prediction + 1.0))
-    one, axis = torch.ones((), dtype=prediction.dtype), roles.class_axis
+        higher = prediction + (axis is not None)
+        loss, raised = (float(probe.objective(x, probe.batch)) for x in (prediction, higher))
+    one = torch.ones((), dtype=prediction.dtype)
     is_share = bool(prediction.min() >= 0 and prediction.max() <= 1) and roles.num_classes > 1
     # Cross-entropy does not change when all logits rise by one; nll_loss then falls by one.
     takes_logits, takes_logs = abs(raised - loss) < 1e-6 * abs(loss), math.isclose(raised - loss, -1.0, rel_tol=1e-3)
@@ -118,7 +120,7 @@ def loss_form(subject: ForeignSubject, check: Check) -> Finding:
     if takes_logs and not torch.allclose(prediction.exp().sum(axis or 0), one):
         what = "the loss takes its input for logarithms of probabilities, and the model returns something else"
         return failed(what, where=where, why="the loss falls without end and means nothing", fix=fix)
-    return check.run(subject)
+    return passed("the loss takes logarithms, and the model returns them") if takes_logs else check.run(subject)
 
 
 def loss_mask(subject: ForeignSubject, check: Check) -> Finding:
@@ -180,10 +182,11 @@ def target_leak(subject: ForeignSubject, check: Check) -> Finding:
             return failed(what, where=where, why=why, fix=fix)
         if not roles.targets:
             return passed("the last token is a target")
-        if targets.ndim > 1 and base.shape[:2] == targets.shape[:2] and not torch.equal(probe.predict(other), base):
+        shift = targets.shape[1] - base.shape[1] if min(targets.ndim, base.ndim) > 1 else -1
+        if shift in (0, 1) and not torch.equal(probe.predict(other), base):
             half = targets.shape[1] // 2
             late = {**probe.batch, name: altered(targets, (slice(None), slice(half, None)))}
-            if torch.equal(probe.predict(late)[:, : half + 1], base[:, : half + 1]):
+            if torch.equal(probe.predict(late)[:, : half + 1 - shift], base[:, : half + 1 - shift]):
                 return passed("predictions see earlier targets only (teacher forcing)")
     return check.run(subject)
 
