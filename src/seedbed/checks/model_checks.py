@@ -325,20 +325,14 @@ def _residual(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]
     """Distance between the mean of two outputs and the output of the mean input, relative to their distance."""
     if not given or not isinstance(given[0], Tensor) or not given[0].is_floating_point() or len(given[0]) < 2:
         return None
-    a, b = given[0], given[0].roll(1, 0)
-    if torch.equal(a, b):  # equal points show nothing
+    a, b = torch.randn_like(given[0]), torch.randn_like(given[0])  # far from zero, or at equal points, a bend may not show
+    try:
+        outs = [module(x, *given[1:], **options) for x in (a, b, (a + b) / 2)]
+    except Exception:  # a cache in its arguments has been filled
         return None
-    residuals = []
-    for one, other in ((a, b), (torch.randn_like(a), torch.randn_like(a))):  # far from zero a bend may not show
-        try:
-            outs = [module(x, *given[1:], **options) for x in (one, other, (one + other) / 2)]
-        except Exception:  # a cache in its arguments has been filled
-            return None
-        if not all(isinstance(out, Tensor) and out.ndim for out in outs):
-            return None
-        apart = max(float((outs[0] - outs[1]).abs().max()), 1e-30)
-        residuals.append(float((outs[2] - (outs[0] + outs[1]) / 2).abs().max()) / apart)
-    return max(residuals)
+    if not all(isinstance(out, Tensor) and out.ndim for out in outs):
+        return None
+    return float((outs[2] - (outs[0] + outs[1]) / 2).abs().max()) / max(float((outs[0] - outs[1]).abs().max()), 1e-30)
 
 
 @check("M7", "parameter effect", "err", humbatova=(15,))

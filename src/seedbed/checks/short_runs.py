@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.checks.subject import CPU, ROWS, Subject, is_library
+from seedbed.checks.subject import CPU, ROWS, Subject, is_installed
 from seedbed.config import Config, override
 from seedbed.errors import UserError
 from seedbed.train import capabilities
@@ -258,6 +258,6 @@ def loss_line(subject: Subject) -> str:
 def owner(system: nn.Module, name: str) -> Any:
     """The innermost module around a parameter that is not part of torch."""
     path = name.rpartition(".")[0]
-    while path and (type(m := system.get_submodule(path)).forward.__module__.startswith("torch.") or is_library(type(m))):
+    while path and is_installed(type(system.get_submodule(path))):
         path = path.rpartition(".")[0]
     return system.get_submodule(path) if path else type(system).__init__

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import random
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -235,24 +236,20 @@ class Recorder(Engine):
 
 def own_path(system: System, path: str) -> str:
     """Path of the innermost module at or above `path` that is not of torch or a library; empty for the system itself."""
-    while path and is_library(type(system.get_submodule(path))):
+    while path and is_installed(type(system.get_submodule(path))):
         path = path.rpartition(".")[0]
     return path
 
 
-def is_library(kind: type) -> bool:
-    """Whether a class is torch's or another installed package's."""
-    try:
-        return kind.__module__.startswith("torch.") or is_installed(inspect.getfile(kind))
-    except (TypeError, OSError):  # typed into an interpreter
-        return False
-
-
 @functools.cache
-def is_installed(path: str) -> bool:
-    """Whether a source file belongs to Python or to an installed package other than this one."""
-    inside = {"site-packages", "dist-packages"} & {*Path(path).parts} or path.startswith(("<", sysconfig.get_paths()["stdlib"]))
-    return bool(inside) and not Path(path).is_relative_to(Path(errors.__file__).parent)
+def is_installed(source: str | type) -> bool:
+    """Whether a source file, or that of a class, belongs to Python or to an installed package other than this one."""
+    if not isinstance(source, str):
+        module = sys.modules.get(source.__module__)
+        return is_installed(getattr(module, "__file__", None) or "")
+    inside = {"site-packages", "dist-packages", "torch"} & {*Path(source).parts}
+    is_python = source.startswith(("<", sysconfig.get_paths()["stdlib"]))
+    return bool(inside or is_python) and not Path(source).is_relative_to(Path(errors.__file__).parent)
 
 
 def shrink(config: Config, settings: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, tuple[Any, Any]]]:

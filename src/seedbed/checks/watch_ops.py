@@ -42,12 +42,14 @@ class Broadcasts(TorchFunctionMode):
         return out
 
 
-class Reductions(TorchFunctionMode):
-    """The line of the first floating-point operation of the recipe that reduces a tensor to a scalar."""
-
+class _FirstLine(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.line = ""
+
+
+class Reductions(_FirstLine):
+    """The line of the first floating-point operation of the recipe that reduces a tensor to a scalar."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -83,12 +85,8 @@ class Operations(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Attentions(TorchFunctionMode):
+class Attentions(_FirstLine):
     """The first line that calls attention."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention and not self.line:
@@ -96,12 +94,8 @@ class Attentions(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class ActiveDropout(TorchFunctionMode):
+class ActiveDropout(_FirstLine):
     """The first line that drops values; in evaluation mode there should be none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.line = ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         place, name, default = (4, "dropout_p", 0.0) if func is F.scaled_dot_product_attention else (1, "p", 0.5)

@@ -53,7 +53,25 @@ class ForeignSystem(System):
         return self.case.counted(batch).sum() if self.case.roles.is_token_wise else len(next(iter(batch.values())))
 
     def probe(self, batch: Batch) -> Probe:
-        return self.case.probe(self, batch)
+        """The model as a function of the batch; noise that the loss draws becomes entries of the batch."""
+        roles, made, draws, rng = self.case.roles, dict(batch), [], torch.get_rng_state()
+        if roles.draws:
+            with RecordDraws(draws), torch.no_grad():
+                self.loss(batch)
+            made |= {f"noise {i}": drawn for i, drawn in enumerate(draws)}
+        if roles.is_token_wise:
+            made["counted"] = self.case.counted(batch)
+
+        def run(given: Batch, instead: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            torch.set_rng_state(rng)
+            noise = ReplayDraws([given[f"noise {i}"] for i in range(len(draws))]) if draws else contextlib.nullcontext()
+            with _output_of(self.model.get_submodule(roles.point or ""), instead) as seen, noise:
+                return self.loss(given)[0], seen[-1]
+
+        # A Probe without a prediction skips the checks that need one.
+        is_known: Any = roles.point is not None or None
+        predict, objective = is_known and (lambda given: run(given)[1]), is_known and (lambda x, given: run(given, x)[0])
+        return Probe(made, predict, objective, **self.case.declarations(self, made))
 
 
 @dataclass
@@ -86,13 +104,12 @@ class Case:
 
     def restore(self, batch: Batch) -> Any:
         """A batch in the user's form; what has no rows is that of the first batch, in the dtype of the rest."""
-        dtype = next((v.dtype for v in batch.values() if v.is_floating_point()), torch.float32)
-        leaves = [batch[n] if n in batch else _in_dtype(v, dtype) for n, v in _entries(self.template).items()]
-        made = pytree.tree_unflatten(leaves, pytree.tree_structure(_plain(self.template)))
-        if _plain(self.template) is self.template:
+        dtype, own = next((v.dtype for v in batch.values() if v.is_floating_point()), torch.float32), copy.copy(self.template)
+        fixed = {n: v.to(dtype) if torch.is_tensor(v) and v.is_floating_point() else v for n, v in _entries(own).items()}
+        made = pytree.tree_unflatten([batch.get(n, v) for n, v in fixed.items()], pytree.tree_structure(_plain(own)))
+        if own is _plain(own):
             return made
-        own: Any = copy.copy(self.template)  # a mapping with methods of its own, such as `to`
-        own.update(made)
+        own.update(made)  # a mapping with methods of its own, such as `to`
         return own
 
     def name_of(self, key: Any) -> str:
@@ -104,31 +121,31 @@ class Case:
     def counted(self, batch: Batch) -> Tensor:
         """Where a target counts: not at -100, and not at the first position where the model shifts its targets."""
         kept = batch[self.roles.targets] != IGNORED
-        if self.parts.shifts_targets:
-            kept[:, 0] = False
+        kept[:, : int(self.parts.shifts_targets)] = False
         return kept
 
     @functools.cached_property
     def roles(self) -> Roles:
         """Runs the loss on a few rows in evaluation mode, and looks at what reaches the model and what it returns."""
         system, before = ForeignSystem(self).eval(), torch.get_rng_state()
-        for num_rows in (ROWS + 1, ROWS):  # rows against rows show at both sizes, other axes at one
-            batch = self.take(torch.arange(num_rows) % self.num_rows)
-            with torch.no_grad():
-                given, point, reason = _watch(system.model, lambda batch=batch: system.loss(batch), num_rows)
-            if point is not None:
-                break
+        with torch.no_grad():
+            for num_rows in (ROWS + 1, ROWS):  # rows against rows show at both sizes, other axes at one
+                batch = self.take(torch.arange(num_rows) % self.num_rows)
+                given, point = _watch(system.model, lambda batch=batch: system.loss(batch), num_rows)
+                if point is not None:
+                    break
         reached = [name for name in batch if any(batch[name] is value for value in given)]
         last, named = list(batch)[-1], [name for name in TARGET_NAMES if name in batch]
         guessed = last if len(batch) > 1 and point is not None else ""
         targets = self.name_of(self.declared["targets"]) if "targets" in self.declared else named[0] if named else guessed
         inputs = self.name_of(self.declared.get("inputs", next((n for n in (*reached, *batch) if n != targets), last)))
         used = self.declared.get("uses", [n for n in reached if n not in (inputs, targets) and "mask" not in n])
+        reason = "" if point is not None else "the loss does not call the model once for one prediction per row"
         draws = not torch.equal(before, torch.get_rng_state())
         self.roles = roles = Roles(inputs, targets, tuple(map(self.name_of, used)), point, reason, draws)
         if targets and point is not None:
             with torch.no_grad():
-                self._learn_form(self.probe(system, batch), is_certain=targets != guessed)
+                self._learn_form(system.probe(batch), is_certain=targets != guessed)
         return roles
 
     def _learn_form(self, probe: Probe, is_certain: bool) -> None:
@@ -152,47 +169,19 @@ class Case:
             flat = float(probe.objective(torch.zeros_like(prediction), probe.batch))
             roles.guess = flat if math.isclose(flat, math.log(roles.num_classes), rel_tol=1e-3) else 0.0
 
-    def probe(self, system: ForeignSystem, batch: Batch) -> Probe:
-        """The model as a function of the batch; noise that the loss draws becomes entries of the batch."""
-        roles, made, draws, rng = self.roles, dict(batch), [], torch.get_rng_state()
-        if roles.draws:
-            with RecordDraws(draws), torch.no_grad():
-                system.loss(batch)
-            made |= {f"noise {i}": drawn for i, drawn in enumerate(draws)}
-        if roles.is_token_wise:
-            made["counted"] = self.counted(batch)
-        module = system.model.get_submodule(roles.point or "")
-
-        def run(given: Batch) -> Tensor:
-            torch.set_rng_state(rng)
-            with ReplayDraws([given[f"noise {i}"] for i in range(len(draws))]) if draws else contextlib.nullcontext():
-                return system.loss(given)[0]
-
-        def predict(given: Batch) -> Tensor:
-            with _output_of(module) as seen:
-                run(given)
-            return seen[-1]
-
-        def objective(prediction: Tensor, given: Batch) -> Tensor:
-            with _output_of(module, prediction):
-                return run(given)
-
-        known: dict[str, Any] = {
-            "inputs": roles.inputs,
-            "targets": roles.targets,
-            "uses": roles.uses,
-            "mask": "counted" if roles.is_token_wise and not made["counted"].all() else "",
+    def declarations(self, system: ForeignSystem, batch: Batch) -> dict[str, Any]:
+        """The fields of the probe: those that the user gave, else what is known."""
+        roles, own = self.roles, {**self.declared}
+        is_causal, dead = own.pop("causal", self.parts.causal), (f"model.{name}" for name in own.pop("dead", ()))
+        known = {
+            "mask": "counted" if roles.is_token_wise and not batch["counted"].all() else "",
             "constant": tuple(name for name in self.rows if name not in (roles.inputs, roles.targets)),
-            "order": "causal" if self.declared.get("causal", self.parts.causal) else None,
+            "order": "causal" if is_causal else None,
             "at_init": (lambda batch: roles.guess) if roles.guess else None,
             "oracle": self._oracle if roles.is_supervised else None,
-            "dead": tuple(name for name, _ in system.named_parameters() if KEY_BIAS.search(name)),
+            "dead": (*(name for name, _ in system.named_parameters() if KEY_BIAS.search(name)), *dead),
         }
-        given = {n: v for n, v in self.declared.items() if n not in ("causal", "inputs", "targets", "uses", "dead")}
-        known["dead"] += tuple(f"model.{name}" for name in self.declared.get("dead", ()))
-        # A Probe without a prediction skips the checks that need one.
-        pair: Any = (predict, objective) if roles.point is not None else (None, None)
-        return Probe(made, *pair, **known | given)
+        return known | own | {"inputs": roles.inputs, "targets": roles.targets, "uses": roles.uses}
 
     def _oracle(self, batch: Batch) -> Tensor:
         """The prediction that fits the targets best: themselves, or a large logit for each of their classes."""
@@ -203,24 +192,21 @@ class Case:
         return 30.0 * nn.functional.one_hot(targets.clamp_min(0), roles.num_classes).movedim(-1, roles.class_axis).double()
 
 
-# ---- batches -------------------------------------------------------------------------------------------------------------
-
-
 def collect(batches: Any) -> tuple[Batch, Any, str]:
-    """Rows of the first batches of a list, a loader, an iterator, or a function that returns one; the first batch; what was read."""
-    first, form, parts, num_rows, num_other = None, None, [], 0, 0
+    """Rows of the first batches of a list, a loader, an iterator or a function that returns one; a batch; what was read."""
+    first, forms, num_rows, num_other = None, [], 0, 0
     owned = [getattr(owner, "generator", None) for owner in (batches, getattr(batches, "sampler", None))]
     states = [(generator, generator.get_state()) for generator in owned if isinstance(generator, torch.Generator)]
     found: Any = batches() if callable(batches) else batches
+    parts: list[Batch] = []
     for batch in itertools.islice(found, MAX_BATCHES):
         rows = _rows(batch)
-        own_form = [(name, value.dtype, value.shape[1:]) for name, value in rows.items()]
-        first, form = (batch, own_form) if form is None else (first, form)
-        if own_form != form:
-            num_other += 1  # padded to another length
+        forms.append([(name, value.dtype, value.shape[1:]) for name, value in rows.items()])
+        if forms[-1] != forms[0]:  # padded to another length
+            num_other += 1
             continue
+        first, num_rows = batch if first is None else first, num_rows + len(next(iter(rows.values())))
         parts.append(rows)
-        num_rows += len(next(iter(rows.values())))
         if num_rows >= MAX_ROWS:
             break
     for generator, state in states:
@@ -250,15 +236,8 @@ def _entries(batch: Any) -> dict[str, Any]:
     return {".".join(str(getattr(k, "key", getattr(k, "idx", k))) for k in path) or "batch": leaf for path, leaf in leaves}
 
 
-def _in_dtype(value: Any, dtype: torch.dtype) -> Any:
-    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-
-# ---- one run of the loss -------------------------------------------------------------------------------------------------
-
-
-def _watch(model: nn.Module, run: Callable[[], Any], num_rows: int) -> tuple[list[Any], str | None, str]:
-    """What the outermost modules were given, and the module whose output the loss is computed from, or why there is none."""
+def _watch(model: nn.Module, run: Callable[[], Any], num_rows: int) -> tuple[list[Any], str | None]:
+    """What the outermost modules are given, and the one module whose output the loss is computed from, if there is one."""
     depth, outer, made = [0], [], []
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -279,15 +258,12 @@ def _watch(model: nn.Module, run: Callable[[], Any], num_rows: int) -> tuple[lis
         for hook in hooks:
             hook.remove()
     given = [value for _, values, _ in outer for value in values]
-    if len(outer) != 1:
-        return given, None, "the loss does not call the model exactly once"
-    ((name, _, out),) = outer
+    name, _, out = outer[0] if len(outer) == 1 else (None, [], None)
     prediction = main_tensor(out)[1]
     if any(isinstance(value, Tensor) and not value.ndim for value in pytree.tree_leaves(out)):  # the loss is computed inside
         name = next((inner for inner, value in made if value is prediction and inner != name), None)
-    if name is None or prediction is None or prediction.shape[0] != num_rows or num_rows in prediction.shape[1:]:
-        return given, None, "no module returns one prediction per row"
-    return given, name, ""
+    is_per_row = prediction is not None and prediction.shape[0] == num_rows and num_rows not in prediction.shape[1:]
+    return given, name if is_per_row else None
 
 
 def main_tensor(out: Any) -> tuple[int, Tensor | None]:
@@ -302,14 +278,12 @@ def _output_of(module: nn.Module, instead: Tensor | None = None) -> Iterator[lis
     seen: list[Tensor] = []
 
     def hook(module: nn.Module, args: Any, out: Any) -> Any:
-        place, value = main_tensor(out)
+        (place, value), (leaves, spec) = main_tensor(out), pytree.tree_flatten(out)
         if value is None:
             raise UserError("for one row the model returns a number without a row axis; squeeze(-1) instead of squeeze()")
         seen.append(value)
-        leaves, spec = pytree.tree_flatten(out)
-        return out if instead is None else pytree.tree_unflatten(
-            [*leaves[:place], instead.to(value.dtype), *leaves[place + 1 :]], spec
-        )  # fmt: skip
+        leaves[place] = value if instead is None else instead.to(value.dtype)
+        return pytree.tree_unflatten(leaves, spec)
 
     handle = module.register_forward_hook(hook)
     try:

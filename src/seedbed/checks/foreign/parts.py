@@ -7,7 +7,7 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ VALID_BATCHES = 8
 
 @dataclass
 class Parts:
-    """A copy of the user's model with all that trains it; `places` are functions whose source lines findings may name."""
+    """A copy of the user's model with all that trains it."""
 
     model: nn.Module
     loss: Callable[[nn.Module, Any], Any]
@@ -34,7 +34,6 @@ class Parts:
     valid: Any = None
     causal: bool = False
     shifts_targets: bool = False
-    places: dict[str, Any] = field(default_factory=dict)
 
 
 def make_parts(model: Any, loss: Any, batches: Any, optimizer: Any, scheduler: Any, evaluate: Any, sample: Any) -> Parts:
@@ -49,7 +48,6 @@ def make_parts(model: Any, loss: Any, batches: Any, optimizer: Any, scheduler: A
     except Exception as error:
         raise UserError(f"the model cannot be copied, and is not checked without that: {type(error).__name__}: {error}") from None
     parts = Parts(made[0].cpu(), loss, batches, made[1], made[2], evaluate, sample)
-    parts.places = {"loss": loss, "evaluate": evaluate, "sample": sample}
     if hasattr(model, "training_step"):
         _ask_lightning(parts)
     elif hasattr(getattr(model, "config", None), "model_type"):  # of transformers; causal ones shift their labels by one
@@ -79,10 +77,8 @@ def _ask_lightning(parts: Parts) -> None:
     model: Any = parts.model
     if not getattr(model, "automatic_optimization", True):
         raise UserError("training_step optimises by itself (automatic_optimization=False): give a loss(model, batch) of one step")
-    if parts.loss is None:
-        parts.loss, parts.places["loss"] = lambda model, batch: _step(model.training_step, batch), type(model).training_step
-    parts.places["optimizer"] = getattr(type(model), "configure_optimizers", None)
-    with contextlib.suppress(Exception):  # there may be none, or it needs a trainer: Lightning raises errors of its own
+    parts.loss = parts.loss or (lambda model, batch: _step(model.training_step, batch))
+    with contextlib.suppress(Exception):  # it may need a trainer, or be missing: Lightning raises errors of its own
         if not parts.optimizers:
             parts.optimizers, parts.schedulers = _configured(model.configure_optimizers())
     with contextlib.suppress(Exception):
@@ -90,8 +86,7 @@ def _ask_lightning(parts: Parts) -> None:
     with contextlib.suppress(Exception):
         parts.valid = _listed(model.val_dataloader())[0]
         batches = list(itertools.islice(parts.valid, VALID_BATCHES))
-        if parts.evaluate is None:
-            parts.evaluate, parts.places["evaluate"] = lambda model: _validate(model, batches), type(model).validation_step
+        parts.evaluate = parts.evaluate or (lambda model: _validate(model, batches))
 
 
 def _step(method: Callable[..., Any], batch: Any, number: int = 0) -> Any:
@@ -112,14 +107,12 @@ def _configured(value: Any) -> tuple[list[Optimizer], list[Any]]:
 def _validate(model: Any, batches: list[Any]) -> dict[str, float]:
     """What validation_step returns or logs, in evaluation mode, as a trainer runs it."""
     seen: dict[str, float] = {}
-    model.eval()
 
     def log(name: str, value: Any, *args: Any, **options: Any) -> None:
-        seen[f"{name} {len(seen)}"] = float(value) if isinstance(value, Tensor | float | int) else 0.0
+        seen[f"{name} {len(seen)}"] = float(value) if isinstance(value, Tensor | float) else 0.0
 
-    model.log = log
+    model.eval().log = log
     for number, batch in enumerate(batches):
         log("validation_step", _step(model.validation_step, batch, number))
-    del model.log
-    model.train()
+    del model.train().log
     return seen

@@ -42,12 +42,7 @@ NOT_HERE = {
 }
 # Possibly meant, so no errors.
 WARNINGS = ("A3", "M1", "L1", "E2", "T3")
-REMEDIES = {
-    "A3": "change it; where it is meant, write `# check: allow` behind the line",
-    "O2": "see that the optimizer holds it; look for detach, no_grad and unused modules; where it is meant: dead=[name]",
-    "H1": "lower the learning rate",
-    "H2": "raise the learning rate where the ratio is low, lower it where it is high",
-}
+REMEDIES = {"H1": "lower the learning rate", "H2": "raise the learning rate where the ratio is low, else lower it"}
 
 
 class ForeignSubject(Subject):
@@ -61,7 +56,7 @@ class ForeignSubject(Subject):
         optim = Optim(lr=min(max(rates), 10.0), clip=0.0) if is_tuned else Optim(lr=3e-3, weight_decay=0.0)
         config, source = Config(model=None, data=None, optim=optim, device="cpu", batch=16), Source()
         source.num_items = case.num_rows
-        written = filter(None, map(_own, (case.parts.places["loss"], *map(type, case.parts.model.modules()))))
+        written = filter(None, map(_own, (case.parts.loss, *map(type, case.parts.model.modules()))))
         module: Any = SimpleNamespace(build=lambda config, data: ForeignSystem(case))
         recipe = Recipe(name, {}, lambda part: module, tuple(sorted({Path(inspect.getfile(own)) for own in written})))
         super().__init__(recipe, None, config, Path(), full=True, data=Data(source, source, {}))
@@ -140,7 +135,8 @@ class ForeignSubject(Subject):
         return next((source_line(own) for thing in things if (own := _own(thing))), self.site)
 
     def loss_line(self) -> str:
-        return self.line_of(self.case.parts.places["loss"], type(self.case.parts.model).forward)
+        kind = type(self.case.parts.model)
+        return self.line_of(self.case.parts.loss, getattr(kind, "training_step", None), kind.forward)
 
     def batch_line(self) -> str:
         batches = self.case.parts.batches
@@ -148,7 +144,7 @@ class ForeignSubject(Subject):
         return self.line_of(batches, collate, type(collate).__call__, getattr(type(dataset), "__getitem__", None))
 
     def optimizer_line(self) -> str:
-        return self.line_of(self.case.parts.places.get("optimizer"))
+        return self.line_of(getattr(type(self.case.parts.model), "configure_optimizers", None))
 
 
 def call_site() -> str:

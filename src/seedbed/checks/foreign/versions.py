@@ -230,7 +230,8 @@ def evaluation(subject: ForeignSubject, check: Check) -> Finding:
 
 def _observe(subject: ForeignSubject, name: str) -> Iterator[tuple[str, Finding]]:
     """What is wrong with two calls of the user's function from different random states, which start in training mode."""
-    function, where = getattr(subject.case.parts, name), subject.line_of(subject.case.parts.places[name])
+    function, model = getattr(subject.case.parts, name), subject.case.parts.model
+    where = subject.line_of(function, getattr(type(model), "validation_step", None))
     values, states, in_training = [], [], []
     for seed in (11, 12):
         system: Any = subject.fresh_system()
@@ -260,7 +261,7 @@ def _observe(subject: ForeignSubject, name: str) -> Iterator[tuple[str, Finding]
     first, second = values if name == "evaluate" else ({}, {})
     apart = [key for key in first if not math.isclose(float(first[key]), float(second[key]), rel_tol=SAME, abs_tol=1e-12)]
     if apart:
-        what = f"two evaluations of the same weights differ: {apart[0]} {float(first[apart[0]]):.6g} and {float(second[apart[0]]):.6g}"
+        what = f"two evaluations of the same weights differ: {apart[0]} {first[apart[0]]:.6g} and {second[apart[0]]:.6g}"
         yield "V1", failed(what, where=where, why="scores are noise", fix="see I6; draw nothing, or with a fixed seed")
 
 
