@@ -157,7 +157,8 @@ def source(subject: Subject) -> Finding:
         more = f" (and {len(hits) - 1} more)" if len(hits) > 1 else ""
         where = f"{short(hit.path)}:{hit.line}"
         fix = f"{hit.fix}; if it is meant, write `# check: allow` behind the line"
-        return failed(f"{hit.what}{more}", where=where, why=hit.why, fix=fix, severity="err" if hit.severity == "err" else "warn")
+        severity = subject.unsure or ("err" if hit.severity == "err" else "warn")
+        return failed(f"{hit.what}{more}", where=where, why=hit.why, fix=fix, severity=severity)
     return passed(f"{len(subject.recipe.files())} files read")
 
 

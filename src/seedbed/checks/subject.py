@@ -247,9 +247,9 @@ def is_installed(source: str | type) -> bool:
     if not isinstance(source, str):
         module = sys.modules.get(source.__module__)
         return is_installed(getattr(module, "__file__", None) or "")
-    inside = {"site-packages", "dist-packages", "torch"} & {*Path(source).parts}
-    is_python = source.startswith(("<", sysconfig.get_paths()["stdlib"]))
-    return bool(inside or is_python) and not Path(source).is_relative_to(Path(errors.__file__).parent)
+    own, known = Path(errors.__file__).parent, ("<", sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parent))
+    inside = {"site-packages", "dist-packages"} & {*Path(source).parts} or source.startswith(known)
+    return bool(inside) and not Path(source).is_relative_to(own)
 
 
 def shrink(config: Config, settings: Mapping[str, Any] | None = None) -> tuple[Config, dict[str, tuple[Any, Any]]]:

@@ -89,6 +89,7 @@ class Roles:
     class_axis: int | None = None
     num_classes: int = 0
     guess: float = 0.0
+    scale: float = 30.0
 
 
 class Case:
@@ -168,6 +169,9 @@ class Case:
         if roles.num_classes > 1:
             flat = float(probe.objective(torch.zeros_like(prediction), probe.batch))
             roles.guess = flat if math.isclose(flat, math.log(roles.num_classes), rel_tol=1e-3) else 0.0
+        if roles.guess or roles.class_axis is not None:  # label smoothing prefers logits that are not too large
+            costs = {scale: float(probe.objective(self._oracle(probe.batch, scale), probe.batch)) for scale in (30.0, 10.0, 3.0)}
+            roles.scale = min(costs, key=costs.__getitem__)
 
     def declarations(self, system: ForeignSystem, batch: Batch) -> dict[str, Any]:
         """The fields of the probe: those that the user gave, else what is known."""
@@ -183,13 +187,14 @@ class Case:
         }
         return known | own | {"inputs": roles.inputs, "targets": roles.targets, "uses": roles.uses}
 
-    def _oracle(self, batch: Batch) -> Tensor:
+    def _oracle(self, batch: Batch, scale: float = 0.0) -> Tensor:
         """The prediction that fits the targets best: themselves, or a large logit for each of their classes."""
-        roles, targets = self.roles, batch[self.roles.targets]
+        roles, targets, scale = self.roles, batch[self.roles.targets], scale or self.roles.scale
         if roles.class_axis is None:
-            return (targets - 0.5) * 60.0 if roles.guess else targets
+            return (2 * targets - 1) * scale if roles.guess else targets
         targets = targets.roll(-1, 1) if self.parts.shifts_targets else targets
-        return 30.0 * nn.functional.one_hot(targets.clamp_min(0), roles.num_classes).movedim(-1, roles.class_axis).double()
+        hot = nn.functional.one_hot(targets.clamp_min(0), roles.num_classes).movedim(-1, roles.class_axis)
+        return scale * hot.double()
 
 
 def collect(batches: Any) -> tuple[Batch, Any, str]:
