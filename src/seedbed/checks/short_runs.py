@@ -258,6 +258,6 @@ def loss_line(subject: Subject) -> str:
 def owner(system: nn.Module, name: str) -> Any:
     """The innermost module around a parameter that is not part of torch."""
     path = name.rpartition(".")[0]
-    while path and is_installed(type(system.get_submodule(path))):
+    while path and is_installed(type(system.get_submodule(path)).forward):
         path = path.rpartition(".")[0]
     return system.get_submodule(path) if path else type(system).__init__

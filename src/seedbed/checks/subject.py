@@ -242,8 +242,8 @@ def own_path(system: System, path: str) -> str:
 
 
 @functools.cache
-def is_installed(source: str | type) -> bool:
-    """Whether a source file, or that of a class, belongs to Python or to an installed package other than this one."""
+def is_installed(source: str | Callable[..., Any]) -> bool:
+    """Whether a source file, or that of a class or function, is Python's or that of an installed package other than this one."""
     if not isinstance(source, str):
         module = sys.modules.get(source.__module__)
         return is_installed(getattr(module, "__file__", None) or "")
