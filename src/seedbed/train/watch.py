@@ -6,12 +6,10 @@ They run at log points, between steps, so a captured step is unchanged. Every ki
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import os
 import statistics
-import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -133,21 +131,9 @@ class Loader:
         wait = statistics.median((b.wait - a.wait) / (b.step - a.step) for a, b in pairs)
         if share < WAIT_SHARE or wait < WAIT_SECONDS[self.feed.device.type]:
             return None
-        return Alarm(
-            "data_wait",
-            f"waiting for data took {share:.0%} of the last {steps} steps, {1e3 * wait:.1f} ms a step (limit 10 %)",
-            f"{type(self.feed.source).__name__}, {self.feed.describe()}",
-            "the device idles while the source is read, and the run takes longer than necessary",
-            _LOADER_FIX[self.feed.tier],
-            {"share": round(share, 4)},
-        )
+        from seedbed.train import alarms
 
-
-_LOADER_FIX = {
-    "device": "make the source's `locate` and rows cheaper; `seedbed profile` shows the phases",
-    "generated": "make the source's `batch` cheaper; `seedbed profile` shows the phases",
-    "memory-map": "put the data on a faster disk, store it in a narrower dtype, or free memory so that it fits",
-}
+        return alarms.data_wait(self.feed, steps, share, wait)
 
 
 class HostMemory:
@@ -185,20 +171,12 @@ class HostMemory:
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
+        from seedbed.train import alarms
+
         garbage.gc_collect()
         self.levels.add(self.taken, self.read())
         slope, grown = self.levels.growth()
-        return self.alarm(slope, grown, point) if slope > 0 else None
-
-    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
-        projected = slope * max(point.last_step - point.step, 0)
-        what = f"host memory grows by {1000 * slope / MEGA:.0f} MB per 1,000 steps ({grown / MEGA:.0f} MB seen)"
-        fix = "store plain numbers (`.item()` at log points, never tensors) and bound every list that grows"
-        share = projected / _available()
-        end = f", {share:.0%} of what is free, and may be killed for it" if share >= 0.1 else ""
-        why = f"neither garbage nor free memory, and at this rate {projected / MEGA:,.0f} MB more before the run ends{end}"
-        facts = {"mb_per_1000_steps": round(1000 * slope / MEGA, 1), "mb_after_sweeps": self.levels.in_mega()}
-        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
+        return alarms.LEAKS[self.kind](self.levels, slope, grown, point) if slope > 0 else None
 
 
 class DeviceMemory(HostMemory):
@@ -213,13 +191,6 @@ class DeviceMemory(HostMemory):
 
     def read(self) -> float:
         return float(torch.cuda.memory_allocated(self.device))
-
-    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
-        what = f"GPU memory between steps grows by {200 * slope / MEGA:.1f} MB per 200 steps ({grown / MEGA:.1f} MB seen)"
-        why = "something keeps tensors of past steps alive; the run will end out of memory"
-        fix = "detach what is kept across steps (`x.detach()`), and keep numbers, not tensors"
-        facts = {"mb_per_200_steps": round(200 * slope / MEGA, 2), "mb_after_sweeps": self.levels.in_mega()}
-        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
 
 
 def _resident() -> float | None:
@@ -240,26 +211,6 @@ def _open_statm(pid: int) -> int | None:
         return None
 
 
-def _available() -> float:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float("inf")
-
-
-def _growing_type() -> str:
-    """The most frequent type of object created since training began; older objects are frozen and not listed."""
-    new = gc.get_objects()
-    tensors = [x for x in new if type(x) is Tensor]
-    if len(tensors) > 100:
-        size = sum(t.numel() * t.element_size() for t in tensors)
-        shape = Counter(tuple(t.shape) for t in tensors).most_common(1)[0][0]
-        return f"{len(tensors):,} tensors made since the start are alive ({size / MEGA:.0f} MB, most of shape {shape})"
-    kind, count = Counter(type(x).__name__ for x in new).most_common(1)[0]
-    return f"{count:,} objects of type {kind} made since the start are alive, {sys.getallocatedblocks():,} blocks in all"
-
-
 class Rates:
     """The learning rate that a step used, compared with base learning rate times schedule."""
 
@@ -273,14 +224,9 @@ class Rates:
         for group, base in zip(self.groups, self.base, strict=True):
             used, meant = group.lr * point.lr_factor, base * wanted
             if abs(used - meant) > 1e-5 * base:
-                return Alarm(
-                    "schedule",
-                    f"step {point.step} used a learning rate of {used:.4g} in group {group.name}, the schedule says {meant:.4g}",
-                    "train/engine.py Engine.begin, train/schedule.py multiplier",
-                    f"schedule={self.config.schedule.kind} is declared, another schedule is used",
-                    "set rates only through the config; a recipe must not write to the optimizer's groups",
-                    {"used": used, "meant": meant},
-                )
+                from seedbed.train import alarms
+
+                return alarms.schedule(point.step, self.config.schedule.kind, group.name, used, meant)
         return None
 
 
@@ -346,7 +292,7 @@ class Layers:
         count = len(self.names)
         weights, moments = values[:count], values[count:]
         self.peaks = [max(a, b) for a, b in zip(self.peaks, moments, strict=True)]
-        found = [*self._unused(step), *self._dead(step, moments), *self._huge(step, weights)]
+        found = [*self._unused(step), *self._dead(moments), *self._huge(weights)]
         self.first = self.first or weights
         return found
 
@@ -356,37 +302,27 @@ class Layers:
         names = {n: None for n, o, m in zip(self.names, self.optimizers, self.peaks, strict=True) if m == 0 and o in begun}
         if not names:
             return []
-        shown = ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        return [
-            Alarm(
-                "unused",
-                f"{len(names)} of {len(set(self.names))} parameters have had no gradient in {step} steps: {shown}",
-                next(iter(names)),
-                "they keep their initial values: dead code, a detached branch, or a layer that the loss does not reach",
-                "connect them, remove them, or freeze them on purpose with requires_grad_(False)",
-                {"parameters": list(names)},
-            )
-        ]
+        from seedbed.train import alarms
 
-    def _dead(self, step: int, moments: list[float]) -> list[Alarm]:
-        if sum(moments) < ALIVE * sum(self.peaks):
-            return []
+        return [alarms.unused(step, list(names), len(set(self.names)))]
+
+    def _dead(self, moments: list[float]) -> list[Alarm]:
         dead = [n for n, m, peak in zip(self.names, moments, self.peaks, strict=True) if peak > 0 and m < DEAD * peak]
-        why = "it learned before and no longer does: saturated or dead units, or a branch that was cut off"
-        fix = "look at its activations with `seedbed replay`; lower the learning rate or change the activation"
-        what = "has had no gradient for many steps, while the rest of the model still learns"
-        return [Alarm("dead", f"{name} {what}", name, why, fix) for name in dead[:1]]
+        if not dead or sum(moments) < ALIVE * sum(self.peaks):
+            return []
+        from seedbed.train import alarms
 
-    def _huge(self, step: int, weights: list[float]) -> list[Alarm]:
+        return [alarms.dead(dead[0])]
+
+    def _huge(self, weights: list[float]) -> list[Alarm]:
         if self.first is None:
             return []
         for name, size, norm, before in zip(self.names, self.sizes, weights, self.first, strict=True):
             rms, was = norm / size**0.5, before / size**0.5
             if rms > HUGE_RMS and rms > HUGE_GROWTH * was:
-                what = f"the weights of {name} have an rms of {rms:.3g}, {was:.3g} at the start"
-                why = "weights this large saturate what follows and make the next spike or overflow likely"
-                fix = "lower optim.lr, raise optim.weight_decay, or normalise the input of that layer"
-                return [Alarm("exploding", what, name, why, fix, {"rms": rms, "before": was})]
+                from seedbed.train import alarms
+
+                return [alarms.exploding(name, rms, was)]
         return []
 
 
@@ -403,14 +339,9 @@ class Evaluations:
         same = len(self.seen) == STUCK_EVALUATIONS and all(seen == self.seen[0] for seen in self.seen)
         if not same or all(value in (0.0, 1.0) for value in numbers.values()):
             return None
-        shown = ", ".join(f"{k} {v:.6g}" for k, v in numbers.items())
-        return Alarm(
-            "stuck_eval",
-            f"{STUCK_EVALUATIONS} evaluations in a row gave the same numbers to the last bit: {shown}",
-            "System.evaluate",
-            "the weights have changed and the metrics have not: they are stale, or do not depend on the model",
-            "evaluate the live module, drop caches between evaluations, check what `evaluate` really computes",
-        )
+        from seedbed.train import alarms
+
+        return alarms.stuck_evaluations(STUCK_EVALUATIONS, numbers)
 
 
 class Floor:
@@ -430,14 +361,9 @@ class Floor:
         (name, floor), loss = next(iter(self.baselines.items())), statistics.fmean(self.losses)
         if loss <= floor:
             return None
-        return Alarm(
-            "floor",
-            f"after {step} steps the loss {loss:.4g} is still above {floor:.4g}, that of the trivial predictor `{name}`",
-            "System.loss",
-            "the model is worse than a prediction that ignores its input",
-            "run `seedbed check` on this preset; try a higher learning rate, or `seedbed overfit` on one batch",
-            {"loss": loss, "baseline": floor},
-        )
+        from seedbed.train import alarms
+
+        return alarms.above_floor(step, loss, name, floor)
 
 
 def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
