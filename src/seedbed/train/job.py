@@ -6,6 +6,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
@@ -16,10 +17,12 @@ from seedbed.track.run import Run
 from seedbed.train import capabilities, checkpoint
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
-from seedbed.train.saving import Saver
 from seedbed.train.stepper import StepHistory, Stepper
 from seedbed.train.system import System
 from seedbed.train.watch import Watch
+
+if TYPE_CHECKING:
+    from seedbed.train.async_saving import Saver
 
 # Log points over which a run's speed is measured.
 NUM_LOG_POINTS = 6
@@ -49,12 +52,13 @@ class Job:
     async_saves: bool = False  # write checkpoints during training; several ranks always do
     pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_LOG_POINTS))
     clock: Stopwatch = field(default_factory=Stopwatch)
+    saver: Saver | None = None  # of asynchronous checkpoints, made with the first one
     stepper: Stepper = field(init=False)
 
     def __post_init__(self) -> None:
         self.ranks = self.engine.ranks
         self.part = checkpoint.Part(self.ranks.background, self.engine.rows, lambda: self.run.origin(self.config))
-        self.saver, self._all_stop = Saver(), False
+        self._all_stop = False
         _stop_when_removed(self)
         self.stepper = Stepper(self.engine, self.data.train, self.console.line, lambda: self.clock.timer("compile"))
         self.incidents = Incidents(self.config.guard)

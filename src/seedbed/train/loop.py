@@ -64,7 +64,7 @@ def save(job: Job) -> None:
 
 def take_step(job: Job) -> None:
     """Start the next step; its result is read one step later."""
-    if job.saver.thread and job.saver.is_over:
+    if job.saver and job.saver.is_over:
         saving.end_save(job)
     job.engine.wants_stop = bool(job.stop_signal)
     job.stepper.load(job.step, job.counter, job.num_steps)

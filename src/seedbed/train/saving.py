@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import errno
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from seedbed.train import checkpoint, reporting
 from seedbed.train.progress import Progress
@@ -31,6 +27,10 @@ def save(job: Job, best: bool = False) -> bool:
         what = (folder, job.step, job.engine.tensors(), Progress.of(job).to_json(), job.part)
         if job.ranks.is_single and not job.async_saves:
             return _saved(job, lambda: checkpoint.save(*what), best)
+        if job.saver is None:
+            from seedbed.train.async_saving import Saver
+
+            job.saver = Saver()
         job.saver.start(*what, best)
     return True
 
@@ -46,7 +46,7 @@ def save_last(job: Job) -> bool:
 
 def end_save(job: Job) -> bool:
     """Wait for the pending checkpoint, if there is one, and report it; False when it could not be written."""
-    if not job.saver.is_busy:
+    if job.saver is None or not job.saver.is_busy:
         return True
     with job.clock.timer("save"):
         return _saved(job, job.saver.result, job.saver.is_best)
@@ -85,65 +85,6 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     job.run.event(checkpoint.step_at(path), "checkpoint", path=path.name, best=best)
     reporting.set_status(job)
     return True
-
-
-Tensors = dict[str, dict[str, Tensor]]
-
-
-class Saver:
-    """Asynchronous checkpoints: a snapshot in host memory, then `thread` writes it; threads of several ranks communicate.
-
-    There is at most one at a time: the next save, and the end of the run, wait for it. `result` returns or raises its outcome.
-    """
-
-    def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self._path: Path | None = None
-        self._error: BaseException | None = None
-        self.is_best = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether a checkpoint has been written or has failed, and `result` was not called yet."""
-        return self.thread is not None and not self.thread.is_alive()
-
-    @property
-    def is_busy(self) -> bool:
-        return self.thread is not None
-
-    def start(
-        self,
-        folder: Path,
-        step: int,
-        tensors: dict[str, dict[str, Tensor]],
-        state: dict[str, Any],
-        part: checkpoint.Part,
-        best: bool,
-    ) -> None:
-        """Copy everything to the host, and start a thread that writes it."""
-        assert self.thread is None, "a checkpoint is under way"
-        state = copy.deepcopy(state)
-        kept = {file: {n: t.detach().to("cpu", copy=True) for n, t in group.items()} for file, group in tensors.items()}
-        self._path, self._error, self.is_best = None, None, best
-
-        def write() -> None:
-            try:
-                self._path = checkpoint.save(folder, step, kept, state, part)
-            except BaseException as error:  # raised again by `result`
-                self._error = error
-
-        self.thread = threading.Thread(target=write, name="seedbed-saver", daemon=True)
-        self.thread.start()
-
-    def result(self) -> Path:
-        """Wait for the checkpoint; returns its path or raises the error."""
-        assert self.thread is not None
-        self.thread.join()
-        self.thread = None
-        if self._error is not None:
-            raise self._error
-        assert self._path is not None
-        return self._path
 
 
 def _require_there(folder: Path, name: str) -> Path:
