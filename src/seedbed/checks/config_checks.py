@@ -18,9 +18,8 @@ from seedbed.checks.subject import CPU, Subject, short, source_line
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.report.findings import Finding
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine
-from seedbed.train.system import Request
+from seedbed.train.system import Request, describe
 
 # The real number of parameters against the one that the preset's docstring promises. Measured: at most 1.42.
 SIZE = 3.0
@@ -55,7 +54,7 @@ def unused_settings(subject: Subject) -> Finding:
         feed.load(8 * step)
         engine.begin(step, 0.5)
         engine.system.update(feed.part(0), engine)
-    capabilities.describe(engine.system)
+    describe(engine.system)
     unread = _still_unread(subject, record, engine)
     assert subject.preset is not None
     asked = configs.diff(configs.flatten(subject.recipe.preset(subject.preset)), configs.flatten(subject.config))

@@ -29,12 +29,13 @@ from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
-from seedbed.train import capabilities, checkpoint
+from seedbed.train import checkpoint
 from seedbed.train.engine import pick_device
 from seedbed.train.job import Job
 from seedbed.train.loop import fit
 from seedbed.train.stepper import build
 from seedbed.train.summary import summarise
+from seedbed.train.system import describe
 
 if TYPE_CHECKING:
     from seedbed.report.mirrors.choose import Choice
@@ -295,7 +296,7 @@ def _startup_facts(job: Job) -> dict[str, Any]:
         facts["ranks"] = (
             f"{degrees.world}: {degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {job.config.micro_batch}"
         )
-    return facts | job.data.facts | capabilities.describe(job.system)
+    return facts | job.data.facts | describe(job.system)
 
 
 def device_name(device: torch.device) -> str:

@@ -22,6 +22,7 @@ from seedbed.track.run import Run
 from seedbed.train import capabilities
 from seedbed.train.engine import pick_device
 from seedbed.train.oom import is_out_of_memory
+from seedbed.train.system import flops_per_item
 from seedbed.tune.estimate import estimate_costs
 from seedbed.tune.packing.pack import why_not_packed
 from seedbed.tune.sweep.folder import Trial
@@ -85,7 +86,7 @@ def _split_by_cost(workspace: Workspace, pack: list[Trial], configs: dict[int, C
     # Trials with equal model and data settings share one build, which takes a second.
     kinds = {t.number: repr((configs[t.number].model, configs[t.number].data)) for t in pack}
     built = {kinds[t.number]: configs[t.number] for t in pack}
-    flops = {kind: capabilities.flops_per_item(workspace.recipe.build(config, data)) for kind, config in built.items()}
+    flops = {kind: flops_per_item(workspace.recipe.build(config, data)) for kind, config in built.items()}
     costs = {number: flops[kind] for number, kind in kinds.items()}
     parts: list[list[Trial]] = []
     for trial in sorted(pack, key=lambda t: -costs[t.number]):

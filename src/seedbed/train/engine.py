@@ -18,9 +18,9 @@ from torch import Tensor
 from seedbed.config import Config
 from seedbed.dist.ranks import SINGLE, Ranks, local
 from seedbed.errors import UserError
-from seedbed.train import capabilities
 from seedbed.train.optim import BACKEND, Optimizer, gradients, param_groups
 from seedbed.train.schedule import multiplier
+from seedbed.train.system import named_optimizers, rank_local_buffers
 
 if TYPE_CHECKING:
     from seedbed.dist.shards import Rows, Shards
@@ -121,7 +121,7 @@ class Engine(EvalEngine):
         super().__init__(system, config, device, ranks)
         self._change_layers()
         self.compiled = {part for part, on in _compiled_parts(config).items() if on}
-        modules = capabilities.named_optimizers(system)
+        modules = named_optimizers(system)
         self.optimizers = {
             name: Optimizer(param_groups(module, config.optim, _prefix_of(module, system)), config.optim)
             for name, module in modules.items()
@@ -141,7 +141,7 @@ class Engine(EvalEngine):
         self.growth_tracker = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
         self._buffers = list(saved_buffers(system).values())
-        self._agreed_buffers = [b for n, b in saved_buffers(system).items() if n not in capabilities.rank_local_buffers(system)]
+        self._agreed_buffers = [b for n, b in saved_buffers(system).items() if n not in rank_local_buffers(system)]
         self._before: list[Tensor] = []
         self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
@@ -159,8 +159,9 @@ class Engine(EvalEngine):
             checkpoint_units(self.system, self.config.remat, self.device)
         if self.ranks.degrees.shard > 1:
             from seedbed.dist.shards import shard
+            from seedbed.train.capabilities import shard_units
 
-            self.shards = shard(self.system, capabilities.shard_units(self.system), self.ranks, self.device)
+            self.shards = shard(self.system, shard_units(self.system), self.ranks, self.device)
 
     @property
     def progress(self) -> Tensor:
@@ -369,7 +370,7 @@ class Engine(EvalEngine):
         optim = {f"{name}.{n}": t for name, o in self.optimizers.items() for n, t in o.tensors().items()}
         optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.{STORED}": t for n, t in self.growth_tracker.items()}
         weights: dict[str, Tensor] = {n: local(p) for n, p in self.system.named_parameters()}
-        working = capabilities.rank_local_buffers(self.system)
+        working = rank_local_buffers(self.system)
         for name, buffer in saved_buffers(self.system).items():
             (optim if name in working else weights)[name] = buffer
         files = {"model": weights, "optim": optim}

@@ -14,11 +14,11 @@ from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.flops import Meter
 from seedbed.track.run import Run
-from seedbed.train import capabilities, checkpoint
+from seedbed.train import checkpoint
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
 from seedbed.train.stepper import StepHistory, Stepper
-from seedbed.train.system import System
+from seedbed.train.system import System, flops_per_item
 from seedbed.train.watch import Watch
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Job:
         self.incidents = Incidents(self.config.guard)
         self.step_history = StepHistory()
         self.watch = Watch(self.engine, self.stepper.feed)
-        self.meter = Meter(capabilities.flops_per_item(self.system) / self.num_ranks, self.engine.device, self.config.precision)
+        self.meter = Meter(flops_per_item(self.system) / self.num_ranks, self.engine.device, self.config.precision)
         self.total_items = self.config.steps * self.config.batch
 
     @property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seedbed.train import capabilities, stepper
+from seedbed.train import stepper
 from seedbed.train.schedule import multiplier
+from seedbed.train.system import alarms
 from seedbed.train.watch import Alarm, Point
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def log_step(job: Job, result: StepResult) -> None:
         budget.adjust_length(job)
     seconds = job.clock["train"], job.stepper.feed.wait
     point = Point(result.step, job.num_steps, *seconds, result.loss, result.lr_factor, progress)
-    raise_alarms(job, result.step, job.watch.look(point, capabilities.alarms(job.system, result.measured, progress)))
+    raise_alarms(job, result.step, job.watch.look(point, alarms(job.system, result.measured, progress)))
 
 
 def raise_alarms(job: Job, step: int, found: list[Alarm]) -> None:

@@ -12,9 +12,8 @@ from torch.overrides import TorchFunctionMode
 
 from seedbed.data.feed import Data, Feed
 from seedbed.nn.narrow import narrow_attention
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine, fork_rng
-from seedbed.train.system import Batch
+from seedbed.train.system import Batch, flops_per_item, named_optimizers
 
 
 def summarise(engine: Engine, data: Data) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def summarise(engine: Engine, data: Data) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in system.parameters()),
         "trained": sum(p.numel() for p in system.parameters() if p.requires_grad),
-        "flops_per_item": float(capabilities.flops_per_item(system)) or None,
+        "flops_per_item": float(flops_per_item(system)) or None,
     }
     before = {name: buffer.clone() for name, buffer in system.named_buffers()}
     state, variant, look = system.state(), engine.variant, _ForwardPass()
@@ -138,10 +137,7 @@ class _ForwardPass:
         reached = _leaves(still.losses)
         # An optimizer that starts in a later stage has no loss yet.
         waiting = {
-            id(p)
-            for name, module in capabilities.named_optimizers(system).items()
-            if name not in still.turns
-            for p in module.parameters()
+            id(p) for name, module in named_optimizers(system).items() if name not in still.turns for p in module.parameters()
         }
         asked = [(n, p) for n, p in system.named_parameters() if p.requires_grad and id(p) not in waiting]
         self.unreached = [n for n, p in asked if id(p) not in reached]

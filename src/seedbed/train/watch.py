@@ -19,9 +19,10 @@ from torch import Tensor
 
 from seedbed.dist.ranks import local
 from seedbed.nn.eager import eagerly
-from seedbed.train import capabilities, garbage
+from seedbed.train import garbage
 from seedbed.train.growth import MEGA, Blocks, Levels
 from seedbed.train.schedule import multiplier
+from seedbed.train.system import baselines
 
 if TYPE_CHECKING:
     from seedbed.config import Config
@@ -370,7 +371,6 @@ def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
     """The recipe's baselines on the loaded batch, easiest first. A probe that fails must not end a run."""
     try:
         with engine.evaluating(), eagerly():  # one call is not worth compiling
-            probe = capabilities.probe(engine.system, feed.part(0))
-            return probe.baselines(probe.batch) if probe and probe.baselines else {}
+            return baselines(engine.system, feed.part(0))
     except Exception:
         return {}

@@ -19,9 +19,9 @@ from seedbed.dist.shards import apply_fsdp
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.track.flops import GPUS, TERA, Gpu
-from seedbed.train import capabilities
+from seedbed.train.capabilities import require_possible, shard_units
 from seedbed.train.optim import param_groups
-from seedbed.train.system import System
+from seedbed.train.system import System, named_optimizers
 from seedbed.tune.estimate import Estimate
 from seedbed.tune.plan import CONTEXT, GIB, WASTE
 
@@ -99,9 +99,9 @@ def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimat
     config, notes = distribute(config, world)
     system = meta_system(recipe, config, data)
     require_settings(config)
-    capabilities.require_possible(system, config, config.dist)
+    require_possible(system, config, config.dist)
     with fake_ranks(config.dist) as ranks:
-        units = list(capabilities.shard_units(system))
+        units = list(shard_units(system))
         sizes = _Sizes.of(system, units)
         if config.dist.shard > 1:
             apply_fsdp(system, units, ranks)
@@ -170,7 +170,7 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
     pieces = [local(p) for p in system.parameters()]
     trained = sum(_bytes(local(p)) for p in system.parameters() if p.requires_grad)
-    groups = [group for module in capabilities.named_optimizers(system).values() for group in param_groups(module, config.optim)]
+    groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
     moments = sum(_moments(group.kind, p) for group in groups for p in group.params.values())
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
     biggest = max(sizes.units, default=0)

@@ -83,6 +83,9 @@ class GPT(System):
 
         return build_probe(self, batch)
 
+    def baselines(self, batch: Batch) -> dict[str, float]:
+        return {"unigram entropy": self.data.unigram_entropy()}
+
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
         yield self.model.head

@@ -15,13 +15,13 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
-from seedbed.train import capabilities, garbage, loop, reporting, signals
+from seedbed.train import garbage, loop, reporting, signals
 from seedbed.train.capabilities import Packable
 from seedbed.train.engine import cpu_threads, pick_device
 from seedbed.train.job import Action, Job
 from seedbed.train.schedule import multiplier
 from seedbed.train.stepper import StepQueue
-from seedbed.train.system import System
+from seedbed.train.system import System, named_optimizers
 from seedbed.tune.packing.stack import Stack
 
 # What trials may always differ in; a recipe adds keys of its own with `Packable.packable_keys`.
@@ -35,7 +35,7 @@ def why_not_packed(system: System, configs_: Sequence[Config]) -> str:
     if not isinstance(system, Packable):
         return "the recipe does not offer a packed objective"
     keys = system.packable_keys()
-    if len(capabilities.named_optimizers(system)) > 1:
+    if len(named_optimizers(system)) > 1:
         return "the recipe has several optimizers"
     for config in configs_:
         if reason := _why_not_alone(config):
