@@ -12,7 +12,7 @@ from typing import Any
 
 from seedbed import isolated
 from seedbed.launch.processes import PARENT_PIPE
-from seedbed.train import signals
+from seedbed.train import process_guards
 
 # Seconds to wait for the other ranks once one has failed: before SIGTERM, after it, and after SIGKILL.
 GRACE = {0: 1.0, signal.SIGTERM: 10.0, signal.SIGKILL: 10.0}
@@ -40,7 +40,7 @@ def start(num: int) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
-    caught = (number for number in signals.STOPPING if not signals.is_ignored(number))
+    caught = (number for number in process_guards.STOPPING if not process_guards.is_ignored(number))
     handlers: dict[int, Any] = {number: signal.signal(number, pass_on) for number in caught}
     try:
         for rank in range(num):
@@ -50,7 +50,7 @@ def start(num: int) -> int:
         return _wait_for(ranks, stops)
     finally:
         _end(ranks)
-        signals.restore(handlers)
+        process_guards.restore_signals(handlers)
         os.close(ours)
         os.close(theirs)
 

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from seedbed.errors import UserError
-from seedbed.train import garbage, oom, saving, signals
+from seedbed.train import saving
 from seedbed.train.engine import cpu_threads
 from seedbed.train.evaluation import evaluate, sample, test
 from seedbed.train.job import Action, Job
+from seedbed.train.process_guards import (
+    catch_signals,
+    explain_oom,
+    gc_collect,
+    gc_paused,
+    restore_signals,
+    retry_on_oom,
+    stall_watchdog,
+)
 from seedbed.train.reporting import log_step, raise_alarms, set_status, write_history
 from seedbed.train.stepper import StepResult
-from seedbed.train.watchdog import watching
 
 
 def fit(job: Job) -> str:
     """Train until the last step, a signal or an incident that ends the run; returns the run's status."""
-    handlers = signals.catch(job)
+    handlers = catch_signals(job)
     try:
         with cpu_threads(job.system.num_cpu_threads):
-            oom.retry_on_oom(job, warm_up)
-            with garbage.gc_paused(), watching(job), oom.explain_oom(job):
+            retry_on_oom(job, warm_up)
+            with gc_paused(), stall_watchdog(job), explain_oom(job):
                 set_status(job)
                 job.meter.start(job.items, job.clock["train"], job.stepper.feed.wait)
                 job.clock.start("train")
@@ -29,7 +37,7 @@ def fit(job: Job) -> str:
             saving.end_save(job)  # after an error too: measurements are kept
         write_history(job)
         job.stepper.close()
-        signals.restore(handlers)
+        restore_signals(handlers)
     return job.status
 
 
@@ -41,14 +49,14 @@ def _train(job: Job) -> None:
             if settle(job):
                 break
             continue
-        oom.retry_on_oom(job, take_step)
+        retry_on_oom(job, take_step)
         result = job.stepper.pop_result(lag=1)
         if result and not accept_step(job, result):
             continue
         for action in todo:
             if action.due(job.step) and job.step < last_step and settle(job):
                 action.run(job)
-                garbage.gc_collect()
+                gc_collect()
 
 
 def actions(job: Job) -> list[Action]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seedbed.dist.ranks import local
 from seedbed.nn.eager import eagerly
-from seedbed.train import garbage
+from seedbed.train import process_guards
 from seedbed.train.growth import MEGA, Blocks, Levels
 from seedbed.train.schedule import multiplier
 from seedbed.train.system import baselines
@@ -163,7 +163,7 @@ class HostMemory:
         self.last_step = point.step
         if self.taken < MEMORY_FROM or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
             return None
-        self.last_read, value, part = self.taken, self.read(), garbage.num_collections()
+        self.last_read, value, part = self.taken, self.read(), process_guards.num_collections()
         suspected = False
         for rate, blocks in self.blocks.items():
             blocks.add(self.taken, value, part if blocks.span == BLOCK else 0)  # short blocks detect fast growth
@@ -174,7 +174,7 @@ class HostMemory:
     def _confirm(self, point: Point) -> Alarm | None:
         from seedbed.train import alarms
 
-        garbage.gc_collect()
+        process_guards.gc_collect()
         self.levels.add(self.taken, self.read())
         slope, grown = self.levels.growth()
         return alarms.LEAKS[self.kind](self.levels, slope, grown, point) if slope > 0 else None

@@ -15,7 +15,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
-from seedbed.train import garbage, loop, reporting, signals
+from seedbed.train import loop, process_guards, reporting
 from seedbed.train.capabilities import Packable
 from seedbed.train.engine import cpu_threads, pick_device
 from seedbed.train.job import Action, Job
@@ -258,10 +258,10 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
     pack.on_status = on_status
     for job in pack.jobs:
         job.patience = patience
-    handlers = signals.catch(pack)
+    handlers = process_guards.catch_signals(pack)
     try:
         pack.prepare()
-        with cpu_threads(pack.template.num_cpu_threads), garbage.gc_paused():
+        with cpu_threads(pack.template.num_cpu_threads), process_guards.gc_paused():
             _start(pack)
             while pack.training and not pack.stop_signal:
                 _step_and_act(pack)
@@ -270,7 +270,7 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
         for trial in pack.training:
             pack.stack.detach(trial.row)
             trial.job.stepper.feed.close()
-        signals.restore(handlers)
+        process_guards.restore_signals(handlers)
     return {job.run.name: job.status for job in pack.jobs}
 
 
@@ -301,7 +301,7 @@ def _step_and_act(pack: Pack) -> None:
             if action.run is loop.evaluate and trial.training:
                 pack.notify(trial.job)
     if due:
-        garbage.gc_collect()
+        process_guards.gc_collect()
     _finish_trials_at_end(pack)
     pack.shrink()
 
