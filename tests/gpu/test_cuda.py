@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 from helpers import newest, no_host_sync, resume, rows, start, stop_at
 
-from seedbed.data.feed import Feed, WindowSource
+from seedbed.data.feed import Feed
 from seedbed.nn.loss import linear_cross_entropy
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 from torch import Tensor
 
 from seedbed import config as configs
@@ -16,7 +17,7 @@ from seedbed.checks.optimizer_checks import declared_rate
 from seedbed.checks.small_jobs import new_job, sample_options, small_source
 from seedbed.checks.subject import Subject
 from seedbed.config import Schedule
-from seedbed.data.feed import Source, WindowSource
+from seedbed.data.feed import Source
 from seedbed.recipes import find
 from seedbed.report.findings import Finding
 from seedbed.train.optim import OPTIMIZERS, AdamW

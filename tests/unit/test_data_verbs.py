@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from _sources import WindowSource
 
 from seedbed import recipes
 from seedbed.data.corpus import TextConfig
-from seedbed.data.feed import WindowSource
 from seedbed.data.store import Store
 from seedbed.data.text import open_text
 from seedbed.errors import UserError

@@ -7,10 +7,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 
 from seedbed.data import feed as feed_module
 from seedbed.data import gather, prefetch
-from seedbed.data.feed import Feed, Source, WindowSource
+from seedbed.data.feed import Feed, Source
 from seedbed.errors import UserError
 
 CPU = torch.device("cpu")

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Limit
-from seedbed.data.gather import DeviceRows, HostRows, Slot, torch_dtype, widen
+from seedbed.data.gather import HostRows, Slot, torch_dtype, widen
 from seedbed.data.order import Order
 from seedbed.errors import UserError
 
-# Buffers for vectors in transfer to the device: enough that the host never waits for one before it waits for a measurement.
-NUM_VECTORS = 32
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -92,28 +90,6 @@ def limited(data: Data, limit: Limit) -> Data:
     return part
 
 
-class WindowSource(Source):
-    """Every window of consecutive rows within one episode. `episodes` holds the first row of each, ascending."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], spans: Mapping[str, int], episodes: np.ndarray | None = None):
-        self.arrays, self.spans = arrays, spans
-        (num_rows,) = {len(a) for a in arrays.values()}
-        first_E = np.array([0]) if episodes is None else np.asarray(episodes, dtype=np.int64)
-        window = max(1, *spans.values())
-        lengths_E = np.diff(np.append(first_E, num_rows))
-        assert first_E[0] == 0 and (lengths_E > 0).all(), "episodes start at row 0 and are not empty"
-        counts_E = np.maximum(lengths_E - window + 1, 0)
-        self.num_items = int(counts_E.sum())
-        if not self.num_items:
-            raise UserError(f"no episode holds {window} rows in a row; the longest has {int(lengths_E.max())}")
-        self._ends_E = np.cumsum(counts_E)
-        # Row minus item number is constant within an episode.
-        self._shift_E = first_E - (self._ends_E - counts_E)
-
-    def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
-        return index_B + self._shift_E[np.searchsorted(self._ends_E, index_B, side="right")]
-
-
 class Locator:
     """Maps counters to rows; errors name the sample, and bounds are checked before anything is copied."""
 
@@ -163,45 +139,6 @@ class _Tier(Protocol):
     def raw(self, k: int) -> dict[str, Tensor]: ...
     def divide(self, parts: int) -> None: ...
     def close(self) -> None: ...
-
-
-class _Resident:
-    """Arrays on the device: per step the host only copies row numbers, through a ring of buffers guarded by events."""
-
-    def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
-        self.name = "device" if source.arrays else "generated"
-        self.wait = 0.0
-        self.rows = {name: DeviceRows(array, source.spans[name], device) for name, array in source.arrays.items()}
-        self.locator, self.turn = locator, 0
-        self.cuda = device.type == "cuda"
-        shape = (2, locator.batch)
-        self.static_2B = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.divide(parts)
-        self.vectors = [torch.zeros(shape, dtype=torch.int64, pin_memory=self.cuda) for _ in range(NUM_VECTORS)]
-        self.hosts = [vector.numpy() for vector in self.vectors]
-        self.events = [torch.cuda.Event() for _ in self.vectors] if self.cuda else []
-
-    def load(self, counter: int) -> None:
-        self.turn = (self.turn + 1) % NUM_VECTORS
-        if self.cuda:
-            self.events[self.turn].synchronize()
-        host_2B = self.hosts[self.turn]
-        if self.rows:
-            host_2B[0] = self.locator.rows(counter)
-        np.add(self.locator.steps_B, counter, out=host_2B[1])
-        self.static_2B.copy_(self.vectors[self.turn], non_blocking=self.cuda)
-        if self.cuda:
-            self.events[self.turn].record()
-
-    def divide(self, parts: int) -> None:
-        self.parts = [tuple(part.unbind()) for part in self.static_2B.chunk(parts, dim=1)]
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        start_b, index_b = self.parts[k]
-        return {"index": index_b, **{name: rows.gather(start_b) for name, rows in self.rows.items()}}
-
-    def close(self) -> None:
-        self.rows = {}
 
 
 class _Direct:
@@ -286,7 +223,9 @@ class Feed:
         elif self.device.type == "cpu":
             self._tier = _Direct(source, locator, parts)
         else:
-            self._tier = _Resident(source, locator, parts, self.device)
+            from seedbed.data.device_feed import Resident
+
+            self._tier = Resident(source, locator, parts, self.device)
         self.tier = self._tier.name
         self._wide = [(name, torch_dtype(np.dtype(dtype))) for name, dtype in source.wide.items()]
 

@@ -1,9 +1,7 @@
 """Windows of rows copied out of large arrays: into prepared host memory, or on the device from an array that lives there."""
 
-import mmap
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -42,20 +40,6 @@ def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
     return value.to(dtype)
 
 
-class DeviceRows:
-    """An array on the device; `gather` needs no host and can be captured in a CUDA graph."""
-
-    def __init__(self, array: np.ndarray, span: int, device: torch.device):
-        self.rows = words(array).to(device)
-        self.dtype = torch_dtype(array.dtype)
-        self.steps = torch.arange(max(1, span), device=device)
-        self.shape = ((span,) if span else ()) + array.shape[1:]
-
-    def gather(self, start_B: Tensor) -> Tensor:
-        index = (start_B[:, None] + self.steps).flatten()
-        return self.rows.index_select(0, index).view(self.dtype).view(len(start_B), *self.shape)
-
-
 class HostRows:
     """An array on the host, perhaps memory-mapped; `fill` copies windows into memory prepared by `target`."""
 
@@ -74,7 +58,6 @@ class HostRows:
         else:
             count = max(0, len(array) - self.span + 1)
             self.items = np.ndarray(count, f"V{self.row * self.span}", array, strides=(self.row,))
-        self.advice = _Advice.on(array)
 
     def target(self, memory: Tensor) -> Any:
         """A batch's bytes in the form that `fill` writes."""
@@ -99,42 +82,6 @@ class HostRows:
         windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
         return torch.from_numpy(windows if wide is None else windows.astype(wide))
 
-    def expect_random(self) -> bool:
-        """Turn off read-ahead, since `advise` announces pages; False without a memory map."""
-        if self.advice:
-            self.advice.random()
-        return self.advice is not None
-
-    def advise(self, start_B: np.ndarray) -> None:
-        """Announce the pages that will be read soon, so that the operating system fetches them in parallel."""
-        assert self.advice is not None
-        for start in start_B.tolist():
-            self.advice.will_need(start * self.row, self.span * self.row)
-
-
-@dataclass(frozen=True)
-class _Advice:
-    mapping: mmap.mmap
-    offset: int
-
-    @classmethod
-    def on(cls, array: np.ndarray) -> "_Advice | None":
-        base = array
-        while isinstance(base, np.ndarray) and base.base is not None:
-            base = base.base
-        base = base.obj if isinstance(base, memoryview) else base
-        if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
-            return None
-        return cls(base, array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data)
-
-    def random(self) -> None:
-        self.mapping.madvise(mmap.MADV_RANDOM)
-
-    def will_need(self, offset: int, length: int) -> None:
-        first = self.offset + offset
-        page = first // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_WILLNEED, page, first + length - page)
-
 
 class Slot:
     """Memory for one batch: all arrays and the sample counters in one block, so that one copy transfers it."""
@@ -155,11 +102,6 @@ class Slot:
             self.values[name] = self.bytes[name].view(torch_dtype(dtype)).view(shape)
             start += -(-sizes[name] // _ALIGN) * _ALIGN
         self.host_index = self.values["index"].numpy() if device.type == "cpu" else np.empty(0)
-
-    def parts(self, count: int) -> list[dict[str, Tensor]]:
-        """The same memory as `count` equal micro-batches."""
-        size = len(self.values["index"]) // count
-        return [{name: v[k * size : (k + 1) * size] for name, v in self.values.items()} for k in range(count)]
 
 
 def _memory(num_bytes: int, device: torch.device, pin: bool) -> Tensor:
