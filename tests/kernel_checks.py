@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from seedbed.nn import attention, gated
-from seedbed.nn.fused import NormAndRotate
+from seedbed.nn import attention, cuda_ops, gated
+from seedbed.nn.cuda_ops import NormAndRotate, narrow_attention
 from seedbed.nn.layers import rms_norm
-from seedbed.nn.narrow import narrow_attention
 from seedbed.nn.positions import apply_rope, rope_table
 from seedbed.recipes.flow.model import build_model
 from seedbed.recipes.flow.presets import ModelConfig
@@ -270,13 +269,13 @@ def check_narrow_compiled(device: str, backend: str, dtype: torch.dtype) -> None
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=False, backend=backend)
     results = [run(compiled)]  # the choice comes after: what was compiled for torch's kernels must not stay
-    real, attention.can_be_narrow = attention.can_be_narrow, lambda *_: True
+    real, cuda_ops.can_be_narrow = cuda_ops.can_be_narrow, lambda *_: True
     forward, narrow_kernels.forward = narrow_kernels.forward, lambda *given: ran.append(1) or forward(*given)
     try:
         with attention.attention_scope([attention.Own.NARROW]):
             results += [run(module), run(compiled)]
     finally:
-        attention.can_be_narrow, narrow_kernels.forward = real, forward
+        cuda_ops.can_be_narrow, narrow_kernels.forward = real, forward
     assert len(ran) == 2, f"the kernel ran {len(ran)} times"
     off = 1e-4 if dtype == torch.float32 else 3e-2
     for a, b in zip(itertools.chain(*results), wanted * 3, strict=True):

@@ -24,8 +24,8 @@ from kernel_checks import (
 
 from seedbed.nn import modulate
 from seedbed.nn.attention import NAMED, Attention, attention_scope, choose_attention
-from seedbed.nn.narrow import DTYPES as NARROW
-from seedbed.nn.narrow import narrow_attention
+from seedbed.nn.cuda_ops import NARROW_DTYPES as NARROW
+from seedbed.nn.cuda_ops import narrow_attention
 from seedbed.nn.positions import rope_table
 
 

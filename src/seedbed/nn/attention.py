@@ -2,10 +2,7 @@
 
 import contextlib
 import enum
-import functools
-import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,13 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
-from seedbed.errors import UserError
 from seedbed.nn.cache import Decode, Prefill
-from seedbed.nn.fused import NormAndRotate, can_norm_and_rotate
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
-from seedbed.nn.layers import rms_norm
-from seedbed.nn.narrow import can_be_narrow, narrow_attention, suits_narrow
+from seedbed.nn.layers import cuda_ops, rms_norm
 from seedbed.nn.positions import Rope, apply_rope
 
 QK_SCALE = 1.2
@@ -39,7 +33,6 @@ NAMED: dict[str, Kernel] = {
     "math": SDPBackend.MATH,
     "narrow": Own.NARROW,
 }
-MAX_SCORES = 1 << 30
 # Whether a scope has chosen the kernel for narrow heads; process-wide, as torch's own choice is.
 _narrow_first = False
 
@@ -110,8 +103,8 @@ class Attention(nn.Module):
         batch, num_tokens, _ = x_BTC.shape
         heads_BTHD = self.qkv(x_BTC).view(batch, num_tokens, -1, self.head_dim)
         qk, v = heads_BTHD.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        if rope is not None and self.qk_norm and heads_BTHD.is_cuda and can_norm_and_rotate(heads_BTHD, rope):
-            q, k, v = NormAndRotate.apply(heads_BTHD, *rope, self.kv_heads)
+        if cuda_ops and rope is not None and self.qk_norm and cuda_ops.can_norm_and_rotate(heads_BTHD, rope):
+            q, k, v = cuda_ops.NormAndRotate.apply(heads_BTHD, *rope, self.kv_heads)
         else:
             if self.qk_norm:
                 qk = rms_norm(qk)
@@ -135,16 +128,15 @@ def attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """torch's attention, or the kernel for narrow heads where the scope prefers it and the shapes allow it."""
-    if _narrow_first and attn_mask is None and not dropout_p and not is_causal:
+    if cuda_ops and _narrow_first and attn_mask is None and not dropout_p and not is_causal:
         q_BTHD, k_BTHD, v_BTHD = (x.transpose(1, 2) for x in (q_BHTD, k_BKTD, v_BKTD))
-        if can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
-            y_BTHD, *_ = narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
+        if cuda_ops.can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
+            y_BTHD, *_ = cuda_ops.narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
             return y_BTHD.transpose(1, 2)
     how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask, **how)
 
 
-@functools.cache
 def choose_attention(
     shape: tuple[int, int, int, int],
     dtype: torch.dtype,
@@ -158,21 +150,11 @@ def choose_attention(
 
     Empty where there is no choice, that is anywhere but on CUDA. `only` selects one of NAMED, or raises where it cannot run.
     """
-    rest = (shape, dtype, device, kv_heads or shape[1], dropout, causal)
-    if only != "auto":
-        if not _runs(NAMED[only], *rest):
-            what = f"{str(dtype).removeprefix('torch.')} heads of {shape[3]} over {shape[2]} tokens"
-            what += f" with dropout {dropout:g}" if dropout else ""
-            what += " under a causal mask" if causal else ""
-            raise UserError(f"attention={only} does not run {what} on {device.type}; use attention=auto or another kernel")
-        return (NAMED[only],)
-    if device.type != "cuda":
+    if only == "auto" and device.type != "cuda":
         return ()
-    # The math kernel materialises all scores: past some gigabytes it cannot be fastest, and would be the peak of memory.
-    few_scores = shape[0] * shape[1] * shape[2] ** 2 <= MAX_SCORES
-    out = {SDPBackend.MATH: not few_scores, Own.NARROW: not _can_be_narrow(*rest)}
-    times = {k: _time_kernel(k, *rest) for k in NAMED.values() if not out.get(k)}
-    return tuple(sorted((k for k, t in times.items() if t is not None), key=lambda k: times[k] or 0.0))
+    from seedbed.nn import attention_choice
+
+    return attention_choice.choose(shape, dtype, device, kv_heads or shape[1], dropout, causal, only)
 
 
 @contextlib.contextmanager
@@ -192,78 +174,3 @@ def attention_scope(kernels: Sequence[Kernel]) -> Iterator[None]:
 def current_kernels() -> list[Kernel]:
     """The kernels that attention may use now, first choice first."""
     return [*([Own.NARROW] if _narrow_first else []), *_cur_sdpa_kernel_backends(with_priority=True)]
-
-
-def _can_be_narrow(
-    shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kv_heads: int, dropout: float, causal: bool
-) -> bool:
-    return suits_narrow(shape[3], dtype, device) and kv_heads == shape[1] and not dropout and not causal
-
-
-def _time_kernel(
-    kernel: Kernel,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_heads: int,
-    dropout: float,
-    causal: bool,
-) -> float | None:
-    """Seconds for a forward and backward pass, the best of a few rounds; None when the kernel does not support the shape."""
-    try:
-        with _trying(kernel, shape, dtype, device, kv_heads, dropout, causal) as once:
-            return min(_seconds(once, device) for _ in range(3))
-    except Exception:  # no such kernel for this shape, or not enough memory; Triton raises its own errors
-        return None
-
-
-def _runs(kernel: Kernel, shape: tuple[int, ...], *rest: Any) -> bool:
-    """Whether a kernel supports this shape, tried with one row of the batch."""
-    try:
-        with warnings.catch_warnings(), _trying(kernel, (1, *shape[1:]), *rest) as once:
-            warnings.simplefilter("ignore")  # torch warns for every kernel; the error is enough
-            once()
-    except Exception:
-        return False
-    return True
-
-
-@contextlib.contextmanager
-def _trying(
-    kernel: Kernel,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_heads: int,
-    dropout: float,
-    causal: bool,
-) -> Iterator[Callable[[], None]]:
-    """Yields a function that runs a forward and backward pass through one kernel."""
-    batch, heads, length, head_dim = shape
-    if kernel is Own.NARROW and not _can_be_narrow(shape, dtype, device, kv_heads, dropout, causal):
-        raise RuntimeError("torch's attention would run instead")
-
-    def tensor(num_heads: int) -> Tensor:  # laid out as `Attention` makes them
-        x = torch.randn(batch, length, num_heads, head_dim, dtype=dtype, device=device)
-        return x.transpose(1, 2).requires_grad_()
-
-    # Measuring must not change the random state of training.
-    rng = torch.random.fork_rng([device] if device.type != "cpu" else [], device_type=device.type)
-    with rng, torch.enable_grad(), torch.autocast(device.type, enabled=False), attention_scope([kernel]):
-        q, k, v = tensor(heads), tensor(kv_heads), tensor(kv_heads)
-
-        def once() -> None:
-            y = attend(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=kv_heads != heads)
-            torch.autograd.grad(y, (q, k, v), y)
-
-        yield once
-
-
-def _seconds(work, device: torch.device, num_calls: int = 5) -> float:
-    work()
-    torch.cuda.synchronize(device)
-    start = time.perf_counter()
-    for _ in range(num_calls):
-        work()
-    torch.cuda.synchronize(device)
-    return (time.perf_counter() - start) / num_calls

@@ -1,15 +1,18 @@
 """Norms, computed in float32 and returned in the dtype of the stream, and feed-forward blocks."""
 
+import importlib
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seedbed.nn import HAS_TRITON
 from seedbed.nn.groups import declare
 from seedbed.nn.init import normal_
 
 EPS = 1e-7
+cuda_ops = importlib.import_module("seedbed.nn.cuda_ops") if HAS_TRITON else None
 
 
 def widen(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from seedbed.errors import UserError
 from seedbed.nn.attention import attention_scope, current_kernels
+from seedbed.nn.layers import cuda_ops
 
 if TYPE_CHECKING:
     from seedbed.train.system import System
@@ -32,7 +33,7 @@ KEPT = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.seedbed.narrow_attention.default,
+    *([torch.ops.seedbed.narrow_attention.default] if cuda_ops else []),
 }
 
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from seedbed.data.feed import Data, Feed
-from seedbed.nn.narrow import narrow_attention
+from seedbed.nn.layers import cuda_ops
 from seedbed.train.engine import Engine, fork_rng
 from seedbed.train.system import Batch, flops_per_item, named_optimizers
 
@@ -107,7 +107,7 @@ def _attended_narrow(result: Any, q_BTHD: Tensor, *rest: Any) -> float:
 
 _RULES: dict[Any, Any] = {
     F.scaled_dot_product_attention: _attended,
-    narrow_attention._opoverload: _attended_narrow,
+    **({cuda_ops.narrow_attention._opoverload: _attended_narrow} if cuda_ops else {}),
     **dict.fromkeys(
         (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm, Tensor.bmm, Tensor.mm), _inner
     ),
