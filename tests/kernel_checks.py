@@ -15,8 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from seedbed.nn import attention, cuda_ops, gated
 from seedbed.nn.cuda_ops import NormAndRotate, narrow_attention
-from seedbed.nn.layers import rms_norm
-from seedbed.nn.positions import apply_rope, rope_table
+from seedbed.nn.layers import apply_rope, rms_norm, rope_table
 from seedbed.recipes.flow.model import build_model
 from seedbed.recipes.flow.presets import ModelConfig
 

@@ -9,7 +9,7 @@ from _sources import WindowSource
 from helpers import newest, no_host_sync, resume, rows, start, stop_at
 
 from seedbed.data.feed import Feed
-from seedbed.nn.loss import linear_cross_entropy
+from seedbed.nn.layers import linear_cross_entropy
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
 

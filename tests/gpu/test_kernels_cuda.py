@@ -26,7 +26,7 @@ from seedbed.nn import modulate
 from seedbed.nn.attention import NAMED, Attention, attention_scope, choose_attention
 from seedbed.nn.cuda_ops import NARROW_DTYPES as NARROW
 from seedbed.nn.cuda_ops import narrow_attention
-from seedbed.nn.positions import rope_table
+from seedbed.nn.layers import rope_table
 
 
 def captured(step):

@@ -10,10 +10,9 @@ from seedbed.errors import UserError
 from seedbed.nn import attention as attention_file
 from seedbed.nn import attention_choice, cuda_ops
 from seedbed.nn.attention import Attention, Own, attend, attention_scope, choose_attention, current_kernels
-from seedbed.nn.cache import Cache
-from seedbed.nn.groups import kind_of, rows_of
-from seedbed.nn.layers import rms_norm
-from seedbed.nn.positions import rope_table
+from seedbed.nn.decoding import Cache
+from seedbed.nn.init import kind_of, rows_of
+from seedbed.nn.layers import rms_norm, rope_table
 
 WIDTH, HEADS, LENGTH = 32, 4, 9
 

@@ -14,7 +14,7 @@ import torch
 from seedbed.nn import gated, modulate
 from seedbed.nn.cuda_ops import can_norm_and_rotate
 from seedbed.nn.gated import can_gate_and_norm
-from seedbed.nn.positions import rope_table
+from seedbed.nn.layers import rope_table
 
 
 def interpreter_works() -> bool:

@@ -15,7 +15,7 @@ from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import new_job
 from seedbed.checks.subject import CPU, Recorder, Subject, repeat_rows, source_line, take_rows
 from seedbed.config import Optim, Schedule
-from seedbed.nn.groups import declaration_of, settings_of
+from seedbed.nn.init import declaration_of, settings_of
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities, loop
 from seedbed.train.capabilities import single_rank_reason

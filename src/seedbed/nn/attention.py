@@ -10,11 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends, sdpa_kernel
 
-from seedbed.nn.cache import Decode, Prefill
-from seedbed.nn.groups import declare
-from seedbed.nn.init import normal_
-from seedbed.nn.layers import cuda_ops, rms_norm
-from seedbed.nn.positions import Rope, apply_rope
+from seedbed.nn.decoding import Decode, Prefill
+from seedbed.nn.init import declare, normal_
+from seedbed.nn.layers import Rope, apply_rope, cuda_ops, rms_norm
 
 QK_SCALE = 1.2
 

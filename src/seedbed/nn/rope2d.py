@@ -6,7 +6,7 @@ The rotary table has the form of `nn.positions.rope_table`, so that the same cod
 import torch
 from torch import Tensor
 
-from seedbed.nn.positions import Rope, rope_table
+from seedbed.nn.layers import Rope, rope_table
 
 SINCOS_PERIOD = 10_000.0
 

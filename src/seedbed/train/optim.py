@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from seedbed.config import Optim
 from seedbed.dist.ranks import local
 from seedbed.errors import UserError
-from seedbed.nn.groups import kind_of, rows_of, settings_of
+from seedbed.nn.init import kind_of, rows_of, settings_of
 from seedbed.train.system import ParamGroup
 
 BACKEND = "inductor"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from seedbed.dist.ranks import local
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.train import process_guards
 from seedbed.train.growth import MEGA, Blocks, Levels
 from seedbed.train.schedule import multiplier

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from seedbed.config import Config
 from seedbed.data.feed import Data, Feed
 from seedbed.errors import UserError
-from seedbed.nn.groups import kind_of
+from seedbed.nn.init import kind_of
 from seedbed.recipes import Recipe
 from seedbed.train.engine import Engine
 from seedbed.train.system import Batch, flops_per_item

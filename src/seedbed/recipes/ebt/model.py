@@ -14,11 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.cache import Cache, Decode, Prefill
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, rms_norm, widen
-from seedbed.nn.positions import Rope, apply_rope, rope_table
+from seedbed.nn.decoding import Cache, Decode, Prefill
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, Rope, apply_rope, rms_norm, rope_table, widen
 from seedbed.recipes.ebt.presets import ModelConfig
 
 EPS = 1e-5

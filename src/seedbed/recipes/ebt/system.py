@@ -16,10 +16,9 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
-from seedbed.nn.decoding import Decoder
-from seedbed.nn.eager import eagerly
-from seedbed.nn.groups import declare
-from seedbed.nn.sampling import Sampling
+from seedbed.nn import eagerly
+from seedbed.nn.decoding import Decoder, Sampling
+from seedbed.nn.init import declare
 from seedbed.recipes.ebt import show
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.control import train_control

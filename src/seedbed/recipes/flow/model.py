@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.nn.attention import Attention
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, rms_norm
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, Rope, rms_norm, rope_table
 from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify
-from seedbed.nn.positions import Rope, rope_table
 from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
 from seedbed.recipes.flow.presets import ModelConfig
 

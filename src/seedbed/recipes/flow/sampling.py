@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.flow.data import draw_noise
 from seedbed.recipes.flow.model import FlowTransformer
 from seedbed.recipes.flow.objective import velocity

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
-from seedbed.nn import decoding
-from seedbed.nn.decoding import READ_EVERY, Decoder
-from seedbed.nn.eager import eagerly
-from seedbed.nn.sampling import Sampling, window_start
+from seedbed.nn import decoding, eagerly
+from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
 from seedbed.recipes.gpt.model import Transformer
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
 from seedbed.errors import UserError
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource

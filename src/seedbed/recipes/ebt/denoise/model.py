@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
 from seedbed.nn.patchify import depatchify, grid_of, patchify

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
-from seedbed.nn import rng
-from seedbed.nn.eager import eagerly
-from seedbed.nn.groups import declare
+from seedbed.nn import eagerly, rng
+from seedbed.nn.init import declare
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.curves import show, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
