@@ -145,7 +145,7 @@ def test_every_import_follows_the_design():
         ("seedbed.recipes", "seedbed.recipes.gpt.presets"),
         ("seedbed.train.loop", "seedbed.cli"),
         ("seedbed.launch.local", "seedbed.cli"),
-        ("seedbed.config", "seedbed.train.schedule"),
+        ("seedbed.config", "seedbed.train.optim"),
         ("seedbed.nn.layers", "seedbed"),
         ("seedbed.novelty.thing", "seedbed.config"),
     ],

@@ -63,7 +63,7 @@ class Schedule:
     ends at 1 / (div x final_div) of it.
     """
 
-    kind: str = registered("gpt3", "seedbed.train.schedule:SCHEDULES")
+    kind: str = registered("gpt3", "seedbed.train.optim:SCHEDULES")
     warmup: float = number(0.02, low=0.0, high=1.0)
     decay: float = number(0.5, low=0.0, high=1.0)
     floor: float = number(0.1, low=0.0, high=1.0)

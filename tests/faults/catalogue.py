@@ -11,7 +11,7 @@ from unittest.mock import patch
 from patching import EXAMPLE, GPT, TOY, Fault, fault
 
 SYSTEM, MODEL = "seedbed/recipes/gpt/system.py", "seedbed/recipes/gpt/model.py"
-TEXT, FEED, ORDER = "seedbed/data/text.py", "seedbed/data/feed.py", "seedbed/data/order.py"
+TEXT, FEED, ORDER = "seedbed/data/text.py", "seedbed/data/feed.py", "seedbed/data/feed.py"
 TOKENISE = "seedbed/data/tokenise.py"
 ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("attention", "layers", "init", "layers", "layers"))
 

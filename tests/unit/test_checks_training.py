@@ -20,8 +20,7 @@ from seedbed.config import Schedule
 from seedbed.data.feed import Source
 from seedbed.recipes import find
 from seedbed.report.findings import Finding
-from seedbed.train.optim import OPTIMIZERS, AdamW
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import OPTIMIZERS, AdamW, multiplier
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from catalogue_training import FAULTS

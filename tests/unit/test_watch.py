@@ -16,7 +16,7 @@ from seedbed.config import Config, Guard, Schedule
 from seedbed.train import alarms, loop, process_guards, watch
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepHistory, StepResult, format_number
 from seedbed.train.system import System
 from seedbed.train.watch import DeviceMemory, Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates

@@ -21,8 +21,7 @@ from seedbed.train import capabilities, loop
 from seedbed.train.capabilities import single_rank_reason
 from seedbed.train.engine import Engine
 from seedbed.train.job import Job
-from seedbed.train.optim import AdamW, Muon, Optimizer, param_groups
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import AdamW, Muon, Optimizer, multiplier, param_groups
 from seedbed.train.system import Batch
 
 # Gradient norms of one batch, three times: sound 0, not zeroed 2.86, 5.72, 8.58.

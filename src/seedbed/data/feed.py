@@ -1,12 +1,15 @@
-"""Batches of a source on the device, in an order that is a function of the sample counter.
+"""Batches of a source on the device, in an order that is a pure function of (seed, sample counter).
 
-Shape suffixes: B items of a step, b items of a micro-batch.
+Any batch size and any starting point give the same items. Shape suffixes: B items of a step, N any number of items.
 """
+
+from __future__ import annotations
 
 import copy
 import os
 import time
 import warnings
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -19,7 +22,6 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Limit
-from seedbed.data.order import Order
 from seedbed.errors import UserError
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +48,7 @@ class Source:
         """On the device: convert, normalise, name. `raw` has one entry per array, and `index`, the global sample counters."""
         return raw
 
-    def first(self, num: int) -> "Source":
+    def first(self, num: int) -> Source:
         """The first `num` items as a source, without the rows that only later items need.
 
         A generator repeats its first `num` samples. Override it where evaluation reads more than `arrays` and `num_items`.
@@ -89,102 +91,6 @@ def limited(data: Data, limit: Limit) -> Data:
     part.test = data.test.first(limit.test) if data.test and limit.test else data.test
     part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid, "test": limit.test}}
     return part
-
-
-class Locator:
-    """Maps counters to rows; errors name the sample, and bounds are checked before anything is copied."""
-
-    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, share: tuple[int, int]):
-        rank, world = share
-        # This rank's items of a step, and the items of all ranks: the stride from one step to the next.
-        self.source, self.batch, self.stride, self.own = source, batch // world, batch, slice(rank, None, world)
-        self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
-        self.steps_B = np.arange(batch)[self.own]
-        lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
-        self.last_row = min(lasts, default=0)
-        assert self.last_row >= 0, "an item is longer than its array"
-
-    def rows(self, counter: int) -> np.ndarray:
-        assert self.order is not None
-        epoch_B, index_B = (column[self.own] for column in self.order.at(counter, self.stride))
-        try:
-            start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
-        except Exception as error:
-            raise self._blame(counter, error) from error
-        # As unsigned numbers, negative ones are huge: one test for both ends.
-        if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
-            wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
-            raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
-        return start_B
-
-    def _blame(self, counter: int, error: Exception) -> Exception:
-        """The error with the number of the first sample that causes it by itself."""
-        assert self.order is not None
-        kind = UserError if isinstance(error, UserError) else RuntimeError
-        for sample in (counter + self.steps_B).tolist():
-            try:
-                self.source.locate(*self.order.at(sample, 1))
-            except Exception as alone:
-                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
-        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
-
-
-class _Tier(Protocol):
-    """Where the items come from; `wait` is the number of seconds that `load` waited for data."""
-
-    name: str
-
-    @property
-    def wait(self) -> float: ...
-    def load(self, counter: int) -> None: ...
-    def raw(self, k: int) -> dict[str, Tensor]: ...
-    def divide(self, parts: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Direct:
-    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps."""
-
-    def __init__(self, source: Source, locator: Locator, parts: int):
-        self.name = "device" if source.arrays else "generated"
-        self.wait, self.turn = 0.0, 0
-        self.locator = locator
-        self.divide(parts)
-        rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
-        self.short = {name: r for name, r in rows.items() if not r.long}
-        self.long = {name: r for name, r in rows.items() if r.long}
-        # New memory for a large batch would cost more in page faults than the copy itself.
-        large = {name: source.arrays[name] for name in self.long}
-        self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
-        self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
-        self.values: dict[str, Tensor] = {}
-        self.wide = source.wide
-
-    def load(self, counter: int) -> None:
-        start = time.perf_counter()
-        self.turn = 1 - self.turn
-        slot = self.slots[self.turn]
-        np.add(self.locator.steps_B, counter, out=slot.host_index)
-        # Freed before the new step, so that its memory, still in the cache, is used again.
-        self.values = dict(slot.values)
-        if self.locator.order:
-            start_B = self.locator.rows(counter)
-            for name, rows in self.short.items():
-                self.values[name] = rows.take(start_B, self.wide.get(name))
-            for rows, target in self.targets[self.turn]:
-                rows.fill(start_B, target)
-        self.wait += time.perf_counter() - start
-
-    def divide(self, parts: int) -> None:
-        self.size = self.locator.batch // parts
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        if self.size == self.locator.batch:
-            return dict(self.values)
-        return {name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}
-
-    def close(self) -> None:
-        pass
 
 
 class Feed:
@@ -276,11 +182,109 @@ def room(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
+# ---- where items come from -----------------------------------------------------------------------------------------------
+
+
+class _Tier(Protocol):
+    """Where the items come from; `wait` is the number of seconds that `load` waited for data."""
+
+    name: str
+
+    @property
+    def wait(self) -> float: ...
+    def load(self, counter: int) -> None: ...
+    def raw(self, k: int) -> dict[str, Tensor]: ...
+    def divide(self, parts: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Direct:
+    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps."""
+
+    def __init__(self, source: Source, locator: Locator, parts: int):
+        self.name = "device" if source.arrays else "generated"
+        self.wait, self.turn = 0.0, 0
+        self.locator = locator
+        self.divide(parts)
+        rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
+        self.short = {name: r for name, r in rows.items() if not r.long}
+        self.long = {name: r for name, r in rows.items() if r.long}
+        # New memory for a large batch would cost more in page faults than the copy itself.
+        large = {name: source.arrays[name] for name in self.long}
+        self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
+        self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
+        self.values: dict[str, Tensor] = {}
+        self.wide = source.wide
+
+    def load(self, counter: int) -> None:
+        start = time.perf_counter()
+        self.turn = 1 - self.turn
+        slot = self.slots[self.turn]
+        np.add(self.locator.steps_B, counter, out=slot.host_index)
+        # Freed before the new step, so that its memory, still in the cache, is used again.
+        self.values = dict(slot.values)
+        if self.locator.order:
+            start_B = self.locator.rows(counter)
+            for name, rows in self.short.items():
+                self.values[name] = rows.take(start_B, self.wide.get(name))
+            for rows, target in self.targets[self.turn]:
+                rows.fill(start_B, target)
+        self.wait += time.perf_counter() - start
+
+    def divide(self, parts: int) -> None:
+        self.size = self.locator.batch // parts
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        if self.size == self.locator.batch:
+            return dict(self.values)
+        return {name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}
+
+    def close(self) -> None:
+        pass
+
+
+class Locator:
+    """Maps counters to rows; errors name the sample, and bounds are checked before anything is copied."""
+
+    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, share: tuple[int, int]):
+        rank, world = share
+        # This rank's items of a step, and the items of all ranks: the stride from one step to the next.
+        self.source, self.batch, self.stride, self.own = source, batch // world, batch, slice(rank, None, world)
+        self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
+        self.steps_B = np.arange(batch)[self.own]
+        lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
+        self.last_row = min(lasts, default=0)
+        assert self.last_row >= 0, "an item is longer than its array"
+
+    def rows(self, counter: int) -> np.ndarray:
+        assert self.order is not None
+        epoch_B, index_B = (column[self.own] for column in self.order.at(counter, self.stride))
+        try:
+            start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
+        except Exception as error:
+            raise self._blame(counter, error) from error
+        # As unsigned numbers, negative ones are huge: one test for both ends.
+        if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
+            wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
+            raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
+        return start_B
+
+    def _blame(self, counter: int, error: Exception) -> Exception:
+        """The error with the number of the first sample that causes it by itself."""
+        assert self.order is not None
+        kind = UserError if isinstance(error, UserError) else RuntimeError
+        for sample in (counter + self.steps_B).tolist():
+            try:
+                self.source.locate(*self.order.at(sample, 1))
+            except Exception as alone:
+                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
+        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
+
+
+# ---- rows copied out of large arrays into host memory ---------------------------------------------------------------------
+
 # Rows at least this long are gathered one by one; shorter ones (tokens, actions) as whole windows, which is one copy per item.
-LONG_ROW = 1024
-
-
-_ALIGN = 64
+LONG_ROW, _ALIGN = 1024, 64
 
 
 def row_bytes(array: np.ndarray) -> int:
@@ -378,3 +382,104 @@ def _memory(num_bytes: int, device: torch.device, pin: bool) -> Tensor:
         # numpy asks for huge pages; writing now moves the page faults out of the first step.
         return torch.from_numpy(np.full(num_bytes, 0, np.uint8))
     return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin)
+
+
+# ---- the order of items: it depends on no library's random generator, so it does not change with versions -------------------
+
+# Up to this length a permutation is kept as a table (about a second and 80 MB); a longer one is computed in blocks.
+TABLE_LIMIT, BLOCK, NUM_ROUNDS = 10_000_000, 1 << 16, 6
+_GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+
+
+def mix(value: Any) -> Any:
+    """The finaliser of splitmix64, on an int or an array of uint64: a bijection in which every bit affects all others."""
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def key_of(*words: int) -> int:
+    """One 64-bit key from a few integers; their order matters."""
+    key = 0
+    for word in words:
+        key = mix((key * 3 + word + _GOLDEN) & _MASK)
+    return key
+
+
+def draw(key: int, index_N: np.ndarray) -> np.ndarray:
+    """A random 64-bit word for each index, independent of what else is drawn."""
+    return mix(index_N.astype(np.uint64) * np.uint64(_GOLDEN) + np.uint64(key))
+
+
+def table(num_items: int, key: int) -> np.ndarray:
+    """A random permutation of range(num_items): the order of random words, each with its index in the low bits."""
+    index_N = np.arange(num_items, dtype=np.uint64)
+    low = np.uint64((1 << max(1, (num_items - 1).bit_length())) - 1)
+    # All words differ, so the result does not depend on the sorting algorithm.
+    return (np.sort((draw(key, index_N) & ~low) | index_N) & low).astype(np.int64)
+
+
+def feistel(position_N: np.ndarray, num_items: int, key: int) -> np.ndarray:
+    """The images of these positions under a permutation of range(num_items), without a table."""
+    bits = max(2, (num_items - 1).bit_length())
+    right_bits = np.uint64(bits // 2)
+    left_mask, right_mask = np.uint64((1 << (bits - bits // 2)) - 1), np.uint64((1 << (bits // 2)) - 1)
+    keys = [np.uint64(key_of(key, r)) for r in range(NUM_ROUNDS)]
+    result_N = position_N.astype(np.uint64)
+    outside = np.arange(len(result_N))
+    # The network permutes the next power of two; values beyond the end are permuted again until they are inside.
+    while len(outside):
+        walk_N = result_N[outside]
+        left_N, right_N = walk_N >> right_bits, walk_N & right_mask
+        for r in range(0, NUM_ROUNDS, 2):
+            left_N ^= mix(right_N + keys[r]) & left_mask
+            right_N ^= mix(left_N + keys[r + 1]) & right_mask
+        result_N[outside] = (left_N << right_bits) | right_N
+        outside = outside[result_N[outside] >= np.uint64(num_items)]
+    return result_N.astype(np.int64)
+
+
+class Order:
+    """Every epoch visits each of `num_items` once; epochs follow each other without a gap, and no state is kept."""
+
+    def __init__(self, num_items: int, seed: int, shuffle: bool = True):
+        assert num_items > 0, "an order needs items"
+        self.num_items, self.seed, self.shuffle = num_items, seed, shuffle
+        self._block, self._num_cached = (num_items, 2) if num_items <= TABLE_LIMIT else (BLOCK, 16)
+        self._cache: OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = OrderedDict()
+
+    def at(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The epoch and the item of the global samples start .. start + count - 1; read-only int64 arrays."""
+        epoch, position = divmod(start, self.num_items)
+        number, offset = divmod(position, self._block)
+        epochs, items = self._cache.get((epoch, number)) or self._fill(epoch, number)
+        if offset + count <= len(items):
+            return epochs[offset : offset + count], items[offset : offset + count]
+        return self._collect(start, count)
+
+    def _collect(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """A batch that crosses blocks or epochs."""
+        parts = []
+        while count:
+            position = start % self.num_items
+            room = min(self._block - position % self._block, self.num_items - position, count)
+            parts.append(self.at(start, room))
+            start, count = start + room, count - room
+        return np.concatenate([e for e, _ in parts]), np.concatenate([i for _, i in parts])
+
+    def _fill(self, epoch: int, number: int) -> tuple[np.ndarray, np.ndarray]:
+        first = number * self._block
+        size = min(self._block, self.num_items - first)
+        if not self.shuffle:
+            items = np.arange(first, first + size)
+        elif self._block == self.num_items:
+            items = table(self.num_items, key_of(self.seed, epoch))
+        else:
+            items = feistel(np.arange(first, first + size), self.num_items, key_of(self.seed, epoch))
+        # One value with stride 0 stands for the whole epoch column.
+        epochs = np.broadcast_to(np.int64(epoch), size)
+        items.flags.writeable = False
+        self._cache[epoch, number] = epochs, items
+        while len(self._cache) > self._num_cached:
+            self._cache.popitem(last=False)
+        return epochs, items

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageOps
 
+from seedbed.data.feed import draw
 from seedbed.data.image_dataset import ImageDataset, open_image_dataset
 from seedbed.data.images import ImageConfig
-from seedbed.data.order import draw
 from seedbed.data.prepare import Say, cache_folder, find_or_build
 from seedbed.data.progress import Progress
 from seedbed.data.store import Store, digest, is_store

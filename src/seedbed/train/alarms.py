@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from seedbed.train.growth import MEGA
-from seedbed.train.watch import Alarm, Point
+from seedbed.train.watch import MEGA, Alarm, Point
 
 if TYPE_CHECKING:
     from seedbed.data.feed import Feed
-    from seedbed.train.growth import Levels
+    from seedbed.train.watch import Levels
 
 
 def data_wait(feed: Feed, steps: int, share: float, wait: float) -> Alarm:
@@ -79,7 +78,7 @@ def schedule(step: int, kind: str, group: str, used: float, meant: float) -> Ala
     return Alarm(
         "schedule",
         f"step {step} used a learning rate of {used:.4g} in group {group}, the schedule says {meant:.4g}",
-        "train/engine.py Engine.begin, train/schedule.py multiplier",
+        "train/engine.py Engine.begin, train/optim.py multiplier",
         f"schedule={kind} is declared, another schedule is used",
         "set rates only through the config; a recipe must not write to the optimizer's groups",
         {"used": used, "meant": meant},

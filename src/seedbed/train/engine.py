@@ -18,8 +18,7 @@ from torch import Tensor
 from seedbed.config import Config
 from seedbed.dist.ranks import SINGLE, Ranks, local
 from seedbed.errors import UserError
-from seedbed.train.optim import BACKEND, Optimizer, gradients, param_groups
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
 from seedbed.train.system import named_optimizers, rank_local_buffers
 
 if TYPE_CHECKING:

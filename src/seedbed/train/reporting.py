@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from seedbed.train import stepper
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.train.system import alarms
 from seedbed.train.watch import Alarm, Point
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from seedbed.config import Schedule
 from seedbed.data.feed import Source
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.tune.workload import Rig, preserved
 
 DIVERGED = 2.0  # a loss that rose by this many times its first value has diverged

@@ -19,7 +19,7 @@ from seedbed.train import loop, process_guards, reporting
 from seedbed.train.capabilities import Packable
 from seedbed.train.engine import cpu_threads, pick_device
 from seedbed.train.job import Action, Job
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepQueue
 from seedbed.train.system import System, named_optimizers
 from seedbed.tune.packing.stack import Stack
