@@ -17,7 +17,7 @@ from seedbed.data.feed import Feed, Source
 from seedbed.dist import join as joining
 from seedbed.dist.join import require_settings
 from seedbed.train.capabilities import require_possible
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
 from seedbed.launch import processes
@@ -378,4 +378,4 @@ def test_ranks_are_started_once_per_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert processes.to_train("gpt/demo", ["dist.replicate=2"]) == 0
-    assert joining.started() == 2
+    assert started() == 2

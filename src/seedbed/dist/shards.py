@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seedbed.dist.ranks import Ranks, local
+from seedbed.dist import Ranks, local
 
 
 class Rows(NamedTuple):

@@ -17,7 +17,7 @@ import torch
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.dist.ranks import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, open_saved, remember
 from seedbed.report import journal

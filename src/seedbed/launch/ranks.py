@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from seedbed.config import Config
+from seedbed.dist import Ranks
 from seedbed.dist.join import join, require_settings
-from seedbed.dist.ranks import Ranks
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
 from seedbed.config import Config
-from seedbed.dist.ranks import Ranks
+from seedbed.dist import Ranks
 from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch.local import (
     Check,

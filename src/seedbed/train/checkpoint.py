@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files
 from seedbed.track.names import folder_name, step_names, step_of
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seedbed.data import limits
-from seedbed.dist.ranks import Ranks
+from seedbed.dist import Ranks
 from seedbed.errors import UserError
 from seedbed.track.names import step_of
 from seedbed.train.checkpoint import FORMAT, FULL, Part, digest, hash_file, steps_in

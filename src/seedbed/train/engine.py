@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.dist.ranks import SINGLE, Ranks, local
+from seedbed.dist import SINGLE, Ranks, local
 from seedbed.errors import UserError
 from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
 from seedbed.train.system import named_optimizers, rank_local_buffers

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.config import Optim, Schedule
-from seedbed.dist.ranks import local
+from seedbed.dist import local
 from seedbed.errors import UserError
 from seedbed.nn.init import kind_of, rows_of, settings_of
 from seedbed.train.system import ParamGroup

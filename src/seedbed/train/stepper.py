@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from seedbed import config as configs
 from seedbed.data.feed import Feed
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files, jsonl
 from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.dist.ranks import local
+from seedbed.dist import local
 from seedbed.nn import eagerly
 from seedbed.train import process_guards
 from seedbed.train.optim import multiplier

@@ -12,9 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
+from seedbed.dist import local
 from seedbed.dist.fake import fake_ranks
-from seedbed.dist.join import require_settings
-from seedbed.dist.ranks import BUCKET_BYTES, local
+from seedbed.dist.join import BUCKET_BYTES, require_settings
 from seedbed.dist.shards import apply_fsdp
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
