@@ -1,6 +1,8 @@
 """Verbs that train a run."""
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 from seedbed.cli.parser import (
     Parser,
@@ -23,9 +25,9 @@ verb = registrar(VERBS)
 
 @verb("demo", "", "train a small GPT on this machine and show what it writes")
 def _demo(given: argparse.Namespace) -> int:
-    from seedbed.launch import local
+    from seedbed.launch.demo import demo
 
-    return local.demo(given.runs)
+    return demo(given.runs)
 
 
 def _train_arguments(parser: Parser) -> None:
@@ -61,23 +63,30 @@ def _train(given: argparse.Namespace) -> int:
         from seedbed.cli import slurm
 
         return slurm.train(given)
-    from seedbed.launch import processes
+    from seedbed import launch
 
-    num_ranks = processes.to_train(given.name, given.settings)
+    num_ranks = launch.to_train(given.name, given.settings)
     if given.dry:
-        processes.refuse(num_ranks, "--dry")
+        launch.refuse_ranks(num_ranks, "--dry")
         return _dry_run(given)
     if num_ranks:
         from seedbed.launch import spawn
 
         return spawn.start(num_ranks)
     from seedbed.launch import local
-    from seedbed.report.mirrors import read_choices
 
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
-    facts["mirrors"] = read_choices(given.mirror or "")
+    facts["mirrors"] = _mirrors(given.mirror)
     return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, until=given.until, **facts)
+
+
+def _mirrors(words: str | None) -> Sequence[Any]:
+    if not words:
+        return ()
+    from seedbed.report.mirrors import choose
+
+    return choose.read(words)
 
 
 def _dry_run(given: argparse.Namespace) -> int:
@@ -110,18 +119,15 @@ def _resume(given: argparse.Namespace) -> int:
         from seedbed.cli import slurm
 
         return slurm.resume(given)
-    from seedbed.launch import processes
+    from seedbed.launch import spawn
 
     refuse_dry(given)
-    num_ranks = processes.to_resume(given.runs, given.name, given.settings)
+    num_ranks = spawn.to_resume(given.runs, given.name, given.settings)
     if num_ranks:
-        from seedbed.launch import spawn
-
         return spawn.start(num_ranks)
     from seedbed.launch.resume import resume
-    from seedbed.report.mirrors import read_choices
 
-    mirrors = None if given.mirror is None else read_choices(given.mirror)
+    mirrors = None if given.mirror is None else _mirrors(given.mirror)
     check = "skip" if given.no_check else "force" if given.force else "quick"
     options = {"force": given.force, "check": check, "until": given.until, "mirrors": mirrors}
     return resume(given.runs, given.name, given.settings, **options)

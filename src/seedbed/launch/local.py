@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
@@ -21,7 +20,6 @@ from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, open_saved, remember
 from seedbed.report import journal
-from seedbed.report.mirrors import keep, mirrored
 from seedbed.report.model_table import model_text
 from seedbed.report.verdict import closing_verdict
 from seedbed.track import clocks, code
@@ -68,13 +66,18 @@ def train(
     with ranks_of(config) as ranks:
         pick_device(config.device)
         if not ranks.is_primary:
+            from seedbed.launch.ranks import train_non_primary
+
             return train_non_primary(ranks, root, recipe, anomaly)
         remember(recipe, config)
         state = code.state(Path.cwd(), root)
         code.require_clean(state, dirty)
         run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
         run.wall = clock.split
-        keep(run, mirrors)
+        if mirrors:
+            from seedbed.report.mirrors import choose
+
+            choose.keep(run, mirrors)
         return _start(run, recipe, config, base, ranks, check, anomaly, until, clock)
 
 
@@ -99,7 +102,6 @@ def _start(
     clock: Stopwatch,
 ) -> int:
     """Open the data of a new run, check it and train it."""
-    preset = run.config_json()["preset"]
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         try:
             data = open_run(run, recipe, config, base, console, clock)
@@ -109,7 +111,7 @@ def _start(
         except Exception as error:
             run.set_status("failed", error=str(error)[:500])
             raise
-        if not preflight(run, recipe, preset, config, data, console, check, clock):
+        if not may_start(run, check, recipe, config, data, console, clock):
             return EXIT_FAILED
         about = {"anomaly": anomaly, "until": until, "ranks": ranks, "clock": clock}
         return run_training(run, recipe, config, data, console, resumed=False, **about)
@@ -125,49 +127,14 @@ def open_run(run: Run, recipe: Recipe, config: Config, base: Config, console: Co
         return recipe.open_data(config)
 
 
-def demo(root: Path) -> int:
-    """Train gpt/demo, then print commands to try next."""
-    status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True, check="quick")
-    if status == EXIT_OK:
-        name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name
-        command = _command()
-        print("\nNow try:")
-        print(f'  {command} sample {name} --prompt "The statement " --tokens 300')
-        print(f"  {command} train gpt/demo model.depth=2 -m 'is half the depth enough?'")
-        print(f"  {command} runs list")
-        print(f"  {command} serve")
-    return status
-
-
-def _command() -> str:
-    """How to call this program from the shell: its name, or its path when it is not on PATH."""
-    found, called = shutil.which("seedbed"), Path(sys.argv[0])
-    if called.name != "seedbed" or (found and Path(found).resolve() == called.resolve()):
-        return "seedbed"
-    return str(called.relative_to(Path.cwd()) if called.is_absolute() and called.is_relative_to(Path.cwd()) else called)
-
-
-def preflight(
-    run: Run, recipe: Recipe, preset: str, config: Config, data: Data, console: Console, check: str, clock: Stopwatch
-) -> bool:
-    """Whether training may start. The findings, or that checks were skipped, are written into the run's folder."""
+def may_start(run: Run, check: Check, recipe: Recipe, config: Config, data: Data, console: Console, clock: Stopwatch) -> bool:
+    """Whether the quick checks, where they are asked for, let training start."""
     if check == "skip":
         run.event(0, "preflight", outcome="skipped")
         return True
-    from seedbed.checks.preflight import before_training
+    from seedbed.launch.quick_checks import are_passed
 
-    with clock.timer("preflight"):
-        report = before_training(recipe, preset, config, root=run.path.parent, folder=run.path, say=console.line, data=data)
-    errors, warnings = ([f.id for f in report.of(severity)] for severity in ("err", "warn"))
-    outcome = "forced" if errors and check == "force" else "failed" if errors else "passed"
-    run.event(0, "preflight", outcome=outcome, errors=errors, warnings=warnings)
-    if outcome == "failed":
-        reason = f"preflight: {', '.join(errors)}"
-        run.set_status("failed", error=reason)
-        run.close()
-        console.line(f"wall    {clocks.split_line(clock.split())}")
-        console.line(f"{reason}: not started; fix it, or start anyway with --force", style="bold")
-    return outcome != "failed"
+    return are_passed(run, check, recipe, config, data, console, clock)
 
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
@@ -200,13 +167,13 @@ def run_training(
     if not resumed:
         run.set_status("running", step=0, last_step=config.steps)
     begun = not resumed  # a refused resume leaves the status unchanged
-    with mirrored(run, console.line, console.warn):
+    with _mirrored(run, console):
         try:
             about = {"resumed": resumed, "patience": patience, "until": until, "ranks": ranks, "clock": clock}
             job = open_job(run, recipe, config, data, console, **about)
             begun = True
             job.async_saves = saves_async(job.engine.device)
-            with _anomaly_mode(job, anomaly):
+            with anomaly_mode(job, anomaly):
                 status = fit(job)
         except BaseException as error:
             if begun or not isinstance(error, UserError):
@@ -217,7 +184,16 @@ def run_training(
         return close_job(job, status)
 
 
-def _anomaly_mode(job: Job, wanted: bool) -> AbstractContextManager[None]:
+def _mirrored(run: Run, console: Console) -> AbstractContextManager[None]:
+    """While the block runs, rows and events of the run go to its mirrors too."""
+    if not (run.path / "mirrors.json").exists():
+        return nullcontext()
+    from seedbed.report.mirrors import choose
+
+    return choose.mirrored(run, console.line, console.warn)
+
+
+def anomaly_mode(job: Job, wanted: bool) -> AbstractContextManager[None]:
     if not wanted:
         return nullcontext()
     from seedbed.train.anomaly import detecting
@@ -228,20 +204,6 @@ def _anomaly_mode(job: Job, wanted: bool) -> AbstractContextManager[None]:
 def saves_async(device: torch.device) -> bool:
     """Whether checkpoints are written during training; on a CPU the writer would compete for its cores."""
     return device.type == "cuda"
-
-
-def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
-    """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""
-    from seedbed.launch.ranks import NonPrimaryRun, null_console
-
-    facts = ranks.broadcast_object(None)
-    run = NonPrimaryRun(root / facts["run"])
-    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
-    console = null_console()
-    options = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
-    job = open_job(run, recipe, config, recipe.open_data(config), console, **options)
-    with _anomaly_mode(job, anomaly):
-        return _exit_code(job, fit(job))
 
 
 def open_job(
@@ -324,7 +286,7 @@ def close_job(job: Job, status: str) -> int:
         saved = (run.path / "checkpoints" / checkpoint.folder_name(job.step)).is_dir()
         what = "checkpoint saved" if saved else "but its checkpoint could not be written"
         console.line(f"stopped at step {job.step}{asked}, {what}; continue with: seedbed resume {run.name}")
-        return _exit_code(job, status)
+        return exit_code(job, status)
     job.clock.start("report")
     verdict = _verdict(job)
     run.set_status(status, verdict=verdict)
@@ -335,7 +297,7 @@ def close_job(job: Job, status: str) -> int:
     _print_wall_time(job, status)
     console.line(f"report  {run.path / 'report.md'}")
     console.line(f"plot    {run.path / 'plots' / 'loss.png'}")
-    return _exit_code(job, status)
+    return exit_code(job, status)
 
 
 def _print_wall_time(job: Job, status: str) -> None:
@@ -345,7 +307,7 @@ def _print_wall_time(job: Job, status: str) -> None:
         job.console.line(f"wall    {clocks.split_line(job.run.wall())}")
 
 
-def _exit_code(job: Job, status: str) -> int:
+def exit_code(job: Job, status: str) -> int:
     if job.run.was_removed:
         return EXIT_USER
     if status == "interrupted" and not job.stop_signal and job.until:

@@ -1,17 +1,22 @@
-"""Ranks of one run: joining the process group, and the run folder and console of non-primary ranks."""
+"""Ranks of one run: joining the process group, and training on non-primary ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.dist import Ranks
 from seedbed.dist.join import join, require_settings
+from seedbed.launch import local
+from seedbed.recipes import Recipe
 from seedbed.track.console import Console
 from seedbed.track.run import Run
+from seedbed.train.loop import fit
 
 
 @contextlib.contextmanager
@@ -37,6 +42,13 @@ class NonPrimaryRun(Run):
     def rewind(self, step: int, *, events: bool = True) -> None: ...
 
 
-def null_console() -> Console:
-    """A console that discards everything; only the primary rank prints."""
-    return Console(stream=open(os.devnull, "w"))
+def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
+    """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""
+    facts = ranks.broadcast_object(None)
+    run = NonPrimaryRun(root / facts["run"])
+    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
+    options = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
+    with open(os.devnull, "w") as nothing:  # only the primary rank prints
+        job = local.open_job(run, recipe, config, recipe.open_data(config), Console(stream=nothing), **options)
+        with local.anomaly_mode(job, anomaly):
+            return local.exit_code(job, fit(job))

@@ -14,15 +14,13 @@ from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch.local import (
     Check,
     device_name,
+    may_start,
     open_run,
-    preflight,
     ranks_of,
     run_training,
     saved_config,
-    train_non_primary,
 )
 from seedbed.recipes import Recipe
-from seedbed.report.mirrors import keep
 from seedbed.track import clocks
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
@@ -50,6 +48,8 @@ def resume(
     recipe, _, config = config_to_resume(run, assignments, force)
     with ranks_of(config) as ranks:
         if not ranks.is_primary:
+            from seedbed.launch.ranks import train_non_primary
+
             return train_non_primary(ranks, root, recipe, anomaly=False)
         return _resume_locked(run, assignments, force, check, until, mirrors, ranks, clock)
 
@@ -67,7 +67,9 @@ def _resume_locked(
     with run.lock(), closing(Console(run.path / "console.log")) as console:
         recipe, saved, config = config_to_resume(run, assignments, force)
         if mirrors is not None:
-            keep(run, mirrors)
+            from seedbed.report.mirrors import choose
+
+            choose.keep(run, mirrors)
         for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
             console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
         if run.status().get("status") == "queued":
@@ -96,8 +98,7 @@ def _start_queued(
     run: Run, recipe: Recipe, config: Config, console: Console, check: Check, until: int, ranks: Ranks, clock: Stopwatch
 ) -> int:
     """Begin a run that was created by a Slurm submission."""
-    preset = run.config_json()["preset"]
-    base = recipe.preset(preset)
+    base = recipe.preset(run.config_json()["preset"])
     run.change_config(config, base)
     run.rewind(-1)  # an earlier first start may have been interrupted
     try:
@@ -105,7 +106,7 @@ def _start_queued(
     except UserError as problem:
         run.set_status("failed", error=str(problem))
         raise
-    if not preflight(run, recipe, preset, config, data, console, check, clock):
+    if not may_start(run, check, recipe, config, data, console, clock):
         return EXIT_FAILED
     return run_training(run, recipe, config, data, console, resumed=False, until=until, ranks=ranks, clock=clock)
 
