@@ -15,7 +15,7 @@ from seedbed.cli import main
 from seedbed.errors import UserError
 from seedbed.launch import local, spawn
 from seedbed.launch import resume as resuming
-from seedbed.recipes import confirm_saved
+from seedbed.recipes.saved import confirm_saved
 from seedbed.report import top
 from seedbed.track import code, code_changes, edits
 from seedbed.track.run import Run

@@ -25,8 +25,9 @@ from seedbed.data import image_dataset, image_store, limits, tokenizers
 from seedbed.data.corpus import open_corpus
 from seedbed.data.store import digest
 from seedbed.errors import UserError
-from seedbed.recipes import find, find_saved
+from seedbed.recipes import find
 from seedbed.recipes.gpt.export import load_exported
+from seedbed.recipes.saved import find_saved
 from seedbed.track import jsonl
 from seedbed.train import checkpoint, checkpoint_loading
 

@@ -15,7 +15,8 @@ from seedbed import inference, recipes, trust
 from seedbed.cli import main
 from seedbed.errors import UserError
 from seedbed.launch import local, spawn
-from seedbed.recipes import find, find_saved
+from seedbed.recipes import find
+from seedbed.recipes.saved import find_saved
 from seedbed.track.run import Run
 
 

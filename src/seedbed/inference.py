@@ -16,7 +16,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import EXIT_OK, UserError
-from seedbed.recipes import open_saved
+from seedbed.recipes.saved import open_saved
 from seedbed.track import edits
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading

@@ -139,7 +139,7 @@ def confirm(given: argparse.Namespace) -> None:
     """With --trust: record that the user trusts the code of a run or a sweep, and print what it is."""
     if not given.trust:
         return
-    from seedbed import recipes
+    from seedbed.recipes.saved import confirm_saved
     from seedbed.track.run import Run
 
     if getattr(given, "join", None):
@@ -147,7 +147,7 @@ def confirm(given: argparse.Namespace) -> None:
 
         found = verbs.confirm(given.runs, given.join)
     else:
-        found = recipes.confirm_saved(Run.open(given.runs, given.name).config_json())
+        found = confirm_saved(Run.open(given.runs, given.name).config_json())
     for code in found:
         print(f"trusted: {code}", file=sys.stderr)
     if not found:

@@ -18,7 +18,7 @@ from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
-from seedbed.recipes import Recipe, find, open_saved, remember
+from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
 from seedbed.report.model_table import model_text
 from seedbed.report.verdict import closing_verdict
@@ -139,6 +139,7 @@ def may_start(run: Run, check: Check, recipe: Recipe, config: Config, data: Data
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
     """The recipe and config of a run folder."""
+    from seedbed.recipes.saved import open_saved
     from seedbed.track import edits
 
     return open_saved(edits.verified_config(run), run.path)

@@ -15,7 +15,8 @@ from seedbed.config import Config
 from seedbed.errors import EXIT_OK, UserError
 from seedbed.launch import slurm_script
 from seedbed.launch.slurm_script import Layout, Resources, Script
-from seedbed.recipes import Recipe, find, find_saved, named_code, remember
+from seedbed.recipes import Recipe, find, named_code, remember
+from seedbed.recipes.saved import find_saved
 from seedbed.report import slurm_queue
 from seedbed.track import code, files, locks, names
 from seedbed.track.jsonl import print_json

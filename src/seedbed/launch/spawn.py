@@ -18,7 +18,7 @@ from seedbed import isolated
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.launch import num_processes
-from seedbed.recipes import open_saved
+from seedbed.recipes.saved import open_saved
 from seedbed.track.run import Run
 from seedbed.train import process_guards
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe, presets_of
-from seedbed.trust import Code
+from seedbed.trust import Code, inspect
 
 
 class _FreshLoader(SourceFileLoader):
@@ -41,6 +41,12 @@ def load_recipe(code: Code) -> Recipe:
     if not presets:
         raise UserError(f"{path.name} has no preset: write a function annotated `-> Config` that returns one")
     return Recipe(str(path), presets, lambda part: module, (source,), code)
+
+
+def code_of(name: str) -> Code:
+    """The recipe file that would be executed, by its name on the command line or in a run folder."""
+    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+    return inspect(path, source_of(path))
 
 
 def source_of(path: Path) -> Path:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from seedbed.config import Config
-from seedbed.recipes import Recipe, require_trusted
+from seedbed.recipes import Recipe
+from seedbed.recipes.saved import require_trusted
 from seedbed.track import locks
 from seedbed.tune.sweep import grid
 from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
