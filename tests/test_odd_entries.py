@@ -11,7 +11,7 @@ from helpers import start
 
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.report import facts
+from seedbed.report import summaries
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, thumbnail
 from seedbed.track.run import Run, run_names
@@ -71,7 +71,7 @@ def assert_listed(root: Path, capsys: pytest.CaptureFixture[str], odd: str = "od
     """Every listing names the good run and the odd one, in seconds."""
     capsys.readouterr()
     with time_limit(20.0, "listing"):
-        found = {one["name"]: one for one in facts.summaries(root)}
+        found = {one["name"]: one for one in summaries.summaries(root)}
         assert found["good"]["status"] == "done" and odd in found
         assert main(["--runs", str(root), "runs", "list", "--json"]) == 0
         assert {"good", odd} <= {one["name"] for one in json.loads(capsys.readouterr().out)}
@@ -101,7 +101,7 @@ def test_odd_name_in_the_runs_folder_hides_nothing(root: Path, name: str, capsys
     else:
         KINDS[name](root / odd)
     assert_listed(root, capsys, odd)
-    reported = next(one for one in facts.summaries(root) if one["name"] == odd)
+    reported = next(one for one in summaries.summaries(root) if one["name"] == odd)
     assert reported["status"] == "damaged" and "cannot be read" in reported["why"]
     with TestClient(workbench(root)) as client:
         runs = client.get("/api/runs")

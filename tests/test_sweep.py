@@ -17,7 +17,7 @@ from helpers import TOY, assert_same_end, kinds, rows, start, stop_at
 from seedbed.cli import main
 from seedbed.launch import local, trials
 from seedbed.launch.resume import resume
-from seedbed.report import journal
+from seedbed.report import notes
 from seedbed.track.run import Run
 from seedbed.tune.sweep.folder import Sweep
 
@@ -62,7 +62,7 @@ def test_trial_equals_the_run_of_its_settings(sweep, root: Path):
     assert (status, err) == (0, ""), out + err
     found = Sweep.open(root, "grid")
     assert states(root) == ["done"] * 4
-    assert [entry["run"] for entry in journal.entries(root)] == ["grid"], "one entry for the sweep, none for its runs"
+    assert [entry["run"] for entry in notes.entries(root)] == ["grid"], "one entry for the sweep, none for its runs"
     for trial in found.trials():
         words = [f"{key}={value}" for key, value in trial.settings.items()]
         assert start(root, f"plain-{trial.number}", *words, "steps=8") == 0

@@ -21,7 +21,7 @@ from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
 from seedbed.report.model_table import model_text
-from seedbed.report.verdict import closing_verdict
+from seedbed.report.run_report import closing_verdict
 from seedbed.track import clocks, code
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console

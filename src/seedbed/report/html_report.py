@@ -8,7 +8,7 @@ from typing import Any
 
 from seedbed.config import diff
 from seedbed.errors import UserError
-from seedbed.report import facts, html_page, journal, run_report, verbs
+from seedbed.report import facts, html_page, journal, notes, run_report, verbs
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
 from seedbed.report.model_table import model_text
 from seedbed.report.svg_charts import Chart, Line, Point, bar, text
@@ -120,7 +120,7 @@ def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
     parts = [f'<p class="verdict {kind}">{text(title)}</p><p>{text(numbers)}</p>']
     parts += [f"<p>{text(status['verdict'])}</p>"] if status.get("verdict") else []
     parts += [f"<p class=bad>{text(status['error'])}</p>"] if status.get("error") else []
-    for found in journal.conclusions(run.path.parent, run.name):
+    for found in notes.conclusions(run.path.parent, run.name):
         parts.append(f"<p><b>Conclusion, {text(found['date'])}:</b> {text(found['text'])}</p>")
     return card(*parts)
 

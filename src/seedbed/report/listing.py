@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.report import colour, facts, slurm_queue
+from seedbed.report import summaries as known
 from seedbed.track import jsonl
 from seedbed.track.run import full_name
 from seedbed.track.text import age, clip, number, one_line, table
@@ -20,7 +21,7 @@ def list_runs(root: Path, as_json: bool) -> int:
 
 def summaries(root: Path) -> list[dict[str, Any]]:
     """All runs, newest first, with their state in the Slurm queue."""
-    found = facts.summaries(root)
+    found = known.summaries(root)
     slurm_queue.add(found)
     return found
 

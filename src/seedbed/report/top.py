@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import colour, facts, listing, redraw, text_plot
+from seedbed.report import colour, facts, listing, redraw, summaries, text_plot
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, Objects
 from seedbed.track.run import Run, full_name, run_names
@@ -30,7 +30,7 @@ def top(root: Path, once: bool, as_json: bool) -> int:
 def training(root: Path) -> list[dict[str, Any]]:
     """The running runs with their current speed, newest first."""
     runs = [run for name in run_names(root) if (run := Run(Path(root) / name)).is_running()]
-    found = [{**facts.summary(run), **pace(run)} for run in runs]
+    found = [{**summaries.summary(run), **pace(run)} for run in runs]
     return sorted(found, key=lambda s: s["age"] if s["age"] is not None else 0.0)
 
 
@@ -59,7 +59,7 @@ def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
 
 
 def _last_runs(root: Path, most: int) -> list[str]:
-    found = listing.folded(facts.summaries(root))[: max(min(most, 5), 0)]
+    found = listing.folded(summaries.summaries(root))[: max(min(most, 5), 0)]
     return ["", "last runs", *listing.runs_table(found).splitlines()] if found else []
 
 
@@ -117,7 +117,7 @@ def _has(event: dict[str, Any], key: str) -> bool:
 
 
 def _title(run: Run, key: str, line: list[text_plot.Point], dots: list[text_plot.Point], canvas: text_plot.Canvas) -> list[str]:
-    short, speed = facts.summary(run), pace(run)
+    short, speed = summaries.summary(run), pace(run)
     of = f"/{number(short['last_step'])}" if short["last_step"] else ""
     words = [f"step {number(short['step'])}{of}"]
     words += [f"{key} {number(float(line[-1][1]))}"] if line else []

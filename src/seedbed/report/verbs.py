@@ -9,7 +9,7 @@ from typing import Any
 
 from seedbed.config import diff
 from seedbed.errors import UserError
-from seedbed.report import facts, journal, slurm_queue
+from seedbed.report import facts, journal, notes, slurm_queue, summaries
 from seedbed.report.model_table import model_text
 from seedbed.track import clocks, code, files, jsonl
 from seedbed.track.events import details
@@ -23,7 +23,7 @@ _NUM_ROWS, _NUM_EVENTS = 5, 8
 def show(root: Path, name: str, as_json: bool) -> int:
     """Show one run: facts, last rows and events, checkpoints."""
     run = Run.open(root, name)
-    config, status, short = run.config_json(), run.status(), facts.summary(run)
+    config, status, short = run.config_json(), run.status(), summaries.summary(run)
     slurm_queue.add([short])
     rows = jsonl.decode(files.tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
     events = jsonl.decode(files.tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
@@ -186,7 +186,7 @@ def _agreed(runs: list[Run]) -> bool:
     if not sys.stdin.isatty():
         raise UserError("removing a run cannot be undone; add --yes when there is no terminal")
     for run in runs:
-        short = facts.summary(run)
+        short = summaries.summary(run)
         print(f"{run.name}  {short['status']}, step {number(short['step'])}, {size(_folder_size(run.path))}")
     with contextlib.suppress(EOFError):
         return input("delete permanently? [y/N] ").strip().lower() in ("y", "yes")
@@ -194,14 +194,14 @@ def _agreed(runs: list[Run]) -> bool:
 
 
 def note(root: Path, name: str, words: list[str]) -> int:
-    path = journal.note(root, name, " ".join(words))
+    path = notes.note(root, name, " ".join(words))
     print(f"noted in {path}")
     return 0
 
 
 def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     """Print the journal, or the entry of one run."""
-    found = journal.entries(root)
+    found = notes.entries(root)
     if name is not None:
         wanted = Path(name).name
         found = [entry for entry in found if entry["run"] == wanted]
@@ -212,7 +212,7 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     if name is not None:
         print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
     elif found:
-        print(safe(journal.text(root)), end="")
+        print(safe(notes.text(root)), end="")
     else:
         print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
     return 0

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from seedbed.report import facts, journal
+from seedbed.report import facts, notes
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import Run
 from seedbed.track.text import duration, safe
@@ -27,7 +27,7 @@ def print_week(root: Path, as_json: bool, today: datetime.date | None = None) ->
 def look(root: Path, today: datetime.date) -> dict[str, Any]:
     """The entries of the week, and older ones that were concluded in it."""
     first = today - datetime.timedelta(days=DAYS - 1)
-    entries = [_entry(entry) for entry in journal.entries(root)]
+    entries = [_entry(entry) for entry in notes.entries(root)]
     new = [entry for entry in entries if first.isoformat() <= entry["date"] <= today.isoformat()]
     late = [e for e in entries if e not in new and any(c["date"] >= first.isoformat() for c in e["conclusions"])]
     seconds = math.fsum(_seconds(Run(Path(root) / entry["run"])) for entry in new)

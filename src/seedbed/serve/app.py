@@ -19,7 +19,7 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from seedbed.errors import UserError
-from seedbed.report import journal
+from seedbed.report import notes
 from seedbed.serve import files, views
 from seedbed.serve.live import Live
 from seedbed.serve.messages import Json
@@ -183,13 +183,13 @@ async def _note(index: RunIndex, request: Request) -> Response:
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB") from None
     if not isinstance(text, str) or not isinstance(old, str | None) or not is_name(name):
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB")
-    change = functools.partial(journal.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
+    change = functools.partial(notes.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
     await run_in_threadpool(change)
     return Json(await run_in_threadpool(views.notes, index, name))
 
 
 def _add(index: RunIndex, name: str, text: str) -> Path:
-    return journal.note(index.root, name, text)
+    return notes.note(index.root, name, text)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

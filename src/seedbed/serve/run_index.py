@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import facts
+from seedbed.report import facts, summaries
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, Objects, thumbnail
 from seedbed.track.run import Run, full_name, run_names
@@ -149,7 +149,7 @@ def _safe_summary(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss."""
-    short = facts.summary(run)
+    short = summaries.summary(run)
     row = next(iter(reversed(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
     metric, _ = facts.evaluations(jsonl.decode(files.tail_lines(run.path / "events.jsonl", 8192)))
     known = {key: short[key] for key in _SHOWN}

@@ -13,6 +13,7 @@ import numpy as np
 from seedbed.config import diff
 from seedbed.errors import UserError
 from seedbed.report import checkpoints, facts, journal
+from seedbed.report.notes import conclusions
 from seedbed.serve.downsample import clip_to, downsample, smooth
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import code, files, jsonl
@@ -95,7 +96,7 @@ def time_line(index: RunIndex, name: str) -> list[dict[str, Any]]:
 
 def notes(index: RunIndex, name: str) -> list[dict[str, str]]:
     try:
-        return journal.conclusions(index.root, name)
+        return conclusions(index.root, name)
     except UserError:
         return []
 
@@ -301,7 +302,7 @@ _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:
     """The journal's entries, newest first, with conclusion, plot and whether the result was negative."""
-    out = [_entry(index, entry) for entry in journal.entries(index.root)]
+    out = [_entry(index, entry) for entry in notes.entries(index.root)]
     return out[::-1]
 
 

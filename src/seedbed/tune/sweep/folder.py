@@ -17,6 +17,7 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.report import facts as run_facts
+from seedbed.report import summaries
 from seedbed.track import files, jsonl, locks, names
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, one_line
@@ -232,7 +233,7 @@ class Sweep:
         run = Run(self.root / self.run_name(trial))
         if not run.path.is_dir():
             return TrialStatus(trial, state, run.name)
-        short, saved = run_facts.summary(run), run.status()
+        short, saved = summaries.summary(run), run.status()
         metric, _ = run_facts.evaluations(_last_events(run))
         clock = saved.get("clock")
         seconds = clock.get("train") if isinstance(clock, dict) else None
