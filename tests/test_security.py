@@ -41,7 +41,7 @@ READERS = {
 }  # fmt: skip
 # Modules named by a variable: where the variable can only come from a table of ours, or was looked at first.
 IMPORTERS = {
-    "src/seedbed/config.py": "registries that fields of a dataclass name",
+    "src/seedbed/config/__init__.py": "registries that fields of a dataclass name",
     "src/seedbed/__init__.py": "a table in the file",
     "src/seedbed/recipes/__init__.py": "a folder of the package",
     "src/seedbed/checks/registry.py": "modules of the package",

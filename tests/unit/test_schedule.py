@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
-from seedbed.config import Config, Schedule, override, translated
+from seedbed.config import Config, Schedule, override
+from seedbed.config.saved import translated
 from seedbed.errors import UserError
 from seedbed.train import optim
 from seedbed.train.optim import SCHEDULES, multiplier

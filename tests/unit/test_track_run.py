@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from track_samples import BASE, CODE, make
 
-from seedbed.config import digest, from_json, override
+from seedbed.config import digest, override
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
 from seedbed.track import files, names
 from seedbed.track.run import Run, run_names

@@ -16,6 +16,7 @@ from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import small_source
 from seedbed.checks.subject import CPU, Subject, short, source_line
 from seedbed.config import Config
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine
@@ -36,7 +37,7 @@ def config_keys(subject: Subject) -> Finding:
             what = f"preset {name} cannot be made: {error}"
             why = "an unknown key would be ignored, or stop the run later"
             return failed(what, where=source_line(make), why=why, fix="correct the key or its value in the preset")
-        if configs.digest(configs.from_json(config, configs.to_json(config))) != configs.digest(config):
+        if configs.digest(from_json(config, configs.to_json(config))) != configs.digest(config):
             what = f"preset {name} is another one after it was saved and read"
             why = "a resumed run would be another run"
             return failed(what, where=source_line(make), why=why, fix="use only numbers, strings, tuples, true, false and none")

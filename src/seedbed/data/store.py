@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data import limits
 from seedbed.errors import UserError
+from seedbed.track.files import is_plain_name
 
 FORMAT = 1
 CHUNK = 16 << 20
@@ -77,7 +77,7 @@ class Store:
             chunks = random.Random().sample(chunks, SURE_BYTES // CHUNK)
         for name, k in chunks:
             flat = self.arrays[name].reshape(-1).view(np.uint8)
-            if problem := _chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
+            if problem := chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
                 raise damaged(self.path, problem, self.manifest)
         _sound.add(key)
 
@@ -92,19 +92,9 @@ class Store:
 
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
         """A line for everything that is wrong: hashes by chunk, splits, and values against the recorded range."""
-        wrong = _check_splits(self.manifest)
-        for name, sha in self.manifest["files"].items():
-            if hashlib.sha256((self.path / name).read_bytes()).hexdigest() != sha:
-                wrong.append(f"{name} differs from its checksum")
-        total = sum(array.nbytes for array in self.arrays.values())
-        done = 0
-        for name, array in self.arrays.items():
-            for problem in _check_array(name, array, self.manifest["arrays"][name]):
-                if problem:
-                    wrong.append(problem)
-                done += CHUNK
-                progress(min(done, total), total)
-        return wrong
+        from seedbed.data import store_verify
+
+        return store_verify.problems(self, progress)
 
 
 def damaged(path: Path, what: str, manifest: dict[str, Any] | None = None) -> DamagedStore:
@@ -147,7 +137,7 @@ def _form_problem(manifest: dict[str, Any]) -> str:
     wrong = [k for k in ("arrays", "files", "splits") if not isinstance(manifest.get(k), dict)]
     if wrong or not isinstance(manifest.get("fingerprint"), str):
         return f"lacks {', '.join(wrong) or 'a fingerprint'}"
-    if not all(limits.is_plain_name(name) and isinstance(sha, str) for name, sha in manifest["files"].items()):
+    if not all(is_plain_name(name) and isinstance(sha, str) for name, sha in manifest["files"].items()):
         return "names files outside the store"
     for name, info in manifest["arrays"].items():
         if not isinstance(info, dict) or not _is_array(info):
@@ -191,49 +181,13 @@ def _map(path: Path, name: str, manifest: dict[str, Any]) -> np.ndarray:
 _sound: set[tuple[Any, ...]] = set()
 
 
-def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
+def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
     """What is wrong with one chunk; empty when it is intact."""
     chunk = flat[number * CHUNK : (number + 1) * CHUNK]
     if hashlib.sha256(chunk.data).hexdigest() == sha:
         return ""
     start = number * CHUNK
     return f"{name}.bin: chunk {number} (bytes {start:,} to {start + len(chunk) - 1:,}) differs from its checksum"
-
-
-def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator[str]:
-    """One line per chunk, empty when it is intact; after the last one, what is wrong with the values."""
-    flat = array.reshape(-1).view(np.uint8)
-    starts = range(0, flat.size, CHUNK)
-    if len(starts) != len(info["chunks"]):
-        yield f"{name}.bin has {len(starts)} chunks, its manifest names {len(info['chunks'])}"
-    low, high = [], []
-    for start, sha in zip(starts, info["chunks"], strict=False):
-        yield _chunk_problem(name, flat, start // CHUNK, sha)
-        if "max" in info:
-            chunk = flat[start : start + CHUNK]
-            low.append(chunk.view(array.dtype).min())
-            high.append(chunk.view(array.dtype).max())
-    if high and [int(min(low)), int(max(high))] != [info["min"], info["max"]]:
-        yield f"{name}.bin holds values {min(low)} to {max(high)}, its manifest says {info['min']} to {info['max']}"
-    if high and "limit" in info and max(high) >= info["limit"]:
-        yield f"{name}.bin holds {max(high)}, but values must stay below {info['limit']}"
-
-
-def _check_splits(manifest: dict[str, Any]) -> list[str]:
-    """Splits must follow one another and cover all rows."""
-    (num_rows,) = {info["shape"][0] for info in manifest["arrays"].values()}
-    wrong, end = [], 0
-    for name, (start, stop) in sorted(manifest["splits"].items(), key=lambda item: item[1]):
-        if start != end:
-            wrong.append(
-                f"split {name} starts at {start:,}, {'inside' if start < end else 'after a gap to'} the split before ({end:,})"
-            )
-        if stop <= start:
-            wrong.append(f"split {name} is empty ({start:,} to {stop:,})")
-        end = stop
-    if end != num_rows:
-        wrong.append(f"splits end at {end:,}, the arrays have {num_rows:,} rows")
-    return wrong
 
 
 @contextlib.contextmanager

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed import config as configs
 from seedbed.config import Config
+from seedbed.config.saved import from_json
 from seedbed.dist import Ranks
 from seedbed.dist.join import join, require_settings
 from seedbed.launch import local
@@ -46,7 +46,7 @@ def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -
     """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""
     facts = ranks.broadcast_object(None)
     run = NonPrimaryRun(root / facts["run"])
-    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
+    config = from_json(recipe.preset(facts["preset"]), facts["config"])
     options = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
     with open(os.devnull, "w") as nothing:  # only the primary rank prints
         job = local.open_job(run, recipe, config, recipe.open_data(config), Console(stream=nothing), **options)

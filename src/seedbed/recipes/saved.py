@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from seedbed import config as configs
 from seedbed import trust
 from seedbed.config import Config
+from seedbed.config.saved import from_json
 from seedbed.recipes import Recipe, find, function_code, is_file_name, user_files
 
 
@@ -21,7 +21,7 @@ def find_saved(name: str, folder: Path) -> Recipe:
 def open_saved(facts: dict[str, Any], folder: Path) -> tuple[Recipe, Config]:
     """Recipe and config of a run by its config.json: the only way from a run folder to code, which must be trusted."""
     recipe = find_saved(facts["recipe"], folder)
-    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
+    config = from_json(recipe.preset(facts["preset"]), facts["config"])
     require_trusted(config, folder)
     return recipe, config
 
@@ -39,7 +39,7 @@ def confirm_saved(facts: dict[str, Any]) -> list[trust.Code]:
         trust.record(code, "confirmed")
     if "config" in facts:
         recipe = find(facts["recipe"])[0]
-        found += confirm_functions(configs.from_json(recipe.preset(facts["preset"]), facts["config"]))
+        found += confirm_functions(from_json(recipe.preset(facts["preset"]), facts["config"]))
     return found
 
 

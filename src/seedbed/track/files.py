@@ -195,3 +195,11 @@ def leftover_folders(root: Path, older_than: float = 3600.0) -> Iterator[Path]:
             found = path.lstat()
             if _ASIDE_FOLDER.fullmatch(path.name) and stat.S_ISDIR(found.st_mode) and now - found.st_mtime > older_than:
                 yield path
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether this is a plain file name: no separators, no parent references, not hidden."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None

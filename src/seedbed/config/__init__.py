@@ -170,33 +170,6 @@ PLAIN = (*UNCOMPILED, "remat=none", "float8=false", "attention=auto", *SINGLE_PR
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
 FREE_GROUPS = ("every.", "guard.", "dist.")
 
-# Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
-# line an old name is an error that states the new one.
-RENAMED: dict[str, str] = {
-    "recompute": "remat",
-    "model.odometer": "model.pose_tracking",
-    "model.map_cells": "model.plane_resolution",
-    "model.blank": "model.memory_dropout",
-    "model.warm_critic": "model.critic_warmup",
-    "model.walk.steps": "model.mcmc.num_steps",
-    "model.walk.fewest": "model.mcmc.min_steps",
-    "model.walk.landscapes": "model.mcmc.num_landscapes",
-    "model.walk.spread": "model.mcmc.random_alpha",
-    "model.walk.start": "model.mcmc.initial_condition",
-    "model.walk.through": "model.mcmc.backprop_through",
-    "model.walk.langevin": "model.mcmc.langevin_noise",
-    "model.walk.replay": "model.mcmc.replay_buffer",
-    "model.walk": "model.mcmc",
-    "model.spread": "model.random_alpha",
-    "model.t_law": "model.t_distribution",
-    "model.plan": "model.program",
-    "model.flow": "model.target_stream",
-}
-RENAMED_VALUES: dict[str, dict[Any, Any]] = {
-    "model.target_stream": {"beside": "both"},
-    "model.latent_init": {"placed": "positional"},
-}
-
 
 def is_free(key: str) -> bool:
     """Whether a run may be resumed with another value of this key."""
@@ -241,7 +214,7 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
             inner = inner.setdefault(group, {})
         inner[name] = _parsed(config, key.split("."), value, key)
     # All at once: two changes may be valid together and not one by one.
-    return _replaced(config, changes)
+    return replaced(config, changes)
 
 
 def require_distinct(assignments: typing.Sequence[str]) -> None:
@@ -293,28 +266,11 @@ def function_keys(config: Any) -> list[str]:
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose values differ between two flattened configs; a missing key reads as None, a list as a tuple."""
-    old, new = translated(old), translated(new)
+    if old.keys() != new.keys():  # another recipe's, or saved by another version
+        from seedbed.config.saved import translated
+
+        old, new = translated(old), translated(new)
     return {k: (old.get(k), new.get(k)) for k in {**old, **new} if _plain(old.get(k)) != _plain(new.get(k))}
-
-
-def translated(values: dict[str, Any], known: typing.Container[str] = ()) -> dict[str, Any]:
-    """A flattened config of an earlier version with the present keys and values; keys in `known` are not translated."""
-    if values.get("schedule.kind") == "one_cycle" and "schedule.floor" in values and "schedule.div" not in values:
-        values = {**values, "schedule.kind": "gpt3"}  # without `div` it was an alias of gpt3
-    found = {}
-    for key, value in values.items():
-        key = key if key in known else current_key(key)
-        options = RENAMED_VALUES.get(key, {})
-        found[key] = options.get(value, value) if options and isinstance(value, str) else value
-    return found
-
-
-def current_key(key: str) -> str:
-    """The present name of a dotted key, which it or its group may have been renamed to."""
-    for old, new in RENAMED.items():
-        if key == old or key.startswith(f"{old}."):
-            return new + key[len(old) :]
-    return key
 
 
 def digest(config: Any) -> str:
@@ -335,46 +291,12 @@ def to_json(config: Any) -> dict[str, Any]:
     return {f.name: to_json(v) if dataclasses.is_dataclass(v) else _plain(v) for f, v in _items(config)}
 
 
-def from_json(like: Any, values: dict[str, Any]) -> Any:
-    """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
-    if isinstance(values, dict):
-        flat, values = translated(_flat(values), flatten(like)), {}
-        for key, value in flat.items():
-            *groups, name = key.split(".")
-            inner = values
-            for group in groups:
-                inner = inner.setdefault(group, {})
-            inner[name] = value
-    return _replaced(like, _known(like, values))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
-
-
-def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
-    """Saved values of one group, with lists converted to tuples."""
-    if not isinstance(values, dict):
-        raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
-    changes = {}
-    for name, value in values.items():
-        if name not in {f.name for f in dataclasses.fields(like)}:
-            raise UserError(f"the saved config has `{prefix}{name}`, which this version does not know; another version wrote it")
-        current = getattr(like, name)
-        grouped = dataclasses.is_dataclass(current)
-        changes[name] = _known(current, value, f"{prefix}{name}.") if grouped else _tuples(value)
-    return changes
-
-
-def _replaced(config: Any, changes: dict[str, Any]) -> Any:
+def replaced(config: Any, changes: dict[str, Any]) -> Any:
     """A copy with nested changes, every group built once."""
     new = {}
     for name, value in changes.items():
         current = getattr(config, name)
-        new[name] = _replaced(current, value) if dataclasses.is_dataclass(current) else value
+        new[name] = replaced(current, value) if dataclasses.is_dataclass(current) else value
     return dataclasses.replace(config, **new)
 
 
@@ -408,10 +330,6 @@ def _plain(value: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str | None)
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value
 
 
 def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
@@ -463,6 +381,8 @@ def _wanted(kind: Any) -> str:
 
 
 def _unknown(config: Any, key: str, path: list[str]) -> str:
+    from seedbed.config.saved import current_key
+
     if current_key(key) != key:
         return f"`{key}` is now called `{current_key(key)}`"
     prefix = key[: len(key) - len(".".join(path))]
@@ -485,6 +405,8 @@ def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
         options = [str(o) for o in get_args(kind)]
         if text in options:
             return get_args(kind)[options.index(text)]
+        from seedbed.config.saved import RENAMED_VALUES
+
         near = difflib.get_close_matches(text, options, 1)
         if text in RENAMED_VALUES.get(key, {}):
             raise UserError(f"{key}={text} is now called {key}={RENAMED_VALUES[key][text]}")
