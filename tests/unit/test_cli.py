@@ -21,7 +21,7 @@ from seedbed import cli
 from seedbed.cli import data_and_runs, using
 from seedbed.errors import UserError
 from seedbed.report import journal
-from seedbed.train.options import option
+from seedbed.train.system import option
 
 Answer = tuple[int, str, str]
 

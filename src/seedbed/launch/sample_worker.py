@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 from seedbed import inference
 from seedbed.errors import UserError
-from seedbed.train.options import options_of
-from seedbed.train.system import Request
+from seedbed.train.system import Request, options_of
 
 
 class Stopped(Exception):

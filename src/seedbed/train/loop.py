@@ -5,7 +5,6 @@ from __future__ import annotations
 from seedbed.errors import UserError
 from seedbed.train import saving
 from seedbed.train.engine import cpu_threads
-from seedbed.train.evaluation import evaluate, sample, test
 from seedbed.train.job import Action, Job
 from seedbed.train.process_guards import (
     catch_signals,
@@ -16,7 +15,7 @@ from seedbed.train.process_guards import (
     retry_on_oom,
     stall_watchdog,
 )
-from seedbed.train.reporting import log_step, raise_alarms, set_status, write_history
+from seedbed.train.reporting import evaluate, log_step, raise_alarms, sample, set_status, test, write_history
 from seedbed.train.stepper import StepResult
 
 

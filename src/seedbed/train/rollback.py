@@ -83,7 +83,7 @@ def _keep_evidence(job: Job, result: StepResult, what: str) -> None:
         return
     saving.end_save(job)
     facts = {"what": what, **{name: format_number(value) for name, value in result.measured.items()}}
-    state = progress.Progress.of(job).to_json() | {"items": job.items - job.config.batch, "incident": facts}
+    state = saving.Progress.of(job).to_json() | {"items": job.items - job.config.batch, "incident": facts}
     try:
         with job.clock.timer("save"):
             checkpoint.save(folder, result.step, job.engine.tensors(), state, job.part)

@@ -1,14 +1,17 @@
-"""When and how a run saves checkpoints: synchronously or in the background, and never a non-finite state."""
+"""When and how a run saves checkpoints, and what they store besides tensors. A non-finite state is never saved."""
 
 from __future__ import annotations
 
 import errno
+import random
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from seedbed.train import checkpoint, reporting
-from seedbed.train.progress import Progress
 
 if TYPE_CHECKING:
     from seedbed.train.job import Job
@@ -92,3 +95,55 @@ def _require_there(folder: Path, name: str) -> Path:
     if not (folder / name).is_dir():
         raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone with its folder", str(folder / name))
     return folder
+
+
+# Names in checkpoints of earlier versions.
+RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Counters, the best evaluation, and the states of guard, clock, system and global random generators, as JSON values."""
+
+    items: int
+    skipped_items: int
+    total_items: int
+    planned_steps: int
+    best: float | None
+    best_step: int
+    incidents: dict[str, Any]
+    clock: dict[str, Any]
+    system: dict[str, Any]
+    data: str
+    python_rng: list[Any]
+    numpy_rng: list[Any]
+    compile_mode: str | None = None
+
+    @classmethod
+    def of(cls, job: Job) -> Progress:
+        python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
+        return cls(
+            items=job.items,
+            skipped_items=job.skipped_items,
+            total_items=job.total_items,
+            planned_steps=job.config.steps,
+            compile_mode=job.stepper.runner.mode,
+            best=job.best,
+            best_step=job.best_step,
+            incidents=job.incidents.state(),
+            clock=job.clock.state(),
+            system=job.system.state(),
+            data=job.data.facts.get("fingerprint", ""),
+            python_rng=[python[0], list(python[1]), python[2]],
+            numpy_rng=[kind, np.asarray(keys).tolist(), *rest],
+        )
+
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> Progress:
+        """From a checkpoint of this or an earlier version; unknown keys are ignored."""
+        known = {field.name for field in fields(cls)}
+        current = {RENAMED.get(name, name): value for name, value in state.items()}
+        return cls(**{name: value for name, value in current.items() if name in known})
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -35,8 +35,7 @@ from seedbed.recipes.ebt.presets import MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
 from seedbed.train.engine import mix
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
+from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine

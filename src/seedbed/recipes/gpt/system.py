@@ -20,8 +20,7 @@ from seedbed.nn.attention import attention_scope, choose_attention
 from seedbed.recipes.gpt.generate import generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.train.engine import DTYPES
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
+from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine

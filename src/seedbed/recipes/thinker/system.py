@@ -26,8 +26,7 @@ from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import mix
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System, option
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine

@@ -23,8 +23,7 @@ from seedbed.recipes.ebt.denoise.curves import show, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
 from seedbed.recipes.ebt.denoise.probe import build_probe
-from seedbed.train.options import NoOptions, option
-from seedbed.train.system import Batch, Request, Sample, System, own_share
+from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine
