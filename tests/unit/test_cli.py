@@ -68,7 +68,6 @@ class Calls(list[tuple[str, tuple[Any, ...], dict[str, Any]]]):
         return record
 
 
-LOCAL = ("train", "demo")
 TUNE = ("find_lr", "find_batch", "profile", "plan")
 DATA = ("prepare", "prepare_image_store", "inspect", "verify", "bench")
 
@@ -76,7 +75,8 @@ DATA = ("prepare", "prepare_image_store", "inspect", "verify", "bench")
 @pytest.fixture
 def calls(monkeypatch) -> Calls:
     found = Calls()
-    found.stand_in(monkeypatch, "seedbed.launch.local", LOCAL)
+    found.stand_in(monkeypatch, "seedbed.launch.local", ("train",))
+    found.stand_in(monkeypatch, "seedbed.launch.demo", ("demo",))
     found.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",))
     found.stand_in(monkeypatch, "seedbed.inference", ("sample", "export"))
     found.stand_in(monkeypatch, "seedbed.tune.verbs", TUNE)

@@ -10,7 +10,7 @@ import pytest
 from sweep_samples import end, make
 
 from seedbed.report import heatmap, notes
-from seedbed.track import locks
+from seedbed.track import folders
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep
 from seedbed.tune.sweep.screen import Screen
@@ -226,7 +226,7 @@ def test_live_table_shows_running_trials_and_the_best(root: Path):
     lines = out.export_text().splitlines()
     assert "2 done, 1 running, 2 waiting" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["0003", "0002", "0001"] and "running" in lines[2]
-    locks.release(fd)
+    folders.release(fd)
 
 
 def test_events_are_lines_without_a_terminal_and_silent_with_quiet(root: Path, capsys):

@@ -22,7 +22,7 @@ from track_samples import BASE, CODE, make
 from seedbed.config import digest, override
 from seedbed.config.saved import from_json
 from seedbed.errors import UserError
-from seedbed.track import files, names
+from seedbed.track import files, folders
 from seedbed.track.run import Run, run_names
 
 HOLD = """
@@ -508,16 +508,16 @@ def test_run_names_follow_from_time_and_avoid_taken_ones():
     moment = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
     taken: set[str] = set()
     for _ in range(300):
-        name = names.new_name("gpt", moment, taken)
+        name = folders.new_name("gpt", moment, taken)
         assert name not in taken
-        assert names.check_name(name) == name
+        assert folders.check_name(name) == name
         taken.add(name)
-    assert names.new_name("gpt", moment, ()) == names.new_name("gpt", moment, ()) in taken
-    later = {names.two_words(int(moment.timestamp() * 1e6) + n) for n in range(1000)}
+    assert folders.new_name("gpt", moment, ()) == folders.new_name("gpt", moment, ()) in taken
+    later = {folders.two_words(int(moment.timestamp() * 1e6) + n) for n in range(1000)}
     assert len(later) > 900, "neighbouring moments must not repeat words"
 
 
 @pytest.mark.parametrize("recipe", ["/a b/My Recipe (2).py", "日本.py", "x" * 300 + ".py", ".py"])
 def test_name_is_legal_whatever_the_recipe_is_called(recipe: str):
-    name = names.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
-    assert names.check_name(name) == name
+    name = folders.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
+    assert folders.check_name(name) == name

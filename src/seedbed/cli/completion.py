@@ -163,7 +163,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
         given, comma, _ = word.rpartition(",")
         return [f"{given}{comma}{name}" for name in SINKS]
     if action.dest == "checkpoint" and places:
-        from seedbed.track.names import step_names
+        from seedbed.track.folders import step_names
 
         return step_names(root / places[0] / "checkpoints")
     found: list[str] = []

@@ -8,8 +8,8 @@ from typing import Any
 from seedbed.errors import UserError
 from seedbed.report import facts
 from seedbed.track import jsonl
+from seedbed.track.folders import step_of
 from seedbed.track.jsonl import print_json
-from seedbed.track.names import step_of
 from seedbed.track.run import Run
 from seedbed.track.text import age, number, size, table
 

@@ -12,7 +12,7 @@ from seedbed import config as configs
 from seedbed.config.saved import translated
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
-from seedbed.track.names import step_names, step_of
+from seedbed.track.folders import step_names, step_of
 from seedbed.track.run import Run, flat
 from seedbed.track.text import clip, format_value
 

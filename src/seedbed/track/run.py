@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seedbed.errors import UserError
-from seedbed.track import events, files, folders, jsonl, locks, names
-from seedbed.track.names import step_names
+from seedbed.track import events, files, folders, jsonl
+from seedbed.track.folders import step_names
 from seedbed.track.text import format_value
 
 
@@ -64,7 +64,7 @@ class Run:
         """Create a run folder atomically. Differences from `base`, the preset's config, are recorded."""
         root = Path(root)
         parent = cls.open(root, parent).name if parent else None
-        if name is not None and os.path.lexists(root / names.check_name(name)):
+        if name is not None and os.path.lexists(root / folders.check_name(name)):
             raise UserError(f"run {name} exists already; choose another --run NAME, or continue with: seedbed resume {name}")
         now = datetime.datetime.now().astimezone()
         facts = {
@@ -107,12 +107,12 @@ class Run:
     def lock(self) -> Iterator[None]:
         """Lock the run for this process; a UserError names the process that holds it."""
         try:
-            fd = locks.open_lock(self.path / "lock")
+            fd = folders.open_lock(self.path / "lock")
         except OSError as error:
             raise UserError(f"run {self.name} cannot be locked ({error.strerror}); is the folder writable?") from None
         try:
             self._acquire(fd)
-            locks.sign(fd, _now())
+            folders.sign(fd, _now())
             for leftover in files.leftover_files(self.path):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
@@ -120,7 +120,7 @@ class Run:
             yield
         finally:
             self._close_folder()
-            locks.release(fd)
+            folders.release(fd)
 
     def _open_folder(self) -> None:
         """Open the folder, and keep in memory the files needed to create it again."""
@@ -139,7 +139,7 @@ class Run:
             self._held.close()
             self._held = None
         if self._new_lock is not None:
-            locks.release(self._new_lock)
+            folders.release(self._new_lock)
             self._new_lock = None
 
     def locate(self) -> Path:
@@ -169,9 +169,9 @@ class Run:
         try:
             self.path = folders.recreate(old, self._kept_files, self._appenders.items())
             self.close()
-            self._new_lock = locks.open_lock(self.path / "lock")
-            locks.try_lock(self._new_lock)
-            locks.sign(self._new_lock, _now())
+            self._new_lock = folders.open_lock(self.path / "lock")
+            folders.try_lock(self._new_lock)
+            folders.sign(self._new_lock, _now())
             new = folders.FolderHandle(self.path)
             held.close()
             self.warn(f"the run's folder {old} was removed: what is left of the run goes to {self.path}, and it stops there")
@@ -187,7 +187,7 @@ class Run:
         deadline = time.monotonic() + 0.5
         while True:
             try:
-                if locks.try_lock(fd):
+                if folders.try_lock(fd):
                     return
             except OSError as error:
                 self.warn(f"{self.path} is on a disk without locks ({error.strerror}): train this run from one process only")
@@ -207,7 +207,7 @@ class Run:
 
     def is_running(self) -> bool:
         """Whether a live process holds the lock, whatever status.json says."""
-        return locks.is_locked(self.path / "lock")
+        return folders.is_locked(self.path / "lock")
 
     def is_ours(self) -> bool:
         """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
@@ -484,7 +484,7 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
 def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: datetime.datetime) -> Path:
     try:
         while True:
-            path = root / (name or names.new_name(recipe, now, set(os.listdir(root))))
+            path = root / (name or folders.new_name(recipe, now, set(os.listdir(root))))
             try:
                 # Renaming a folder onto one that holds something fails, so two processes cannot share a name.
                 files.replace(aside, path)

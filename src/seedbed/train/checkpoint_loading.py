@@ -19,7 +19,7 @@ from seedbed.data import limits
 from seedbed.dist import Ranks
 from seedbed.errors import UserError
 from seedbed.track.files import is_plain_name
-from seedbed.track.names import step_of
+from seedbed.track.folders import step_of
 from seedbed.train.checkpoint import FORMAT, FULL, Part, digest, hash_file, steps_in
 
 if TYPE_CHECKING:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.track.clocks import Stopwatch
+from seedbed.track.clocks import Meter, Stopwatch
 from seedbed.track.console import Console
-from seedbed.track.flops import Meter
 from seedbed.track.run import Run
 from seedbed.train import checkpoint
 from seedbed.train.engine import Engine

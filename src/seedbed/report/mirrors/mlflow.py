@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.report.mirrors.base import Sink
-from seedbed.track.names import folder_name
+from seedbed.track.folders import folder_name
 from seedbed.track.run import flat, full_name
 from seedbed.track.text import format_value, one_line
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from seedbed.track.locks import waiting_turn
+from seedbed.track.folders import waiting_turn
 from seedbed.track.text import number, one_line
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
