@@ -241,7 +241,7 @@ def test_wrong_command_line_is_an_error_of_one_or_two_lines(ask, calls: Calls, l
 
 @pytest.mark.parametrize("status", [0, 1, 130, 143])
 def test_exit_code_is_that_of_the_verb(ask, calls: Calls, monkeypatch, status: int):
-    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=status)
+    calls.stand_in(monkeypatch, "seedbed.launch.local", ("train",), result=status)
     calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=status)
     assert ask("train", "gpt/demo") == (status, "", "")
 
@@ -256,14 +256,14 @@ RAISED = [
 
 @pytest.mark.parametrize(("error", "status", "printed"), RAISED, ids=[type(e).__name__ for e, *_ in RAISED])
 def test_user_errors_have_no_traceback(ask, calls: Calls, monkeypatch, error: BaseException, status: int, printed: str):
-    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
+    calls.stand_in(monkeypatch, "seedbed.launch.local", ("train",), result=error)
     calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=error)
     assert ask("train", "gpt/demo") == (status, "", printed)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("of ours"), OSError(5, "Input/output error"), AssertionError("never")])
 def test_bugs_show_a_traceback_and_ask_for_a_report(ask, calls: Calls, monkeypatch, error: Exception):
-    calls.stand_in(monkeypatch, "seedbed.launch.local", LOCAL, result=error)
+    calls.stand_in(monkeypatch, "seedbed.launch.local", ("train",), result=error)
     calls.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",), result=error)
     status, _, err = ask("train", "gpt/demo")
     assert status == 1

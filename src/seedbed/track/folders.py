@@ -6,8 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
-import sys
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterator
 from pathlib import Path
 
 from seedbed.errors import UserError
@@ -131,8 +130,9 @@ def waiting_turn(path: Path) -> Iterator[None]:
         release(fd)
 
 
-def sign(fd: int, since: str) -> None:
+def sign(fd: int) -> None:
     """Write the holder of the lock into the file."""
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)
         os.pwrite(fd, jsonl.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": since}), 0)
@@ -160,7 +160,7 @@ def is_locked(path: Path) -> bool:
     return False
 
 
-# ---- a folder during training: renamed, it is followed; removed, it is created again -------------------------------------------
+# ---- a folder during training -------------------------------------------------------------------------------------------------
 
 
 class FolderHandle:
@@ -181,41 +181,5 @@ class FolderHandle:
             return True
         return (found.st_dev, found.st_ino) == self._key
 
-    def find(self) -> Path | None:
-        """The folder's current path; None when it was removed or the system cannot tell."""
-        with contextlib.suppress(OSError):
-            if sys.platform == "darwin":
-                name = fcntl.fcntl(self.fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
-            else:
-                name = os.readlink(b"/proc/self/fd/%d" % self.fd)
-            path = Path(os.fsdecode(name))
-            # Some network disks change inode numbers: a folder that is not reported as deleted still exists.
-            return path if self.is_at(path) or (path.is_dir() and not name.endswith(b" (deleted)")) else None
-        return None
-
     def close(self) -> None:
         os.close(self.fd)
-
-
-def like(path: Path, found: Path) -> Path:
-    """The new path of a folder, relative if the old one was."""
-    return found if path.is_absolute() else Path(os.path.relpath(found))
-
-
-def recreate(path: Path, content: Mapping[str, bytes], opened: Iterable[tuple[str, files.Appender]]) -> Path:
-    """Create a folder next to the removed one, with these files and the content of the open ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}-rescued")
-    number = 1
-    while True:
-        try:
-            new.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-            new = path.with_name(f"{path.name}-rescued-{number}")
-    for name in ("samples", "checkpoints"):
-        (new / name).mkdir()
-    for name, data in (*content.items(), *((name, appender.content()) for name, appender in opened)):
-        files.write_atomic(new / name, data)
-    return new

@@ -39,12 +39,12 @@ class Run:
         self.wall: Callable[[], dict[str, float]] | None = None  # seconds by kind of work, of the process that trains it
         self.was_removed = False
         self.on_removed: Callable[[], None] = lambda: None
-        self._appenders: dict[str, files.Appender] = {}
+        self.appenders: dict[str, files.Appender] = {}
         self._failing: set[str] = set()
-        self._step = 0
+        self.last_step = 0
         self._held: folders.FolderHandle | None = None
-        self._kept_files: dict[str, bytes] = {}
-        self._new_lock: int | None = None
+        self.kept_files: dict[str, bytes] = {}
+        self.new_lock: int | None = None
 
     @classmethod
     def create(
@@ -112,7 +112,7 @@ class Run:
             raise UserError(f"run {self.name} cannot be locked ({error.strerror}); is the folder writable?") from None
         try:
             self._acquire(fd)
-            folders.sign(fd, _now())
+            folders.sign(fd)
             for leftover in files.leftover_files(self.path):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
@@ -132,15 +132,15 @@ class Run:
         """Keep the content of small files in memory, in case the folder is removed during training."""
         for name in names:
             with contextlib.suppress(OSError):
-                self._kept_files[name] = (self.path / name).read_bytes()
+                self.kept_files[name] = (self.path / name).read_bytes()
 
     def _close_folder(self) -> None:
         if self._held is not None:
             self._held.close()
             self._held = None
-        if self._new_lock is not None:
-            folders.release(self._new_lock)
-            self._new_lock = None
+        if self.new_lock is not None:
+            folders.release(self.new_lock)
+            self.new_lock = None
 
     def locate(self) -> Path:
         """The current path of the run's folder, looked up before every write while the run is locked.
@@ -148,40 +148,12 @@ class Run:
         A renamed folder is followed. A removed one is created again under another name, and `on_removed` is called.
         """
         held = self._held
-        if held is None or held.is_at(self.path):
-            return self.path
-        self._held = None  # no recursion by the writes below
-        old, found = self.path, held.find()
-        if found is None:
-            held = self._recreate(held)
-        elif found != Path(os.path.realpath(old)):
-            self.path = folders.like(old, found)
-            self.warn(f"the run's folder {old} was renamed: going on in {self.path}")
-        if self.path != old:
-            self.name = self.path.name
-            self.event(self._step, "moved", path=str(self.path), was=str(old), removed=found is None)
-        self._held = held
-        return self.path
+        if held is not None and not held.is_at(self.path):
+            from seedbed.track import moved_folder
 
-    def _recreate(self, held: folders.FolderHandle) -> folders.FolderHandle:
-        """Create a folder next to the removed one; keep the old handle when that fails."""
-        old = self.path
-        try:
-            self.path = folders.recreate(old, self._kept_files, self._appenders.items())
-            self.close()
-            self._new_lock = folders.open_lock(self.path / "lock")
-            folders.try_lock(self._new_lock)
-            folders.sign(self._new_lock, _now())
-            new = folders.FolderHandle(self.path)
-            held.close()
-            self.warn(f"the run's folder {old} was removed: what is left of the run goes to {self.path}, and it stops there")
-        except OSError as error:
-            new = held
-            self._warn_once("", error)
-        if not self.was_removed:
-            self.was_removed = True
-            self.on_removed()
-        return new
+            self._held = None  # no recursion by the writes that follow
+            self._held = moved_folder.follow(self, held)
+        return self.path
 
     def _acquire(self, fd: int) -> None:
         deadline = time.monotonic() + 0.5
@@ -254,8 +226,8 @@ class Run:
             since = {key: now for key, (_, now) in diff(flat(facts["config"]), flat(new["config"])).items()}
             new["changes"] = {**(facts.get("changes") or {}), **since}
         if new != facts:
-            self._kept_files["config.json"] = jsonl.pretty(new)
-            files.write_atomic(self.path / "config.json", self._kept_files["config.json"])
+            self.kept_files["config.json"] = jsonl.pretty(new)
+            files.write_atomic(self.path / "config.json", self.kept_files["config.json"])
 
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
@@ -266,8 +238,8 @@ class Run:
 
     def write_code(self, facts: dict[str, Any]) -> None:
         """Replace code.json."""
-        self._kept_files["code.json"] = jsonl.pretty(facts)
-        files.write_atomic(self.locate() / "code.json", self._kept_files["code.json"])
+        self.kept_files["code.json"] = jsonl.pretty(facts)
+        files.write_atomic(self.locate() / "code.json", self.kept_files["code.json"])
 
     def status(self) -> dict[str, Any]:
         """status.json as it was last written; empty when it is lost."""
@@ -286,18 +258,18 @@ class Run:
             files.write_atomic(self.path / "status.json", jsonl.pretty(values))
             self._failing.discard("status.json")
         except OSError as error:
-            self._warn_once("status.json", error)
+            self.warn_once("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
         """Append one log point to rows.jsonl."""
-        self._step = values.get("step", self._step)
+        self.last_step = values.get("step", self.last_step)
         self._append("rows.jsonl", values)
         for listener in self.listeners:
             listener.row(values)
 
     def event(self, step: int, kind: str, **facts: Any) -> None:
         """Append to events.jsonl. `kind` is one of seedbed.track.events; the first number of an "eval" decides `best`."""
-        self._step = step
+        self.last_step = step
         values = {"step": step, "kind": kind, **facts}
         if events.is_at_least("notice", values):
             values["severity"] = events.severity_of(values)
@@ -310,25 +282,25 @@ class Run:
         self.locate()
         line = jsonl.encode(values)
         try:
-            appender = self._appenders.get(name)
+            appender = self.appenders.get(name)
             if appender is None:
-                appender = self._appenders[name] = files.Appender(self.path / name)
+                appender = self.appenders[name] = files.Appender(self.path / name)
             appender.write(line)
             self._failing.discard(name)
         except OSError as error:
-            self._warn_once(name, error)
+            self.warn_once(name, error)
 
     def sync(self) -> None:
         """fsync rows and events, so that a checkpoint never survives a power cut without them."""
-        for name, appender in self._appenders.items():
+        for name, appender in self.appenders.items():
             try:
                 appender.sync()
             except OSError as error:
-                self._warn_once(name, error)
+                self.warn_once(name, error)
         with contextlib.suppress(OSError):
             files.sync_folder(self.path)
 
-    def _warn_once(self, name: str, error: OSError) -> None:
+    def warn_once(self, name: str, error: OSError) -> None:
         """Warn once per series of failed writes instead of raising: training can continue without them."""
         if name not in self._failing:
             self._failing.add(name)
@@ -366,9 +338,9 @@ class Run:
 
     def close(self) -> None:
         """Close the open files; the next row opens them again."""
-        for appender in self._appenders.values():
+        for appender in self.appenders.values():
             appender.close()
-        self._appenders.clear()
+        self.appenders.clear()
 
     def checkpoints(self) -> tuple[list[str], str | None]:
         """Names of the checkpoint folders, oldest first, and the one that `best` points at."""

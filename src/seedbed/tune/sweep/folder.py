@@ -179,7 +179,7 @@ class Sweep:
             mine = True  # a disk without locks: one process at a time, as with runs
         # The run may have been resumed by hand.
         if mine and self.result(trial) is None and not Run(self.root / self.run_name(trial)).is_running():
-            folders.sign(fd, _now())
+            folders.sign(fd)
             return fd
         folders.release(fd)
         return None
