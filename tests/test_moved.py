@@ -158,7 +158,7 @@ def test_open_folder_knows_its_path(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     assert not held.is_at(tmp_path / "a") and moved_folder.find(held) == tmp_path / "b"
     (tmp_path / "b").rmdir()
-    assert held.find() is None
+    assert moved_folder.find(held) is None
     held.close()
 
 
