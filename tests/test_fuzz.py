@@ -19,8 +19,7 @@ from dist.test_shards import equal, saved_by
 
 from seedbed.config import Dist
 from seedbed.data import store as stores
-from seedbed.data.store import Store
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import Store, Writer
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import corpus, store, store_writer, tokenise, tokenizers
+from seedbed.data import corpus, prepare, random_tokens, store, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder, load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store
@@ -38,8 +38,8 @@ def cache(tmp_path, monkeypatch):
 def small(monkeypatch):
     """Many pieces, groups, saves and chunks in a small text."""
     monkeypatch.setattr(corpus, "CHUNK", 300)
-    monkeypatch.setattr(tokenise, "BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000)
+    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000)
     monkeypatch.setattr(store, "CHUNK", 700)
 
 
@@ -95,7 +95,7 @@ def test_documents_are_separated(tmp_path, kind):
 def test_prepared_store_is_reused(tmp_path, monkeypatch):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     first = prepare_text(config)
-    monkeypatch.setattr(store_writer.Writer, "__init__", lambda *a: pytest.fail("built again"))
+    monkeypatch.setattr(store.Writer, "__init__", lambda *a: pytest.fail("built again"))
     assert prepare_text(config).path == first.path
     copy = write(tmp_path / "elsewhere" / "a.txt", lines())
     assert prepare_text(replace(config, text=copy)).path == first.path
@@ -132,7 +132,7 @@ def test_source_that_changes_while_read_is_refused(tmp_path, monkeypatch, when):
     path = tmp_path / "a.txt"
     config = TextConfig(text=write(path, lines()))
     clock = 1 if when == "at a save" else path.stat().st_mtime
-    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
+    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
     original = tokenizers.CharTokenizer.encode_all
 
     def encode_all(self, texts):
@@ -233,7 +233,7 @@ def test_unknown_characters_of_a_whole_corpus_are_counted(tmp_path, small):
 
 
 def test_random_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenise, "RANDOM_CHUNK", 1000)
+    monkeypatch.setattr(random_tokens, "CHUNK", 1000)
     found = prepare_text(TextConfig(text="random:25_300:50_304"))
     tokens = found.arrays["tokens"]
     assert len(tokens) == 25_300 and tokens.dtype == np.uint16 and found.verify() == []
@@ -288,13 +288,13 @@ DRIVER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have told us to ignore it
-from seedbed.data import corpus, prepare, store, store_writer, tokenise
-corpus.CHUNK, tokenise.BATCH_CHARACTERS, tokenise.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
-original = store_writer.Writer.append
+from seedbed.data import corpus, prepare, store
+corpus.CHUNK, prepare.BATCH_CHARACTERS, prepare.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
+original = store.Writer.append
 def slow(self, name, rows):
     time.sleep(0.01)
     original(self, name, rows)
-store_writer.Writer.append = slow
+store.Writer.append = slow
 config = corpus.TextConfig(text=sys.argv[1], tokenizer=sys.argv[3], vocab=300)
 print(prepare.prepare_text(config, out=Path(sys.argv[2])).fingerprint)
 """

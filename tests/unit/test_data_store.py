@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from seedbed.data import store as stores
-from seedbed.data.store import DamagedStore, Store, building, digest
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import DamagedStore, Store, Writer, building, digest
 from seedbed.errors import UserError
 from seedbed.track import files
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from seedbed.data import feed
-from seedbed.data.feed import Order, feistel, key_of, table
+from seedbed.data import order
+from seedbed.data.order import Order, feistel, key_of, table
 
 SIZES = [1, 2, 3, 5, 64, 255, 256, 257, 1000, 1025]
 
@@ -13,8 +13,8 @@ SIZES = [1, 2, 3, 5, 64, 255, 256, 257, 1000, 1025]
 def way(request, monkeypatch):
     """Both ways of making a permutation: a table, and pieces computed on the fly (as for more than 10 million items)."""
     if request.param == "pieces":
-        monkeypatch.setattr(feed, "TABLE_LIMIT", 0)
-        monkeypatch.setattr(feed, "BLOCK", 100)
+        monkeypatch.setattr(order, "TABLE_LIMIT", 0)
+        monkeypatch.setattr(order, "BLOCK", 100)
     return request.param
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.subject import ROWS, Subject, source_line, take_rows
-from seedbed.data.feed import Feed, Order, Source
+from seedbed.data.feed import Feed, Source
+from seedbed.data.order import Order
 from seedbed.report.findings import Finding
 from seedbed.train.probe import Batch
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from seedbed import config as configs
 from seedbed.checks.subject import num_rows
-from seedbed.data.feed import Feed, Order
+from seedbed.data.feed import Feed
+from seedbed.data.order import Order
 from seedbed.recipes import find
 from seedbed.track.run import full_name
 from seedbed.track.text import number, safe

@@ -16,7 +16,7 @@ from seedbed.checks.forensics import Examination, Origin, TracingEngine, finite,
 from seedbed.checks.random_draws import ReplayDraws
 from seedbed.checks.replay_context import OnStatus, ReplayContext, examine, open_replay, real_step
 from seedbed.checks.subject import num_rows, source_line, take_rows, to_dtype
-from seedbed.data.feed import Order
+from seedbed.data.order import Order
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities, checkpoint, checkpoint_loading
 from seedbed.train.stepper import build

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from seedbed.data.feed import draw
+from seedbed.data.order import draw
 from seedbed.data.prepare import load_tokenizer
 from seedbed.data.store import Store
 from seedbed.data.tokenizers import Tokenizer
