@@ -15,7 +15,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.config.saved import from_json
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope
+from seedbed.nn.layers import attention_scope
 from seedbed.recipes.gpt import presets
 from seedbed.recipes.gpt.model import Transformer, build_model
 

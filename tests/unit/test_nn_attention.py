@@ -7,12 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from seedbed.errors import UserError
-from seedbed.nn import attention as attention_file
-from seedbed.nn import attention_choice, cuda_ops
-from seedbed.nn.attention import Attention, Own, attend, attention_scope, choose_attention, current_kernels
+from seedbed.nn import attention_choice, cuda_ops, layers
 from seedbed.nn.decoding import Cache
 from seedbed.nn.init import kind_of, rows_of
-from seedbed.nn.layers import rms_norm, rope_table
+from seedbed.nn.layers import Attention, Own, attend, attention_scope, choose_attention, current_kernels, rms_norm, rope_table
 
 WIDTH, HEADS, LENGTH = 32, 4, 9
 
@@ -246,7 +244,7 @@ def test_narrow_kernel_runs_only_where_it_is_equal(monkeypatch, how):
         given.append(qkv_scale)
         return qkv_scale[2] + 1, None
 
-    monkeypatch.setattr(attention_file, "cuda_ops", cuda_ops)
+    monkeypatch.setattr(layers, "cuda_ops", cuda_ops)
     monkeypatch.setattr(cuda_ops, "narrow_attention", kernel)
     with attention_scope([Own.NARROW]):
         attend(q, k, v, **how)

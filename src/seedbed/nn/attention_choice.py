@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from seedbed.errors import UserError
-from seedbed.nn.attention import NAMED, Kernel, Own, attend, attention_scope
-from seedbed.nn.layers import cuda_ops
+from seedbed.nn.layers import NAMED, Kernel, Own, attend, attention_scope, cuda_ops
 
 MAX_SCORES = 1 << 30
 

@@ -15,8 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope, current_kernels
-from seedbed.nn.layers import cuda_ops
+from seedbed.nn.layers import attention_scope, cuda_ops, current_kernels
 
 if TYPE_CHECKING:
     from seedbed.train.system import System

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seedbed.nn.attention import Attention
 from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, Rope, rms_norm, rope_table
+from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table
 from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify
 from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated

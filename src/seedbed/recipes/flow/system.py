@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.nn import eagerly
-from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
 from seedbed.recipes.flow.data import TimeDistribution, draw_noise, drop_class, flow_batch
 from seedbed.recipes.flow.model import PositionTables, build_model

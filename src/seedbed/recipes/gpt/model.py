@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.attention import Attention
 from seedbed.nn.decoding import Cache, Decode, Prefill
 from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
 from seedbed.nn.layers import (
     ENCODINGS,
     MLP,
+    Attention,
     LayerNorm,
     PositionalEncoding,
     RMSNorm,

@@ -16,7 +16,7 @@ from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource, windows
 from seedbed.errors import UserError
 from seedbed.nn import eagerly
-from seedbed.nn.attention import attention_scope, choose_attention
+from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.gpt.generate import generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.train.engine import DTYPES

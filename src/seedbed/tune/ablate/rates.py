@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.nn.attention import attend, attention_scope, choose_attention
+from seedbed.nn.layers import attend, attention_scope, choose_attention
 from seedbed.train.activation_checkpointing import checkpoint_units
 from seedbed.train.engine import DTYPES
 from seedbed.train.system import System
