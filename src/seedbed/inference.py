@@ -23,9 +23,10 @@ from seedbed.train import checkpoint, checkpoint_loading
 from seedbed.train.capabilities import Exportable, InferenceOptimizable, Playable, WebExportable, require
 from seedbed.train.ema import Ema
 from seedbed.train.engine import EvalEngine, saved_buffers
+from seedbed.train.options import need_data
 from seedbed.train.player import Player
 from seedbed.train.stepper import build
-from seedbed.train.system import Request, Sample, System, need_data, rank_local_buffers
+from seedbed.train.system import Request, Sample, System, rank_local_buffers
 
 # Groups of a checkpoint's tensors that inference reads; `ema` takes the place of the weights it averages.
 WEIGHTS = ("model", "ema", "ema2")

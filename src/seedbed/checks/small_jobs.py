@@ -17,7 +17,8 @@ from seedbed.data.feed import Source
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine
 from seedbed.train.job import Job
-from seedbed.train.system import Batch, Request, Sample, System, options_of
+from seedbed.train.options import options_of
+from seedbed.train.system import Batch, Request, Sample, System
 
 # Held-out rows of evaluation checks: enough for several batches, few enough to be quick.
 NUM_ROWS = 400

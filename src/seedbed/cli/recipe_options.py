@@ -34,7 +34,7 @@ def split(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def recipe_options(given: argparse.Namespace, verb: str, kind: type) -> dict[str, Any]:
     """The options of a recipe as they were typed, by its dataclass of options; `--help` lists them."""
-    from seedbed.train.system import options_of, refuse
+    from seedbed.train.options import options_of, refuse
 
     parser = Parser(prog=f"seedbed {verb} {given.name}", description=kind.__doc__, allow_abbrev=False)
     for one in options_of(kind).values():

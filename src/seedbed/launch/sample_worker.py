@@ -14,7 +14,8 @@ from typing import Any, TextIO
 
 from seedbed import inference
 from seedbed.errors import UserError
-from seedbed.train.system import Request, options_of
+from seedbed.train.options import options_of
+from seedbed.train.system import Request
 
 
 class Stopped(Exception):

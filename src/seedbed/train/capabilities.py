@@ -6,37 +6,21 @@ What every training run asks for is in system.py.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from seedbed.errors import UserError
+from seedbed.train.system import System, named_optimizers
 
 if TYPE_CHECKING:
-    from seedbed.config import Config
+    from seedbed.config import Config, Dist
     from seedbed.train.engine import EvalEngine
     from seedbed.train.player import Player
     from seedbed.train.probe import Probe
-    from seedbed.train.system import Batch, Request, Sample, System
-from typing import TYPE_CHECKING
-
-from torch import nn
-
-if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator, Sequence
-
-    from seedbed.train.engine import EvalEngine
-from collections.abc import Hashable, Iterator, Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from __self__ import Batch, Request, Sample, System
-
-    from seedbed.config import Config, Dist
-    from seedbed.train.engine import EvalEngine
-from seedbed.train.system import System, named_optimizers
+    from seedbed.train.system import Batch, Request, Sample
 
 T = TypeVar("T")
 

@@ -1,18 +1,15 @@
 """The interface between recipes and the loop: a `System` holds a model and its objective.
 
-Below it, what training asks for where a recipe offers it: protocols found by `isinstance`, of which capabilities.py has others;
-and the options of samples.
+Below it, what training asks for where a recipe offers it: protocols found by `isinstance`; capabilities.py has the others.
 """
 
 from __future__ import annotations
 
-import types
-import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +61,10 @@ class Request:
         if kind is None:
             names = f" with the fields {', '.join(old)}" if old else ""
             raise UserError(f"Request.read takes a dataclass of options{names}; declare it as `sample_options` of the System")
+        if not self.options:
+            return kind()
+        from seedbed.train.options import read_options
+
         return read_options(kind, self.options)
 
 
@@ -238,75 +239,3 @@ def baselines(system: System, batch: Batch) -> dict[str, float]:
 
 
 T = TypeVar("T")
-
-
-# ---- options of samples: a dataclass that the command line, the playground and the recipe read -------------------------------
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of the command line; `kind` is int, float or str; with `many` it may be given several times."""
-
-    name: str
-    field: str
-    kind: type
-    many: bool
-    default: Any
-    help: str
-    low: float
-    high: float
-    needs_data: bool
-
-    @property
-    def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
-
-    def read(self, value: Any) -> Any:
-        """A value in its type and range; None stands for the default."""
-        if value is None or self.many:
-            return value
-        try:
-            found = self.kind(value)
-        except (TypeError, ValueError):
-            raise UserError(f"{self.name}={value} is not a {'whole ' if self.kind is int else ''}number") from None
-        if self.kind is not str and not self.low <= found <= self.high:
-            limits = f"at least {self.low:g}" if self.high == inf else f"between {self.low:g} and {self.high:g}"
-            raise UserError(f"{self.name}={value} is out of range: it must be {limits}")
-        return found
-
-
-def options_of(kind: type) -> dict[str, Option]:
-    """The options of a dataclass by name. A trailing underscore is for Python's keywords: `class_` is typed `--class`."""
-    hints, found = typing.get_type_hints(kind), {}
-    for one in fields(kind):
-        hint = hints[one.name]
-        if typing.get_origin(hint) in (typing.Union, types.UnionType):
-            (hint,) = (part for part in typing.get_args(hint) if part is not type(None))
-        many = typing.get_origin(hint) is tuple
-        value = typing.get_args(hint)[0] if many else hint
-        about = {"help": "", "low": -inf, "high": inf, "needs_data": False} | dict(one.metadata)
-        name = one.name.rstrip("_")
-        found[name] = Option(name, one.name, value, many, one.default, **about)
-    return found
-
-
-def read_options(kind: type[T], given: dict[str, Any]) -> T:
-    """The dataclass with the given values; an unknown option is an error that lists the known ones."""
-    known = options_of(kind)
-    for name in given:
-        if name not in known:
-            refuse(f"--{name.replace('_', '-')}", kind)
-    values = {known[name].field: known[name].read(value) for name, value in given.items()}
-    return kind(**{name: value for name, value in values.items() if value is not None})
-
-
-def refuse(flag: str, kind: type) -> NoReturn:
-    """An option that this recipe does not have."""
-    known = ", ".join(option.flag for option in options_of(kind).values())
-    raise UserError(f"this recipe does not know {flag}; it knows {known}" if known else f"this recipe has no options, not {flag}")
-
-
-def need_data(kind: type, given: dict[str, Any]) -> bool:
-    """Whether one of the given options needs the training data."""
-    known = options_of(kind)
-    return any(name in known and known[name].needs_data for name in given)
