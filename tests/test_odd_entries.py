@@ -14,7 +14,8 @@ from seedbed.errors import UserError
 from seedbed.report import summaries
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, thumbnail
-from seedbed.track.run import Run, run_names
+from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")

@@ -1,7 +1,6 @@
 """Configs: frozen dataclasses, dotted key=value overrides, ranges, hash, diff and JSON. Does not import torch."""
 
 import dataclasses
-import difflib
 import hashlib
 import importlib
 import json
@@ -188,7 +187,7 @@ def validate(config: Any) -> None:
         if not _is_plain(value):
             raise UserError(f"{key}={value!r}: a config holds numbers, strings, true or false, none, and tuples of these")
         if not _fits(kind, value):
-            raise UserError(f"{key}={value!r} is not {_wanted(kind)}")
+            raise _not_valid(kind, repr(value), key)
         if "low" not in info.metadata or value is None:
             continue
         low, high = info.metadata["low"], info.metadata["high"]
@@ -252,6 +251,14 @@ def kind_of(config: Any, key: str) -> Any:
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted key to value, in the order of the fields."""
     return {key: value for key, value, *_ in _leaves(config)}
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key to value of nested plain values."""
+    found = {}
+    for key, value in values.items():
+        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return found
 
 
 def function_names(config: Any) -> list[str]:
@@ -337,7 +344,9 @@ def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
     fields = {f.name: f for f in dataclasses.fields(config)}
     name, rest = path[0], path[1:]
     if name not in fields or (rest and not dataclasses.is_dataclass(getattr(config, name))):
-        raise UserError(_unknown(config, key, path))
+        from seedbed.config.refusals import unknown_key
+
+        raise unknown_key(config, key, path)
     current = getattr(config, name)
     if rest:
         return _parsed(current, rest, text, key)
@@ -363,38 +372,6 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, kind) if kind in (bool, str, type(None)) else True
 
 
-def _wanted(kind: Any) -> str:
-    """Describes the values of a type, for error messages."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return " or ".join(_wanted(k) for k in inner)
-    if origin is Literal:
-        return f"one of {', '.join(map(str, inner))}"
-    if origin is tuple:
-        return (
-            f"values separated by commas, each {_wanted(inner[0])}"
-            if Ellipsis in inner
-            else f"{len(inner)} values separated by commas"
-        )
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "none"}
-    return words.get(kind, str(kind))
-
-
-def _unknown(config: Any, key: str, path: list[str]) -> str:
-    from seedbed.config.saved import current_key
-
-    if current_key(key) != key:
-        return f"`{key}` is now called `{current_key(key)}`"
-    prefix = key[: len(key) - len(".".join(path))]
-    names = [prefix + k for k in flatten(config)]
-    tails = {n.rpartition(".")[2]: n for n in reversed(names)}
-    near = difflib.get_close_matches(key, names, 3, 0.5)
-    near += [tails[t] for t in difflib.get_close_matches(path[-1], tails, 3, 0.6)]
-    near += [n for n in names if path[-1] in re.split(r"[._]", n) or n.rpartition(".")[2] in path[-1].split("_")]
-    shown = list(dict.fromkeys(near))[:3] or names[:6]
-    return f"unknown key `{key}`; nearest: {', '.join(shown)}"
-
-
 def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
     """Read `text` as a value of type `kind`; the error says what was expected."""
     if get_origin(kind) in (types.UnionType, typing.Union):
@@ -405,12 +382,7 @@ def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
         options = [str(o) for o in get_args(kind)]
         if text in options:
             return get_args(kind)[options.index(text)]
-        from seedbed.config.saved import RENAMED_VALUES
-
-        near = difflib.get_close_matches(text, options, 1)
-        if text in RENAMED_VALUES.get(key, {}):
-            raise UserError(f"{key}={text} is now called {key}={RENAMED_VALUES[key][text]}")
-        raise UserError(f"{key}={text} is not {_wanted(kind)}" + (f"; did you mean {near[0]}?" if near else ""))
+        raise _not_valid(kind, text, key)
     if get_origin(kind) is tuple:
         return _parse_tuple(kind, text, key)
     if kind is str:
@@ -425,7 +397,7 @@ def _parse_tuple(kind: Any, text: str, key: str) -> tuple[Any, ...]:
     if Ellipsis in kinds:
         kinds = kinds[:1] * len(parts)
     if len(parts) != len(kinds):
-        raise UserError(f"{key}={text} is not {_wanted(kind)}")
+        raise _not_valid(kind, text, key)
     return tuple(parse(k, part, key) for k, part in zip(kinds, parts, strict=True))
 
 
@@ -434,7 +406,6 @@ _TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no"
 
 
 def _parse_scalar(kind: Any, text: str, key: str, duration: bool) -> Any:
-    wanted = "a duration such as 90s, 5m or 2h" if duration else _wanted(kind)
     unit = _UNITS.get(text[-1:]) if duration else None
     digits = text[:-1] if unit else text
     try:
@@ -443,8 +414,14 @@ def _parse_scalar(kind: Any, text: str, key: str, duration: bool) -> Any:
         if kind is int and re.fullmatch(r"[+-]?\d[\d_]*", digits):
             return int(digits)
         value = float(digits)
+        if not math.isfinite(value) or (kind is int and value != int(value)):
+            raise ValueError
     except (KeyError, ValueError):
-        raise UserError(f"{key}={text} is not {wanted}") from None
-    if not math.isfinite(value) or (kind is int and value != int(value)):
-        raise UserError(f"{key}={text} is not {wanted}")
+        raise _not_valid("duration" if duration else kind, text, key) from None
     return int(value) if kind is int else value * (unit or 1.0)
+
+
+def _not_valid(kind: Any, text: str, key: str) -> UserError:
+    from seedbed.config.refusals import not_valid
+
+    return not_valid(kind, text, key)

@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from seedbed.config import flatten, replaced
+from seedbed.config import flat, flatten, replaced
 from seedbed.errors import UserError
 
 # Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
@@ -60,21 +60,14 @@ def current_key(key: str) -> str:
 def from_json(like: Any, values: dict[str, Any]) -> Any:
     """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
     if isinstance(values, dict):
-        flat, values = translated(_flat(values), flatten(like)), {}
-        for key, value in flat.items():
+        found, values = translated(flat(values), flatten(like)), {}
+        for key, value in found.items():
             *groups, name = key.split(".")
             inner = values
             for group in groups:
                 inner = inner.setdefault(group, {})
             inner[name] = value
     return replaced(like, _known(like, values))
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    found = {}
-    for key, value in values.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return found
 
 
 def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:

@@ -230,8 +230,7 @@ def open_job(
     if resumed:
         from seedbed.launch.resume import restore_newest
 
-        history = restore_newest(job, recipe)
-        run.change_config(config, recipe.preset(run.config_json()["preset"]), history)
+        restore_newest(job, recipe)
     else:
         run.event(0, "start", device=device_name(engine.device), data=data.facts)
         if ranks.is_primary:

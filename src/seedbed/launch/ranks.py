@@ -37,10 +37,6 @@ class NonPrimaryRun(Run):
 
     def set_status(self, status: str, **facts: Any) -> None: ...
 
-    def change_config(self, config: Any, base: Any = None, history: list[dict[str, Any]] | None = None) -> None: ...
-
-    def rewind(self, step: int, *, events: bool = True) -> None: ...
-
 
 def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
     """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""

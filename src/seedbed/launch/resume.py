@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
-from seedbed.config import Config
+from seedbed.config import Config, flat
 from seedbed.dist import Ranks
 from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch.local import (
@@ -21,10 +21,11 @@ from seedbed.launch.local import (
     saved_config,
 )
 from seedbed.recipes import Recipe
-from seedbed.track import clocks
+from seedbed.track import clocks, code_changes
+from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.train import checkpoint_loading, progress, saving
 from seedbed.train.job import Job
 
@@ -99,8 +100,8 @@ def _start_queued(
 ) -> int:
     """Begin a run that was created by a Slurm submission."""
     base = recipe.preset(run.config_json()["preset"])
-    run.change_config(config, base)
-    run.rewind(-1)  # an earlier first start may have been interrupted
+    change_config(run, config, base)
+    rewind(run, -1)  # an earlier first start may have been interrupted
     try:
         data = open_run(run, recipe, config, base, console, clock)
     except UserError as problem:
@@ -111,8 +112,8 @@ def _start_queued(
     return run_training(run, recipe, config, data, console, resumed=False, until=until, ranks=ranks, clock=clock)
 
 
-def restore_newest(job: Job, recipe: Recipe) -> list[dict[str, Any]]:
-    """Restore the newest checkpoint. A refusal changes nothing. Returns the settings that changed during the run, by step."""
+def restore_newest(job: Job, recipe: Recipe) -> None:
+    """Restore the newest checkpoint, and record the settings that changed. A refusal changes nothing."""
     run, folder = job.run, job.run.path / "checkpoints"
     saved = checkpoint_loading.load_newest(folder, job.console.line, job.part)
     facts, now = run.config_json(), flat(configs.to_json(job.config))
@@ -129,18 +130,16 @@ def restore_newest(job: Job, recipe: Recipe) -> list[dict[str, Any]]:
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
         history = [past for past in facts.get("history") or [] if past["step"] < job.step]
         history += [{"step": job.step, "changed": changed}] if changed else []
-    run.rewind(job.step)
-    facts = {"changed": changed, "code": _record_code_changes(job, recipe)}
-    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in facts.items() if value})
-    return history
+    if not job.ranks.is_primary:
+        return
+    rewind(run, job.step)
+    about = {"changed": changed, "code": _record_code_changes(job, recipe)}
+    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in about.items() if value})
+    change_config(run, job.config, recipe.preset(facts["preset"]), history)
 
 
 def _record_code_changes(job: Job, recipe: Recipe) -> dict[str, Any]:
     """Report and record how the code differs from that of the earlier part of the run."""
-    if not job.ranks.is_primary:
-        return {}
-    from seedbed.track import code_changes
-
     changed = code_changes.since_last(job.run, recipe.files() if recipe.name.endswith(".py") else ())
     if changed:
         job.console.warn(f"resumed with other code: {code_changes.describe(changed)}")

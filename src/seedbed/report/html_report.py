@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
@@ -14,7 +14,7 @@ from seedbed.report.model_table import model_text
 from seedbed.report.svg_charts import Chart, Line, Point, bar, text
 from seedbed.track import code, jsonl
 from seedbed.track.events import details, is_at_least
-from seedbed.track.run import Run, flat, full_name
+from seedbed.track.run import Run, full_name
 from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, scaled, size
 
 _NUM_SAMPLES = 6

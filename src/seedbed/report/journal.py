@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, run_report
 from seedbed.track import code, files
 from seedbed.track.events import is_at_least
-from seedbed.track.run import Run, flat, full_name
+from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, number, one_line
 
 _HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.errors import UserError
 from seedbed.report import facts
 from seedbed.track import clocks, code, files
 from seedbed.track.events import KINDS, details, is_at_least
-from seedbed.track.run import Run, flat, full_name
+from seedbed.track.run import Run, full_name
 from seedbed.track.text import clip, duration, format_value, number, one_line, scaled, size
 
 PICTURE = "plots/loss.png"

@@ -9,7 +9,8 @@ from typing import Any
 from seedbed.errors import UserError
 from seedbed.report.facts import current_status, evaluations, step_in
 from seedbed.track import files, jsonl
-from seedbed.track.run import Run, run_names
+from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 from seedbed.track.text import age_seconds
 
 

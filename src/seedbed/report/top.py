@@ -8,7 +8,8 @@ from seedbed.errors import UserError
 from seedbed.report import colour, facts, listing, redraw, summaries, text_plot
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, Objects
-from seedbed.track.run import Run, full_name, run_names
+from seedbed.track.run import Run, full_name
+from seedbed.track.run_names import run_names
 from seedbed.track.text import age, clip, duration, number, scaled, table
 
 _SECONDS = 1.0

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
 from seedbed.report.model_table import model_text
 from seedbed.track import clocks, code, files, jsonl
 from seedbed.track.events import details
 from seedbed.track.jsonl import print_json
-from seedbed.track.run import Run, flat, full_name
+from seedbed.track.run import Run, full_name
 from seedbed.track.text import age, clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
 
 _NUM_ROWS, _NUM_EVENTS = 5, 8
@@ -159,13 +159,21 @@ def results_in_words(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _is_run(run: Run) -> bool:
+    """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
+    with contextlib.suppress(UserError):
+        run.config_json()
+        return True
+    return "version" in run.code_json()
+
+
 def remove(root: Path, names: list[str], yes: bool) -> int:
     """Delete run folders permanently; their journal entries stay."""
     runs = [Run.open(root, name) for name in dict.fromkeys(names)]
     for run in runs:
         if run.path.is_symlink():
             raise UserError(f"{run.path} is a link to {os.readlink(run.path)}; remove the link yourself, the target stays")
-        if not run.is_ours():
+        if not _is_run(run):
             raise UserError(f"{run.path} is no run: it holds neither config.json nor code.json of one; remove it yourself")
     if not yes and not _agreed(runs):
         print("nothing was removed")

@@ -11,7 +11,8 @@ from seedbed.errors import UserError
 from seedbed.report import facts, summaries
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, Objects, thumbnail
-from seedbed.track.run import Run, full_name, run_names
+from seedbed.track.run import Run, full_name
+from seedbed.track.run_names import run_names
 
 # Limit of the cached rows of recently viewed runs.
 MAX_BYTES = 96 << 20

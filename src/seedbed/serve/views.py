@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import checkpoints, facts, journal
 from seedbed.report.notes import conclusions
@@ -18,7 +18,7 @@ from seedbed.serve.downsample import clip_to, downsample, smooth
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.track.text import format_value
 
 # Curves that are never smoothed.

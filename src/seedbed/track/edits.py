@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from seedbed import config as configs
+from seedbed.config import flat
 from seedbed.config.saved import translated
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
 from seedbed.track.folders import step_names, step_of
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.track.text import clip, format_value
 
 Changes = dict[str, tuple[Any, Any]]

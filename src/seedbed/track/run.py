@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from seedbed.config import flat
 from seedbed.errors import UserError
 from seedbed.track import events, files, folders, jsonl
-from seedbed.track.folders import step_names
 from seedbed.track.text import format_value
 
 
@@ -71,7 +71,7 @@ class Run:
             "id": os.urandom(8).hex(),
             "recipe": recipe,
             "preset": preset,
-            **_described(config, base),
+            **described(config, base),
             "parent": parent,
             **({"sweep": sweep} if sweep else {}),
             "why": why,
@@ -95,13 +95,9 @@ class Run:
         path = root / name
         if name and Path(name).name == name and not name.startswith(".") and os.path.isdir(path):
             return cls(path)
-        import difflib
+        from seedbed.track.run_names import refuse
 
-        known = run_names(root)
-        if not known:
-            raise UserError(f"there is no run {name!r}: {root} holds no runs yet; start one with: seedbed train RECIPE/PRESET")
-        near = difflib.get_close_matches(name, known, 3, 0.4) or [n for n in known if name and name in n][-3:] or known[-3:]
-        raise UserError(f"there is no run {name!r} in {root}; nearest: {', '.join(near)}")
+        refuse(root, name)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -181,13 +177,6 @@ class Run:
         """Whether a live process holds the lock, whatever status.json says."""
         return folders.is_locked(self.path / "lock")
 
-    def is_ours(self) -> bool:
-        """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
-        with contextlib.suppress(UserError):
-            self.config_json()
-            return True
-        return "version" in self.code_json()
-
     def config_json(self) -> dict[str, Any]:
         """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
         facts = jsonl.read_object(self.path / "config.json")
@@ -212,34 +201,12 @@ class Run:
             return {}
         return {"id": self.id, "name": self.name, "hash": configs.digest(config), "config": configs.to_json(config)}
 
-    def change_config(self, config: Any, base: Any = None, history: list[dict[str, Any]] | None = None) -> None:
-        """Update config.json to the settings from now on; without `base`, changes are added to the recorded ones.
-
-        `history` lists the changes during the run, by the step from which they apply.
-        """
-        self.locate()
-        facts = self.config_json()
-        new = {**facts, **_described(config, base), **({} if history is None else {"history": history})}
-        if base is None:
-            from seedbed.config import diff
-
-            since = {key: now for key, (_, now) in diff(flat(facts["config"]), flat(new["config"])).items()}
-            new["changes"] = {**(facts.get("changes") or {}), **since}
-        if new != facts:
-            self.kept_files["config.json"] = jsonl.pretty(new)
-            files.write_atomic(self.path / "config.json", self.kept_files["config.json"])
-
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
         try:
             return jsonl.read_object(self.path / "code.json")
         except UserError:
             return {}
-
-    def write_code(self, facts: dict[str, Any]) -> None:
-        """Replace code.json."""
-        self.kept_files["code.json"] = jsonl.pretty(facts)
-        files.write_atomic(self.locate() / "code.json", self.kept_files["code.json"])
 
     def status(self) -> dict[str, Any]:
         """status.json as it was last written; empty when it is lost."""
@@ -313,29 +280,6 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         return jsonl.read(self.path / "events.jsonl")
 
-    def rewind(self, step: int, *, events: bool = True) -> None:
-        """Drop rows (and events) after `step` and any partial last line: training will write them again."""
-        self.locate()
-        self.close()
-        for name in ("rows.jsonl", "events.jsonl") if events else ("rows.jsonl",):
-            path = self.path / name
-            old = self._whole(path)
-            kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
-            if kept != old:
-                files.write_atomic(path, kept)
-        for listener in self.listeners:
-            listener.rewind(step)
-
-    @staticmethod
-    def _whole(path: Path) -> bytes:
-        try:
-            with open(files.open_regular(path), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror})") from None
-
     def close(self) -> None:
         """Close the open files; the next row opens them again."""
         for appender in self.appenders.values():
@@ -344,7 +288,7 @@ class Run:
 
     def checkpoints(self) -> tuple[list[str], str | None]:
         """Names of the checkpoint folders, oldest first, and the one that `best` points at."""
-        found, best = step_names(self.path / "checkpoints"), None
+        found, best = folders.step_names(self.path / "checkpoints"), None
         with contextlib.suppress(OSError):
             best = os.readlink(self.path / "checkpoints" / "best")
         return found, best if best in found else None
@@ -387,23 +331,6 @@ def _is_history(value: Any) -> bool:
     )
 
 
-def run_names(root: Path) -> list[str]:
-    """Names of all folders that may be runs, sorted."""
-    try:
-        with os.scandir(root) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and _may_be_run(e))
-    except OSError:
-        return []
-
-
-def _may_be_run(entry: os.DirEntry[str]) -> bool:
-    """A folder, or an entry that cannot be examined, such as a link to itself: it is listed with the reason."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
-
-
 def full_name(recipe: str, preset: str) -> str:
     """How a recipe and its preset are written on the command line: gpt/demo, or path/to/file.py:preset."""
     if not recipe.endswith(".py"):
@@ -411,19 +338,11 @@ def full_name(recipe: str, preset: str) -> str:
     return f"{min(recipe, os.path.relpath(recipe), key=len)}:{preset}"
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config to dotted keys."""
-    found = {}
-    for key, value in values.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return found
-
-
 def _words(values: dict[str, Any]) -> list[str]:
     return [f"{key}={format_value(value)}" for key, value in values.items()]
 
 
-def _described(config: Any, base: Any) -> dict[str, Any]:
+def described(config: Any, base: Any) -> dict[str, Any]:
     """The parts of config.json derived from the values; `changes` are those that differ from the preset."""
     from seedbed import config as configs
 
@@ -472,12 +391,6 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
 
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def _is_upto(line: bytes, step: int) -> bool:
-    found = jsonl.decode([line])
-    at = found[0].get("step") if found else None
-    return bool(found) and not (isinstance(at, int | float) and at > step)
 
 
 def _now() -> str:

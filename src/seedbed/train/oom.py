@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from seedbed.errors import UserError
+from seedbed.track.changes import change_config
 
 if TYPE_CHECKING:
     from seedbed.train.job import Job
@@ -72,7 +73,7 @@ def _record(job: Job, size: int, problem: str) -> None:
     facts = {"accum": job.config.accum, "micro_batch": size, "batch": job.config.batch}
     job.run.event(job.step + 1, "out_of_memory", what=problem, **facts)
     try:
-        job.run.change_config(job.config)
+        change_config(job.run, job.config)
     except (OSError, UserError) as error:
         job.console.line(f"config.json could not be renewed ({error})")
     job.console.warn(

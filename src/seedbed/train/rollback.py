@@ -6,6 +6,7 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seedbed.track.changes import rewind
 from seedbed.train import checkpoint, checkpoint_loading, progress, saving
 from seedbed.train.reporting import write_history
 from seedbed.train.stepper import format_number
@@ -63,7 +64,8 @@ def go_back(job: Job, answer: str, trouble: str) -> None:
     job.incidents.load_state(incidents)
     job.skipped_items = counter - job.items
     saving.forget_after(job, job.step)
-    job.run.rewind(job.step, events=False)
+    if job.ranks.is_primary:
+        rewind(job.run, job.step, events=False)
     job.run.event(before, "rollback", to=job.step, skipped_items=job.skipped_items)
     job.console.line(f"rolled back {before} -> {job.step} ({job.incidents.num_rollbacks} of {job.config.guard.max_rollbacks})")
 
