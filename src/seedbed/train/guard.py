@@ -1,4 +1,4 @@
-"""Guards on the host: what to do when a step was not finite or the loss spiked."""
+"""Guards on the host: which losses are spikes, and how many incidents there were."""
 
 from collections import deque
 from math import isfinite, sqrt
@@ -87,32 +87,12 @@ class SpikeWatch:
 
 
 class Incidents:
-    """Counts incidents and decides: continue, roll back, or stop. Checkpoints keep its state."""
+    """Counts incidents; rollback.py decides by them. Checkpoints keep its state."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard, self.watch = guard, SpikeWatch(guard)
         self.num_skips = self.num_rollbacks = 0
         self.spikes: deque[int] = deque(maxlen=3)
-
-    def not_finite(self) -> str:
-        """What to do about a non-finite step: "skip", "rollback" or "stop"."""
-        self.num_skips += 1
-        if self.guard.policy == "stop" or (self.guard.policy == "skip" and self.num_skips > self.guard.max_skips):
-            return "stop"
-        return "skip" if self.num_skips <= self.guard.max_skips else self._roll_back()
-
-    def spike(self, step: int) -> str:
-        """What to do about a spike: "warn", and "rollback" at the third within 50 steps."""
-        self.spikes.append(step)
-        crowded = len(self.spikes) == 3 and self.spikes[-1] - self.spikes[0] < 50
-        return self._roll_back() if crowded and self.guard.policy == "rollback" else "warn"
-
-    def _roll_back(self) -> str:
-        self.num_rollbacks += 1
-        self.num_skips = 0
-        self.spikes.clear()
-        self.watch.restart()
-        return "rollback" if self.num_rollbacks <= self.guard.max_rollbacks else "stop"
 
     def state(self) -> dict:
         counts = {"num_skips": self.num_skips, "num_rollbacks": self.num_rollbacks}

@@ -12,6 +12,7 @@ from seedbed.train.reporting import write_history
 from seedbed.train.stepper import format_number
 
 if TYPE_CHECKING:
+    from seedbed.train.guard import Incidents
     from seedbed.train.job import Job
     from seedbed.train.stepper import StepResult
 
@@ -30,7 +31,7 @@ def on_nonfinite(job: Job, result: StepResult) -> None:
     job.stepper.readback.drop()
     job.step, job.items = result.step, job.items_at(result.step)
     job.engine.halted.fill_(False)
-    answer = job.incidents.not_finite()
+    answer = answer_to_nonfinite(job.incidents)
     what = f"the {'gradient' if isfinite(result.loss) else 'loss'} is not finite"
     _report(job, result, "nonfinite", what, answer)
     _keep_evidence(job, result, what)
@@ -41,11 +42,37 @@ def on_nonfinite(job: Job, result: StepResult) -> None:
 def on_spike(job: Job, result: StepResult) -> bool:
     """Report a loss spike; True when training continues from the present state."""
     limit = job.incidents.watch.limit()  # a roll-back resets it
-    answer = job.incidents.spike(result.step)
+    answer = answer_to_spike(job.incidents, result.step)
     _report(job, result, "spike", f"loss {result.loss:.4g} left its band (limit {limit:.4g})", answer)
     if answer != "warn":
         go_back(job, answer, "diverged")
     return answer == "warn"
+
+
+# ---- skip, roll back or stop ---------------------------------------------------------------------------------------------
+
+
+def answer_to_nonfinite(found: Incidents) -> str:
+    """What to do about a non-finite step: "skip", "rollback" or "stop"."""
+    found.num_skips += 1
+    if found.guard.policy == "stop" or (found.guard.policy == "skip" and found.num_skips > found.guard.max_skips):
+        return "stop"
+    return "skip" if found.num_skips <= found.guard.max_skips else _roll_back(found)
+
+
+def answer_to_spike(found: Incidents, step: int) -> str:
+    """What to do about a spike: "warn", and "rollback" at the third within 50 steps."""
+    found.spikes.append(step)
+    crowded = len(found.spikes) == 3 and found.spikes[-1] - found.spikes[0] < 50
+    return _roll_back(found) if crowded and found.guard.policy == "rollback" else "warn"
+
+
+def _roll_back(found: Incidents) -> str:
+    found.num_rollbacks += 1
+    found.num_skips = 0
+    found.spikes.clear()
+    found.watch.restart()
+    return "rollback" if found.num_rollbacks <= found.guard.max_rollbacks else "stop"
 
 
 def go_back(job: Job, answer: str, trouble: str) -> None:
