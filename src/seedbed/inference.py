@@ -3,8 +3,6 @@
 No optimizer, no training data and no compilation: what is needed besides the weights was saved with the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

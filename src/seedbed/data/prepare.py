@@ -3,8 +3,6 @@
 An interrupted preparation continues where it stopped, and gives the same store as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

@@ -1,7 +1,5 @@
 """A mesh of any size in one process, on torch's fake process group, to see what each rank would hold."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Dry run: two steps, an evaluation, a sample, a save and a resume, compared bit for bit. Nothing is kept."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains several runs as one stacked model. Each run writes its own folder, as if it trained alone."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing

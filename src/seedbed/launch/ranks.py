@@ -1,7 +1,5 @@
 """Ranks of one run: joining the process group, and training on non-primary ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator

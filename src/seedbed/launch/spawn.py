@@ -1,7 +1,5 @@
 """Starts the ranks of a run on this machine as processes of one command, and ends them together."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Trains trials of a sweep on this machine, alone or as packs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import traceback

@@ -1,7 +1,5 @@
 """Asynchronous checkpoints, for devices and several ranks: a thread writes them while training goes on."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The training loop: take a step, read the result of the previous one, accept it or not, and run the actions that are due."""
 
-from __future__ import annotations
-
 from seedbed.errors import UserError
 from seedbed.train import saving
 from seedbed.train.engine import cpu_threads

@@ -1,7 +1,5 @@
 """Options of a recipe's samples as the command line and the playground give them; their dataclass is made of `option`s."""
 
-from __future__ import annotations
-
 import types
 import typing
 from dataclasses import dataclass, fields

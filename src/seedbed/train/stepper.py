@@ -4,8 +4,6 @@ All code that trains, measures or replays steps builds its engine with `build` a
 leave the device as one small vector, so that the host never waits for them.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque
@@ -13,22 +11,19 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from seedbed import config as configs
-from seedbed.data.feed import Feed
+from seedbed.config import Config
+from seedbed.data.feed import Feed, Source
 from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files, jsonl
 from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
-
-if TYPE_CHECKING:
-    from seedbed.config import Config
-    from seedbed.data.feed import Source
-    from seedbed.train.system import Batch, System
+from seedbed.train.system import Batch, System
 
 Made = TypeVar("Made", bound=EvalEngine)
 # The history of the last steps, written on incidents and at the end: what `replay` compares with. The data of a step follows from

@@ -1,7 +1,5 @@
 """Model summary: layers with shapes, parameters and FLOPs, from one item passed through the model before step 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

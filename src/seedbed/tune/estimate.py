@@ -1,7 +1,5 @@
 """Estimates of a system: parameters, FLOP and memory by fake tensors, so that any size takes seconds and no memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar

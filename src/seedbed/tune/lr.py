@@ -1,7 +1,5 @@
 """find-lr: the best learning rate of a run, from short trials at several rates, extrapolated to the run's length."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

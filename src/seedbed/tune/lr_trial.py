@@ -1,7 +1,5 @@
 """Short trainings at a multiple of the configured rates: equal weights, equal items, the run's schedule."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Prints plan --world as tables."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from seedbed.track import text

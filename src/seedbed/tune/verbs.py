@@ -1,7 +1,5 @@
 """The instruments as commands: each opens a recipe, measures, prints text or JSON, and returns an exit code."""
 
-from __future__ import annotations
-
 import sys
 from json import dumps
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trains the baseline of an energy model: a plain transformer of the same size, data, order, schedule and updates."""
 
-from __future__ import annotations
-
 import time
 from contextlib import closing
 from dataclasses import replace

@@ -5,8 +5,6 @@ real stream and to itself, and ends in one number. Shape suffixes: B batch, T ti
 of the real stream, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

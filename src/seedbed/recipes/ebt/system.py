@@ -3,12 +3,10 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,13 +32,10 @@ from seedbed.recipes.ebt.optimize import INITIAL, NUM_STEPS, CounterNormal, Sepa
 from seedbed.recipes.ebt.presets import MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
-from seedbed.train.engine import mix
+from seedbed.train.engine import EvalEngine, mix
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
+from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
 # Up to this width a second CPU thread is slower.

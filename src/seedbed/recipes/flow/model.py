@@ -3,8 +3,6 @@
 B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K values of a patch, D width.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

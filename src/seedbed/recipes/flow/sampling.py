@@ -1,7 +1,5 @@
 """Sampling from noise to images: time grid, ODE solver, classifier-free guidance. B batch, N images, C channels, H W pixels."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

@@ -3,20 +3,15 @@
 Shape suffixes: A control axes, T frames, H W pixels, C colours.
 """
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from seedbed.errors import UserError
 from seedbed.recipes.world.recording.recording import MIN_FRAMES, write_recording
-
-if TYPE_CHECKING:
-    from seedbed.train.player import Player, Rollout
+from seedbed.train.player import Player, Rollout
 
 MAX_FRAMES = 20_000
 MIN_FREE = 1 << 30  # bytes that a recording leaves on the disk

@@ -1,7 +1,5 @@
 """The axes of an ablation, by name or config key, with one row per value; and the default set."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """One repeat of a row: build, warm up, time real steps, free. Out of memory is an outcome."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import time

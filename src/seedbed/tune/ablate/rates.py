@@ -1,7 +1,5 @@
 """Measured rates of this device: matrix products and attentions of given shapes, bandwidth, call overhead."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterator

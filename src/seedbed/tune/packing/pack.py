@@ -3,8 +3,6 @@
 Between steps a trial is an ordinary job whose tensors are views of the stack: loop.py checks, logs, evaluates and saves it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import deque

@@ -3,8 +3,6 @@
 Shape suffixes: B batch, C channels, H W pixels, N patches, K numbers of a patch, D width, H heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

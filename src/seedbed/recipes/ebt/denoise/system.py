@@ -3,12 +3,10 @@
 Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping. Shape suffixes: B batch, N images, C channels, H W pixels.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,12 +21,10 @@ from seedbed.recipes.ebt.denoise.curves import show, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
 from seedbed.recipes.ebt.denoise.probe import build_probe
+from seedbed.train.engine import EvalEngine
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
+from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
 _SIZES = 313
