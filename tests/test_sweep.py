@@ -157,10 +157,10 @@ def test_sweep_without_recipe_or_name_is_refused(root: Path, capsys):
 def test_failing_and_diverging_trials_do_not_stop_the_others(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     real = local.run_training
 
-    def execute(run, *given, **named):
-        if run.name == "grid-0001":
+    def execute(launch, data):
+        if launch.run.name == "grid-0001":
             raise RuntimeError("the dog\nate it")
-        return real(run, *given, **named)
+        return real(launch, data)
 
     monkeypatch.setattr(local, "run_training", execute)
     words = ("data.poison=5,-1", "model.width=3,4", "steps=16", "guard.policy=stop")

@@ -8,6 +8,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,6 +41,22 @@ if TYPE_CHECKING:
 
 # The quick checks before the first step: a failure stops the run, is only reported, or the checks are skipped.
 Check = Literal["quick", "force", "skip"]
+
+
+@dataclass
+class Launch:
+    """A run that this process starts or resumes, and how; `until` and `patience` may end it early."""
+
+    run: Run
+    recipe: Recipe
+    config: Config
+    console: Console
+    resumed: bool = False
+    until: int = 0
+    patience: int = 0
+    anomaly: bool = False
+    ranks: Ranks = SINGLE
+    clock: Stopwatch = field(default_factory=lambda: Stopwatch(since=time.monotonic()))
 
 
 def train(
@@ -78,7 +95,17 @@ def train(
             from seedbed.report.mirrors import choose
 
             choose.keep(run, mirrors)
-        return _start(run, recipe, config, base, ranks, check, anomaly, until, clock)
+        with run.lock(), closing(Console(run.path / "console.log")) as console:
+            launch = Launch(run, recipe, config, console, until=until, anomaly=anomaly, ranks=ranks, clock=clock)
+            try:
+                data = open_run(launch, base)
+            except UserError:
+                shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run folder
+                raise
+            except Exception as error:
+                run.set_status("failed", error=str(error)[:500])
+                raise
+            return run_training(launch, data) if may_start(launch, data, check) else EXIT_FAILED
 
 
 def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
@@ -90,51 +117,25 @@ def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
     return join_ranks(config)
 
 
-def _start(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    base: Config,
-    ranks: Ranks,
-    check: Check,
-    anomaly: bool,
-    until: int,
-    clock: Stopwatch,
-) -> int:
-    """Open the data of a new run, check it and train it."""
-    with run.lock(), closing(Console(run.path / "console.log")) as console:
-        try:
-            data = open_run(run, recipe, config, base, console, clock)
-        except UserError:
-            shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run folder
-            raise
-        except Exception as error:
-            run.set_status("failed", error=str(error)[:500])
-            raise
-        if not may_start(run, check, recipe, config, data, console, clock):
-            return EXIT_FAILED
-        about = {"anomaly": anomaly, "until": until, "ranks": ranks, "clock": clock}
-        return run_training(run, recipe, config, data, console, resumed=False, **about)
-
-
-def open_run(run: Run, recipe: Recipe, config: Config, base: Config, console: Console, clock: Stopwatch) -> Data:
+def open_run(launch: Launch, base: Config) -> Data:
     """Copy the recipe files into the run folder, print the config and open the data."""
-    copy_recipe_files(recipe, run)
-    print_config(run, config, base, console)
+    run, console = launch.run, launch.console
+    copy_recipe_files(launch.recipe, run)
+    print_config(run, base, console)
     if missing := code.left_out(run.code_json()):
         console.warn(missing)
-    with clock.timer("data"):
-        return recipe.open_data(config)
+    with launch.clock.timer("data"):
+        return launch.recipe.open_data(launch.config)
 
 
-def may_start(run: Run, check: Check, recipe: Recipe, config: Config, data: Data, console: Console, clock: Stopwatch) -> bool:
+def may_start(launch: Launch, data: Data, check: Check) -> bool:
     """Whether the quick checks, where they are asked for, let training start."""
     if check == "skip":
-        run.event(0, "preflight", outcome="skipped")
+        launch.run.event(0, "preflight", outcome="skipped")
         return True
     from seedbed.launch.quick_checks import are_passed
 
-    return are_passed(run, check, recipe, config, data, console, clock)
+    return are_passed(launch, data, check)
 
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
@@ -145,36 +146,22 @@ def saved_config(run: Run) -> tuple[Recipe, Config]:
     return open_saved(edits.verified_config(run), run.path)
 
 
-def run_training(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    data: Data,
-    console: Console,
-    *,
-    resumed: bool,
-    anomaly: bool = False,
-    patience: int = 0,
-    until: int = 0,
-    ranks: Ranks = SINGLE,
-    clock: Stopwatch | None = None,
-) -> int:
-    clock = clock or Stopwatch(since=time.monotonic())
+def run_training(launch: Launch, data: Data) -> int:
+    """Train a run that is locked, to its end or to where it is stopped; returns the exit code."""
+    run, clock, resumed = launch.run, launch.clock, launch.resumed
     clock.start("build")
     run.wall = clock.split
-    preset = run.config_json()["preset"]
-    facts = {"run": run.name, "preset": preset, "config": configs.to_json(config), "resumed": resumed, "until": until}
-    ranks.broadcast_object(facts)
+    facts = {"run": run.name, "preset": run.config_json()["preset"], "config": configs.to_json(launch.config)}
+    launch.ranks.broadcast_object({**facts, "resumed": resumed, "until": launch.until})
     if not resumed:
-        run.set_status("running", step=0, last_step=config.steps)
+        run.set_status("running", step=0, last_step=launch.config.steps)
     begun = not resumed  # a refused resume leaves the status unchanged
-    with _mirrored(run, console):
+    with _mirrored(run, launch.console):
         try:
-            about = {"resumed": resumed, "patience": patience, "until": until, "ranks": ranks, "clock": clock}
-            job = open_job(run, recipe, config, data, console, **about)
+            job = open_job(launch, data)
             begun = True
             job.async_saves = saves_async(job.engine.device)
-            with anomaly_mode(job, anomaly):
+            with anomaly_mode(job, launch.anomaly):
                 status = fit(job)
         except BaseException as error:
             if begun or not isinstance(error, UserError):
@@ -207,35 +194,24 @@ def saves_async(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def open_job(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    data: Data,
-    console: Console,
-    *,
-    resumed: bool,
-    patience: int = 0,
-    until: int = 0,
-    ranks: Ranks = SINGLE,
-    clock: Stopwatch | None = None,
-) -> Job:
+def open_job(launch: Launch, data: Data) -> Job:
     """Build a run's job, print its facts, and restore its newest checkpoint when it is resumed."""
-    engine = build(recipe, config, data, ranks=ranks)
-    about = None if resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
-    clock = clock or Stopwatch()
-    job = Job(run, config, engine.system, data, engine, console, patience=patience, until=until, clock=clock)
+    run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
+    engine = build(launch.recipe, config, data, ranks=launch.ranks)
+    about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
+    ends = {"patience": launch.patience, "until": launch.until}
+    job = Job(run, config, engine.system, data, engine, console, **ends, clock=launch.clock)
     for name, value in _startup_facts(job).items():
         console.line(f"  {name:<18} {value}")
-    if resumed:
+    if launch.resumed:
         from seedbed.launch.resume import restore_newest
 
-        restore_newest(job, recipe)
+        restore_newest(job, launch.recipe)
     else:
         run.event(0, "start", device=device_name(engine.device), data=data.facts)
-        if ranks.is_primary:
-            recipe.save_inference_data(data, run.path)
-    if about and ranks.is_primary:
+        if primary:
+            launch.recipe.save_inference_data(data, run.path)
+    if about and primary:
         _save_model_table(run, console, about)
     return job
 
@@ -328,7 +304,7 @@ def _verdict(job: Job) -> str:
     return closing_verdict({"device": job.engine.device.type, "precision": job.config.precision, **execution, **medians})
 
 
-def print_config(run: Run, config: Config, base: Config, console: Console) -> None:
+def print_config(run: Run, base: Config, console: Console) -> None:
     """Print the config and what differs from the preset, before anything is trained."""
     facts = run.config_json()
     parent = Run.open(run.path.parent, facts["parent"]) if facts["parent"] else None

@@ -1,20 +1,17 @@
 """The quick checks before the first step of a run: a failure stops it, unless it is forced."""
 
 from seedbed.checks.preflight import before_training
-from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.recipes import Recipe
+from seedbed.launch.local import Launch
 from seedbed.track import clocks
-from seedbed.track.clocks import Stopwatch
-from seedbed.track.console import Console
-from seedbed.track.run import Run
 
 
-def are_passed(run: Run, check: str, recipe: Recipe, config: Config, data: Data, console: Console, clock: Stopwatch) -> bool:
+def are_passed(launch: Launch, data: Data, check: str) -> bool:
     """Whether training may start. The findings are written into the run's folder."""
-    preset = run.config_json()["preset"]
+    run, console, clock, preset = launch.run, launch.console, launch.clock, launch.run.config_json()["preset"]
+    about = {"root": run.path.parent, "folder": run.path, "say": console.line, "data": data}
     with clock.timer("preflight"):
-        report = before_training(recipe, preset, config, root=run.path.parent, folder=run.path, say=console.line, data=data)
+        report = before_training(launch.recipe, preset, launch.config, **about)
     errors, warnings = ([f.id for f in report.of(severity)] for severity in ("err", "warn"))
     outcome = "forced" if errors and check == "force" else "failed" if errors else "passed"
     run.event(0, "preflight", outcome=outcome, errors=errors, warnings=warnings)

@@ -41,8 +41,8 @@ def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -
     facts = ranks.broadcast_object(None)
     run = NonPrimaryRun(root / facts["run"])
     config = from_json(recipe.preset(facts["preset"]), facts["config"])
-    options = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
     with open(os.devnull, "w") as nothing:  # only the primary rank prints
-        job = local.open_job(run, recipe, config, recipe.open_data(config), Console(stream=nothing), **options)
+        how = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
+        job = local.open_job(local.Launch(run, recipe, config, Console(stream=nothing), **how), recipe.open_data(config))
         with local.anomaly_mode(job, anomaly):
             return local.exit_code(job, fit(job))

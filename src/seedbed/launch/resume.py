@@ -9,17 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
 from seedbed.config import Config, flat
-from seedbed.dist import Ranks
 from seedbed.errors import EXIT_FAILED, UserError
-from seedbed.launch.local import (
-    Check,
-    device_name,
-    may_start,
-    open_run,
-    ranks_of,
-    run_training,
-    saved_config,
-)
+from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training, saved_config
 from seedbed.recipes import Recipe
 from seedbed.track import clocks, code_changes
 from seedbed.track.changes import change_config, rewind
@@ -52,32 +43,21 @@ def resume(
             from seedbed.launch.ranks import train_non_primary
 
             return train_non_primary(ranks, root, recipe, anomaly=False)
-        return _resume_locked(run, assignments, force, check, until, mirrors, ranks, clock)
+        with run.lock(), closing(Console(run.path / "console.log")) as console:
+            recipe, saved, config = config_to_resume(run, assignments, force)
+            if mirrors is not None:
+                from seedbed.report.mirrors import choose
 
-
-def _resume_locked(
-    run: Run,
-    assignments: list[str],
-    force: bool,
-    check: Check,
-    until: int,
-    mirrors: Sequence[Choice] | None,
-    ranks: Ranks,
-    clock: Stopwatch,
-) -> int:
-    with run.lock(), closing(Console(run.path / "console.log")) as console:
-        recipe, saved, config = config_to_resume(run, assignments, force)
-        if mirrors is not None:
-            from seedbed.report.mirrors import choose
-
-            choose.keep(run, mirrors)
-        for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
-            console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
-        if run.status().get("status") == "queued":
-            return _start_queued(run, recipe, config, console, check, until, ranks, clock)
-        with clock.timer("data"):
-            data = recipe.open_data(config)
-        return run_training(run, recipe, config, data, console, resumed=True, until=until, ranks=ranks, clock=clock)
+                choose.keep(run, mirrors)
+            for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
+                more = ", the learning rate is kept" if key == "batch" else ""
+                console.line(f"changed on resume: {key} {old} -> {new}{more}")
+            launch = Launch(run, recipe, config, console, resumed=True, until=until, ranks=ranks, clock=clock)
+            if run.status().get("status") == "queued":
+                return _start_queued(launch, check)
+            with clock.timer("data"):
+                data = recipe.open_data(config)
+            return run_training(launch, data)
 
 
 def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
@@ -95,21 +75,18 @@ def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Rec
     return recipe, saved, config
 
 
-def _start_queued(
-    run: Run, recipe: Recipe, config: Config, console: Console, check: Check, until: int, ranks: Ranks, clock: Stopwatch
-) -> int:
+def _start_queued(launch: Launch, check: Check) -> int:
     """Begin a run that was created by a Slurm submission."""
-    base = recipe.preset(run.config_json()["preset"])
-    change_config(run, config, base)
+    run, launch.resumed = launch.run, False
+    base = launch.recipe.preset(run.config_json()["preset"])
+    change_config(run, launch.config, base)
     rewind(run, -1)  # an earlier first start may have been interrupted
     try:
-        data = open_run(run, recipe, config, base, console, clock)
+        data = open_run(launch, base)
     except UserError as problem:
         run.set_status("failed", error=str(problem))
         raise
-    if not may_start(run, check, recipe, config, data, console, clock):
-        return EXIT_FAILED
-    return run_training(run, recipe, config, data, console, resumed=False, until=until, ranks=ranks, clock=clock)
+    return run_training(launch, data) if may_start(launch, data, check) else EXIT_FAILED
 
 
 def restore_newest(job: Job, recipe: Recipe) -> None:

@@ -150,9 +150,8 @@ def _train_alone(workspace: Workspace, trial: Trial) -> Outcome:
         with _run_of(workspace, trial) as (run, resumed), _console(run) as console:
             data = workspace.recipe.open_data(config)
             try:
-                status = local.run_training(
-                    run, workspace.recipe, config, data, console, resumed=resumed, patience=workspace.patience
-                )
+                how = {"resumed": resumed, "patience": workspace.patience}
+                status = local.run_training(local.Launch(run, workspace.recipe, config, console, **how), data)
             except Exception:
                 console.line(traceback.format_exc())
                 raise
@@ -191,7 +190,7 @@ def _new_run(workspace: Workspace, trial: Trial, name: str) -> Run:
     run = Run.create(sweep.root, workspace.recipe.name, workspace.preset, config, **about)
     local.copy_recipe_files(workspace.recipe, run)
     with _console(run) as console:
-        local.print_config(run, config, workspace.base, console)
+        local.print_config(run, workspace.base, console)
     return run
 
 

@@ -52,27 +52,27 @@ def on_spike(job: Job, result: StepResult) -> bool:
 # ---- skip, roll back or stop ---------------------------------------------------------------------------------------------
 
 
-def answer_to_nonfinite(found: Incidents) -> str:
+def answer_to_nonfinite(incidents: Incidents) -> str:
     """What to do about a non-finite step: "skip", "rollback" or "stop"."""
-    found.num_skips += 1
-    if found.guard.policy == "stop" or (found.guard.policy == "skip" and found.num_skips > found.guard.max_skips):
+    incidents.num_skips += 1
+    if incidents.guard.policy == "stop" or (incidents.guard.policy == "skip" and incidents.num_skips > incidents.guard.max_skips):
         return "stop"
-    return "skip" if found.num_skips <= found.guard.max_skips else _roll_back(found)
+    return "skip" if incidents.num_skips <= incidents.guard.max_skips else _roll_back(incidents)
 
 
-def answer_to_spike(found: Incidents, step: int) -> str:
+def answer_to_spike(incidents: Incidents, step: int) -> str:
     """What to do about a spike: "warn", and "rollback" at the third within 50 steps."""
-    found.spikes.append(step)
-    crowded = len(found.spikes) == 3 and found.spikes[-1] - found.spikes[0] < 50
-    return _roll_back(found) if crowded and found.guard.policy == "rollback" else "warn"
+    incidents.spikes.append(step)
+    crowded = len(incidents.spikes) == 3 and incidents.spikes[-1] - incidents.spikes[0] < 50
+    return _roll_back(incidents) if crowded and incidents.guard.policy == "rollback" else "warn"
 
 
-def _roll_back(found: Incidents) -> str:
-    found.num_rollbacks += 1
-    found.num_skips = 0
-    found.spikes.clear()
-    found.watch.restart()
-    return "rollback" if found.num_rollbacks <= found.guard.max_rollbacks else "stop"
+def _roll_back(incidents: Incidents) -> str:
+    incidents.num_rollbacks += 1
+    incidents.num_skips = 0
+    incidents.spikes.clear()
+    incidents.watch.restart()
+    return "rollback" if incidents.num_rollbacks <= incidents.guard.max_rollbacks else "stop"
 
 
 def go_back(job: Job, answer: str, trouble: str) -> None:
