@@ -265,9 +265,9 @@ def test_journal_that_is_not_text_is_not_changed(root: Path):
 NOTER = """
 import sys
 from pathlib import Path
-from seedbed.report import journal
+from seedbed.report import notes
 for number in range(15):
-    journal.note(Path(sys.argv[1]), sys.argv[2], f"{sys.argv[2]} {number}")
+    notes.note(Path(sys.argv[1]), sys.argv[2], f"{sys.argv[2]} {number}")
 """
 
 

@@ -5,15 +5,18 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-
 from seedbed.config import Config, Dist
 from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import UserError
+import contextlib
+from collections.abc import Iterator
+from seedbed.config import Dist
+
+
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
@@ -149,3 +152,16 @@ def require_settings(config: Config) -> None:
     for key, (value, why) in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
         if getattr(config, key) == value:
             raise UserError(f"{key}={str(value).lower()} does not go with dist.shard={config.dist.shard}: {why}")
+
+
+@contextlib.contextmanager
+def fake_ranks(degrees: Dist) -> Iterator[GroupRanks]:
+    """Rank 0 of `degrees.world` ranks; the others do not exist and collectives send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized(), "a real process group exists"
+    dist.init_process_group("fake", rank=0, world_size=degrees.world, store=FakeStore())
+    try:
+        yield GroupRanks(degrees, 0, make_mesh(degrees, "cpu"))
+    finally:
+        dist.destroy_process_group()

@@ -244,9 +244,9 @@ def device_name(device: torch.device) -> str:
 def copy_recipe_files(recipe: Recipe, run: Run) -> None:
     """Copy a user's recipe file into the run folder, unless it contains a secret."""
     for path in recipe.files() if recipe.name.endswith(".py") else ():
-        from seedbed.track import secrets
+        from seedbed.track import code_patch
 
-        if what := secrets.found(path.read_bytes()):
+        if what := code_patch.found(path.read_bytes()):
             run.warn(f"{path.name} holds {what}, so it is not copied into the run folder; read it from the environment instead")
         else:
             shutil.copy2(path, run.path / path.name)

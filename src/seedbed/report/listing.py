@@ -4,7 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seedbed.report import colour, facts, slurm_queue
+from seedbed.report import facts, slurm_queue, terminal
 from seedbed.report import summaries as known
 from seedbed.track import jsonl
 from seedbed.track.run import full_name
@@ -52,8 +52,8 @@ def runs_table(found: list[dict[str, Any]]) -> str:
         header.insert(3, "queue")
         for s, cells in zip(found, rows, strict=True):
             cells.insert(3, s.get("queue") or "")
-    on = colour.allowed()
-    paint = {2: lambda part: colour.paint_status(part, on)}
+    on = terminal.allowed()
+    paint = {2: lambda part: terminal.paint_status(part, on)}
     return table(header, rows, right=range(len(header) - 5, len(header) - 1), paint=paint)
 
 

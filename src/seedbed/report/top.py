@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import colour, facts, listing, redraw, summaries, text_plot
+from seedbed.report import facts, listing, summaries, terminal
 from seedbed.track import files, jsonl
 from seedbed.track.rows import Columns, Objects
 from seedbed.track.run import Run, full_name
@@ -20,12 +20,12 @@ def top(root: Path, once: bool, as_json: bool) -> int:
     """A live table of running runs; printed once with `once` or without a terminal."""
     if as_json:
         return jsonl.print_json(training(root))
-    on = colour.allowed()
+    on = terminal.allowed()
 
-    def frame(columns: int, height: int) -> redraw.Frame:
+    def frame(columns: int, height: int) -> terminal.Frame:
         return _top_lines(root, columns, height, on), False
 
-    return redraw.show(frame, _SECONDS, once)
+    return terminal.show(frame, _SECONDS, once)
 
 
 def training(root: Path) -> list[dict[str, Any]]:
@@ -56,7 +56,7 @@ def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
     shown = table(_HEADER, [_cells(s) for s in found], right=range(3, len(_HEADER)), max_width=columns).splitlines()
     head, *rest = shown[: max(height - 2, 2)]
     more = [f"and {len(shown) - 1 - len(rest)} more"] if len(shown) - 1 > len(rest) else []
-    return [f"{len(found)} training in {root}", colour.paint(head, "bold", on), *rest, *more]
+    return [f"{len(found)} training in {root}", terminal.paint(head, "bold", on), *rest, *more]
 
 
 def _last_runs(root: Path, most: int) -> list[str]:
@@ -85,20 +85,20 @@ def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
     run.config_json()
     rows, events = Columns(run.path / "rows.jsonl"), Objects(run.path / "events.jsonl")
     fine = "utf" in (sys.stdout.encoding or "").lower()
-    on = colour.allowed()
+    on = terminal.allowed()
 
-    def frame(columns: int, height: int) -> redraw.Frame:
+    def frame(columns: int, height: int) -> terminal.Frame:
         if not run.path.is_dir():
             raise UserError(f"run {run.name} is gone: its folder was removed or renamed")
         rows.refresh()
         events.refresh()
-        canvas = text_plot.Canvas(columns, min(height - 4, 40), log, fine, on)
+        canvas = terminal.Canvas(columns, min(height - 4, 40), log, fine, on)
         return _watch_lines(run, key, rows, events.found, canvas), not run.is_running()
 
-    return redraw.show(frame, _SECONDS, once)
+    return terminal.show(frame, _SECONDS, once)
 
 
-def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: text_plot.Canvas) -> list[str]:
+def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: terminal.Canvas) -> list[str]:
     steps = rows.column("step")
     line = [(x, y) for x, y in zip(steps, rows.column(key), strict=True) if x == x and y == y]
     dots = [(e["step"], e[key]) for e in events if e.get("kind") == "eval" and _has(e, key)]
@@ -110,14 +110,14 @@ def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]]
         raise UserError(
             f"run {run.name} has no number {key!r}; there are: {', '.join(k for k in known if k not in ('step', 'time'))}"
         )
-    return [*_title(run, key, line, dots, canvas), *text_plot.draw(line, dots, canvas)]
+    return [*_title(run, key, line, dots, canvas), *terminal.draw(line, dots, canvas)]
 
 
 def _has(event: dict[str, Any], key: str) -> bool:
     return facts.is_number(event.get(key)) and facts.is_number(event.get("step"))
 
 
-def _title(run: Run, key: str, line: list[text_plot.Point], dots: list[text_plot.Point], canvas: text_plot.Canvas) -> list[str]:
+def _title(run: Run, key: str, line: list[terminal.Point], dots: list[terminal.Point], canvas: terminal.Canvas) -> list[str]:
     short, speed = summaries.summary(run), pace(run)
     of = f"/{number(short['last_step'])}" if short["last_step"] else ""
     words = [f"step {number(short['step'])}{of}"]
@@ -125,6 +125,6 @@ def _title(run: Run, key: str, line: list[text_plot.Point], dots: list[text_plot
     words += [f"best {number(float(min(y for _, y in dots)))}"] if dots else []
     words += [f"{scaled(speed['items_per_s'])} items/s"] if facts.is_number(speed["items_per_s"]) else []
     words += [f"{duration(speed['seconds_left'])} left"] if speed["seconds_left"] and short["status"] == "running" else []
-    head = f"{run.name}  {colour.paint_status(short['status'], canvas.colours)}"
+    head = f"{run.name}  {terminal.paint_status(short['status'], canvas.colours)}"
     marks = "" if not dots else "   ● evaluation" if canvas.fine else "   o evaluation"
     return [head, "  ".join(words) + marks, ""]

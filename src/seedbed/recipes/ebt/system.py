@@ -19,10 +19,9 @@ from seedbed.nn.decoding import Decoder, Sampling
 from seedbed.nn.init import declare
 from seedbed.recipes.ebt import show
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.control import train_control
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 from seedbed.recipes.ebt.denoise.system import build_denoiser
-from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, windows_with_counters
+from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, train_control, windows_with_counters
 from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate, prompt_rows
 from seedbed.recipes.ebt.inference_curves import held_out_part, inference_curves
 from seedbed.recipes.ebt.memory import require_memory

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
 from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table
 from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
-from seedbed.nn.patchify import depatchify, grid_of, patchify
-from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
+from seedbed.nn.patchify import axial_table, depatchify, grid_of, patchify, raster, sincos_table, with_unrotated
 from seedbed.recipes.flow.presets import ModelConfig
 
 TIME_FEATURES = 256

@@ -3,6 +3,8 @@
 Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping. Shape suffixes: B batch, N images, C channels, H W pixels.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +18,11 @@ from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.nn import eagerly, rng
 from seedbed.nn.init import declare
+from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.curves import show, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.denoise.probe import build_probe
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
@@ -276,3 +278,30 @@ def psnr(square: Tensor) -> Tensor:
 def build_denoiser(config: Config, data: ImageData) -> Denoiser:
     """The recipe's entry point for images."""
     return (EnergyDenoiser if config.model.kind == "energy" else RegressSystem)(config, data)
+
+
+def build_probe(system: Denoiser, batch: Batch) -> Probe:
+    """Noisy patches in, clean patches out, after the trained number of steps."""
+    patch, steps = system.config.model.patch, system.config.model.steps
+    _, height, width = system.data.shape
+
+    def image(x_BNK: Tensor) -> Tensor:
+        return depatchify(x_BNK, patch, height, width)
+
+    def predict(b: Batch) -> Tensor:
+        return patchify(list(system.estimates(image(b["patches"]), steps))[-1], patch)
+
+    return Probe(
+        batch={"patches": patchify(system.noisy(batch), patch), "clean": patchify(batch["image"], patch)},
+        predict=predict,
+        objective=lambda y_BNK, b: system.error(image(y_BNK), image(b["clean"])),
+        inputs="patches",
+        targets="clean",
+        ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
+        oracle=lambda b: b["clean"],
+        lower_bound=0.0,
+        order="full",
+        positions="absolute",
+        at_init=lambda b: system.error(image(b["patches"]), image(b["clean"])).item(),
+        baselines=lambda b: {"the noisy image itself": system.error(image(b["patches"]), image(b["clean"])).item()},
+    )

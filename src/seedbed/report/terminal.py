@@ -1,15 +1,22 @@
-"""Line plots in a terminal: braille characters with eight dots each, or plain ASCII."""
+"""The terminal: line plots of braille characters or ASCII, a screen that is drawn again, and colours where there are any."""
 
+import contextlib
 import math
-from collections.abc import Sequence
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
-from seedbed.report.colour import paint
 from seedbed.track.text import scaled
 
 _LABEL = 10
+
+
 # The eight dots of a braille character, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+
 
 Point = tuple[float, float]
 
@@ -93,3 +100,78 @@ def _labelled(cells: list[list[str]], scale: _Scale) -> list[str]:
         text = f"{scale.label(row):.4g}" if row % every == 0 or row == len(cells) - 1 else ""
         out.append(f"{text:>{_LABEL - 1}} "[-_LABEL:] + "".join(line).rstrip())
     return out
+
+
+# Text of a frame, and whether it is the last one.
+Frame = tuple[list[str], bool]
+
+
+def show(frame: Callable[[int, int], Frame], seconds: float, once: bool) -> int:
+    """Draw `frame(columns, lines)` every few seconds; without a terminal, or with `once`, print it once."""
+    if once or not is_screen():
+        print("\n".join(frame(*_size(wide=not is_screen()))[0]))
+        return 0
+    with contextlib.suppress(KeyboardInterrupt), _other_screen():
+        while True:
+            columns, height = _size()
+            text, last = frame(columns, height - 1)
+            if last:
+                break
+            # Each line clears the rest of the previous frame's line: no flicker.
+            sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in text[: height - 1]) + "\x1b[J")
+            sys.stdout.flush()
+            time.sleep(seconds)
+    print("\n".join(frame(*_size())[0]))
+    return 0
+
+
+@contextlib.contextmanager
+def _other_screen() -> Iterator[None]:
+    """Use the alternate screen; the previous content is restored at the end."""
+    sys.stdout.write("\x1b[?1049h\x1b[?25l")
+    try:
+        yield
+    finally:
+        sys.stdout.write("\x1b[?25h\x1b[?1049l")
+        sys.stdout.flush()
+
+
+def _size(wide: bool = False) -> tuple[int, int]:
+    """Size of the terminal."""
+    columns = os.environ.get("COLUMNS", "")
+    with contextlib.suppress(OSError, ValueError):
+        found = os.get_terminal_size(sys.stdout.fileno())
+        return int(columns) if columns.isdigit() and wide else found.columns, found.lines
+    return (int(columns) if columns.isdigit() and int(columns) else 120), 30
+
+
+_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "dim": "2", "bold": "1"}
+
+
+_STATUS = {
+    "running": "blue",
+    "done": "green",
+    **dict.fromkeys(("failed", "nan", "diverged", "damaged", "stalled"), "red"),
+    **dict.fromkeys(("interrupted", "queued", "cancelled"), "yellow"),
+}
+
+
+def is_screen(stream: TextIO | None = None) -> bool:
+    """Whether this stream is a terminal that can move its cursor."""
+    found = stream or sys.stdout
+    return found is not None and found.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def allowed(stream: TextIO | None = None) -> bool:
+    return is_screen(stream) and not os.environ.get("NO_COLOR")
+
+
+def paint(text: str, colour: str, on: bool) -> str:
+    """The text in a colour when `on`."""
+    return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if on and text.strip() else text
+
+
+def paint_status(text: str, on: bool) -> str:
+    """A run's status in its colour, with its padding."""
+    word = text.split(",")[0].split()[-1:] or [""]
+    return paint(text, _STATUS[word[0]], on) if word[0] in _STATUS else text
