@@ -192,7 +192,7 @@ def test_leak_alarm_ignores_bounded_growth(kind, shape: str, log: int, eval: int
 
 def test_leak_has_its_slope(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = []
-    monkeypatch.setitem(alarms.LEAKS, "host_leak", lambda levels, slope, grown, at: printed.append((slope, grown)))
+    monkeypatch.setitem(alarms.ALARMS, "host_leak", lambda levels, slope, grown, at: printed.append((slope, grown)))
     Machine(lambda step, since: 1e9 + 6e4 * step, lambda step: 9e8 + 6e4 * step).run(HostMemory, 1500, monkeypatch)
     assert printed[0][0] == pytest.approx(6e4, rel=0.1) and printed[0][1] > 5e6
 

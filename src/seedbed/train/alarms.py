@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -49,9 +50,6 @@ def device_leak(levels: Levels, slope: float, grown: float, point: Point) -> Ala
     fix = "detach what is kept across steps (`x.detach()`), and keep numbers, not tensors"
     facts = {"mb_per_200_steps": round(200 * slope / MEGA, 2), "mb_after_sweeps": levels.in_mega()}
     return Alarm("device_leak", what, _growing_type(), why, fix, facts)
-
-
-LEAKS = {"host_leak": host_leak, "device_leak": device_leak}
 
 
 def _available() -> float:
@@ -111,7 +109,7 @@ def exploding(name: str, rms: float, before: float) -> Alarm:
     return Alarm("exploding", what, name, why, fix, {"rms": rms, "before": before})
 
 
-def stuck_evaluations(num: int, numbers: dict[str, float]) -> Alarm:
+def stuck_eval(num: int, numbers: dict[str, float]) -> Alarm:
     shown = ", ".join(f"{k} {v:.6g}" for k, v in numbers.items())
     return Alarm(
         "stuck_eval",
@@ -122,12 +120,18 @@ def stuck_evaluations(num: int, numbers: dict[str, float]) -> Alarm:
     )
 
 
-def above_floor(step: int, loss: float, name: str, floor: float) -> Alarm:
+def floor(step: int, loss: float, name: str, baseline: float) -> Alarm:
     return Alarm(
         "floor",
-        f"after {step} steps the loss {loss:.4g} is still above {floor:.4g}, that of the trivial predictor `{name}`",
+        f"after {step} steps the loss {loss:.4g} is still above {baseline:.4g}, that of the trivial predictor `{name}`",
         "System.loss",
         "the model is worse than a prediction that ignores its input",
         "run `seedbed check` on this preset; try a higher learning rate, or `seedbed overfit` on one batch",
-        {"loss": loss, "baseline": floor},
+        {"loss": loss, "baseline": baseline},
     )
+
+
+# Alarms by the kind of their event.
+ALARMS: dict[str, Callable[..., Alarm]] = {
+    make.__name__: make for make in (data_wait, host_leak, device_leak, schedule, unused, dead, exploding, stuck_eval, floor)
+}

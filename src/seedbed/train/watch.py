@@ -21,6 +21,7 @@ from seedbed.dist import local
 from seedbed.nn import eagerly
 from seedbed.train import process_guards
 from seedbed.train.optim import multiplier
+from seedbed.train.stepper import Readback
 from seedbed.train.system import baselines
 
 if TYPE_CHECKING:
@@ -63,6 +64,13 @@ class Alarm:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def _alarm(kind: str, *facts: Any) -> Alarm:
+    """An alarm in words, which are loaded when one is raised."""
+    from seedbed.train.alarms import ALARMS
+
+    return ALARMS[kind](*facts)
+
+
 class Point(NamedTuple):
     """A log point as the watchers see it."""
 
@@ -88,10 +96,8 @@ class Watch:
     def look(self, point: Point, own: Sequence[Alarm] = ()) -> list[Alarm]:
         """New alarms at a log point, the recipe's own among them."""
         self.floor.losses.append(point.loss)
-        found = [self.loader.look(point), self.rates.look(point), *self.layers.look(point.step), *own]
-        for memory in self.memories:
-            found.append(memory.look(point))
-        return self._new(found)
+        memory = [memory.look(point) for memory in self.memories]
+        return self._new([self.loader.look(point), self.rates.look(point), *self.layers.look(point.step), *own, *memory])
 
     def evaluated(self, step: int, numbers: dict[str, float], engine: Engine, feed: Feed, progress: float) -> list[Alarm]:
         """New alarms after an evaluation."""
@@ -135,9 +141,7 @@ class Loader:
         wait = statistics.median((b.wait - a.wait) / (b.step - a.step) for a, b in pairs)
         if share < WAIT_SHARE or wait < WAIT_SECONDS[self.feed.device.type]:
             return None
-        from seedbed.train import alarms
-
-        return alarms.data_wait(self.feed, steps, share, wait)
+        return _alarm("data_wait", self.feed, steps, share, wait)
 
 
 class HostMemory:
@@ -175,12 +179,10 @@ class HostMemory:
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
-        from seedbed.train import alarms
-
         process_guards.gc_collect()
-        self.levels.add(self.taken, self.read())
+        self.levels.seen.append((self.taken, self.read()))
         slope, grown = self.levels.growth()
-        return alarms.LEAKS[self.kind](self.levels, slope, grown, point) if slope > 0 else None
+        return _alarm(self.kind, self.levels, slope, grown, point) if slope > 0 else None
 
 
 class DeviceMemory(HostMemory):
@@ -228,9 +230,7 @@ class Rates:
         for group, base in zip(self.groups, self.base, strict=True):
             used, meant = group.lr * point.lr_factor, base * wanted
             if abs(used - meant) > 1e-5 * base:
-                from seedbed.train import alarms
-
-                return alarms.schedule(point.step, self.config.schedule.kind, group.name, used, meant)
+                return _alarm("schedule", point.step, self.config.schedule.kind, group.name, used, meant)
         return None
 
 
@@ -238,7 +238,6 @@ class Layers:
     """Norms of every weight and of its first moment, computed between steps and read at the next log point."""
 
     def __init__(self, engine: Engine) -> None:
-        self.device = engine.device
         self.names: list[str] = []
         self.optimizers: list[str] = []
         params: list[Tensor] = []
@@ -258,16 +257,17 @@ class Layers:
         # Sharded weights and their moments; Muon's momenta are not sharded.
         sharded = [hasattr(p, "to_local") for p in params]
         sharded += [hasattr(p, "to_local") and m.shape == local(p).shape for p, m in zip(params, self.moments, strict=True)]
-        self.is_sharded = torch.tensor(sharded, device=self.device) if any(sharded) else None
+        self.is_sharded = torch.tensor(sharded, device=engine.device) if any(sharded) else None
         self.sizes = [p.numel() for p in params]
-        self.pending: tuple[int, Tensor, Any] | None = None
+        self.readback = Readback(engine.device)
         self.first: list[float] | None = None
         self.peaks = [0.0] * len(self.names)
         self.last_look = self.looks = 0
 
     def look(self, step: int) -> list[Alarm]:
         if step < self.last_look:
-            self.pending, self.last_look = None, step
+            self.readback.drop()
+            self.last_look = step
         if step < LAYERS_FROM or (self.looks and step - self.last_look < LAYERS_EVERY):
             return []
         found = self.read()
@@ -275,48 +275,30 @@ class Layers:
         vector = torch.stack(torch._foreach_norm([*self.params, *self.moments])).float()
         if self.is_sharded is not None:
             vector = torch.where(self.is_sharded, self.ranks.sum_over_shards(vector.square()).sqrt(), vector)
-        event = None
-        if self.device.type == "cuda":
-            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-            vector = host.copy_(vector, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self.pending = (step, vector, event)
+        self.readback.push(step, vector)
         return found
 
     def read(self) -> list[Alarm]:
         """Check the previous reading, which has arrived by now."""
-        if self.pending is None:
+        found = self.readback.pop(leave=0)
+        if found is None:
             return []
-        step, vector, event = self.pending
-        self.pending = None
-        if event:
-            event.synchronize()
-        values = vector.tolist()
-        count = len(self.names)
+        (step, values), count = found, len(self.names)
         weights, moments = values[:count], values[count:]
         self.peaks = [max(a, b) for a, b in zip(self.peaks, moments, strict=True)]
-        found = [*self._unused(step), *self._dead(moments), *self._huge(weights)]
+        alarms = [*self._unused(step), *self._dead(moments), *self._huge(weights)]
         self.first = self.first or weights
-        return found
+        return alarms
 
     def _unused(self, step: int) -> list[Alarm]:
         """Tensors whose gradient has been zero at every step, except those of an optimizer that has not started."""
         begun = {name for name, peak in zip(self.optimizers, self.peaks, strict=True) if peak > 0}
         names = {n: None for n, o, m in zip(self.names, self.optimizers, self.peaks, strict=True) if m == 0 and o in begun}
-        if not names:
-            return []
-        from seedbed.train import alarms
-
-        return [alarms.unused(step, list(names), len(set(self.names)))]
+        return [_alarm("unused", step, list(names), len(set(self.names)))] if names else []
 
     def _dead(self, moments: list[float]) -> list[Alarm]:
         dead = [n for n, m, peak in zip(self.names, moments, self.peaks, strict=True) if peak > 0 and m < DEAD * peak]
-        if not dead or sum(moments) < ALIVE * sum(self.peaks):
-            return []
-        from seedbed.train import alarms
-
-        return [alarms.dead(dead[0])]
+        return [_alarm("dead", dead[0])] if dead and sum(moments) >= ALIVE * sum(self.peaks) else []
 
     def _huge(self, weights: list[float]) -> list[Alarm]:
         if self.first is None:
@@ -324,9 +306,7 @@ class Layers:
         for name, size, norm, before in zip(self.names, self.sizes, weights, self.first, strict=True):
             rms, was = norm / size**0.5, before / size**0.5
             if rms > HUGE_RMS and rms > HUGE_GROWTH * was:
-                from seedbed.train import alarms
-
-                return [alarms.exploding(name, rms, was)]
+                return [_alarm("exploding", name, rms, was)]
         return []
 
 
@@ -343,9 +323,7 @@ class Evaluations:
         same = len(self.seen) == STUCK_EVALUATIONS and all(seen == self.seen[0] for seen in self.seen)
         if not same or all(value in (0.0, 1.0) for value in numbers.values()):
             return None
-        from seedbed.train import alarms
-
-        return alarms.stuck_evaluations(STUCK_EVALUATIONS, numbers)
+        return _alarm("stuck_eval", STUCK_EVALUATIONS, numbers)
 
 
 class Floor:
@@ -363,11 +341,7 @@ class Floor:
         if not self.baselines:
             return None
         (name, floor), loss = next(iter(self.baselines.items())), statistics.fmean(self.losses)
-        if loss <= floor:
-            return None
-        from seedbed.train import alarms
-
-        return alarms.above_floor(step, loss, name, floor)
+        return _alarm("floor", step, loss, name, floor) if loss > floor else None
 
 
 def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
@@ -434,9 +408,6 @@ class Levels:
     def __init__(self, rate: float, least: float, much: float) -> None:
         self.rate, self.least, self.much = rate, least, much
         self.seen: deque[tuple[int, float]] = deque(maxlen=3)
-
-    def add(self, step: int, value: float) -> None:
-        self.seen.append((step, value))
 
     def in_mega(self) -> list[tuple[int, float]]:
         """Steps and megabytes, for a person."""
