@@ -13,7 +13,7 @@ from seedbed.cli import main
 from seedbed.errors import UserError
 from seedbed.report import summaries
 from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, thumbnail
+from seedbed.track.rows import Columns, tail_lines, thumbnail
 from seedbed.track.run import Run
 from seedbed.track.run_names import run_names
 
@@ -147,7 +147,7 @@ def test_readers_take_regular_files_only(tmp_path: Path, kind: str) -> None:
             jsonl.read_object(path)
         with pytest.raises(UserError):
             jsonl.read(path)
-        assert files.tail_lines(path) == [] and thumbnail(path, "loss", 5) == [] and Columns(path).refresh().num_rows == 0
+        assert tail_lines(path) == [] and thumbnail(path, "loss", 5) == [] and Columns(path).refresh().num_rows == 0
 
 
 def test_links_to_regular_files_are_read(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ class Lion(AdamW):
 
     def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         lr, keep = lr_factor * self.group.lr, skip == 0
-        for param, grad, mean in zip(self.params, self._gradients(), self.means, strict=True):
+        for param, grad, mean in zip(self.params, self.gradients(), self.means, strict=True):
             grad = grad / divisor
             change = torch.lerp(mean, grad, 1.0 - self.optim.beta1).sign() * lr + param * lr * self.group.weight_decay
             param.sub_(torch.where(keep, change, 0.0))

@@ -14,6 +14,7 @@ from PIL import Image
 from track_samples import make, train
 
 from seedbed.report import facts, run_report, summaries
+from seedbed.report.summaries import age
 from seedbed.track import text
 from seedbed.track.run import Run
 
@@ -301,10 +302,10 @@ def test_byte_sizes_are_formatted(value: float, shown: str):
 
 
 def test_age_survives_a_clock_jump():
-    assert text.age("2999-01-01T00:00:00+00:00") == "now"
-    assert text.age("2020-01-01T00:00:00+00:00").endswith("d")
+    assert age("2999-01-01T00:00:00+00:00") == "now"
+    assert age("2020-01-01T00:00:00+00:00").endswith("d")
     for nonsense in ("yesterday", None, 5, "", []):
-        assert text.age(nonsense) == "-"
+        assert age(nonsense) == "-"
 
 
 def test_table_aligns_and_cuts_to_width():

@@ -4,7 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.data.feed import Locator, Source, torch_dtype, words
+from seedbed.data.feed import Locator, Source, torch_dtype
+from seedbed.data.gather import words
 
 # Buffers for vectors in transfer to the device: enough that the host never waits for one before it waits for a measurement.
 NUM_VECTORS = 32

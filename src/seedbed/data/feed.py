@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import os
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
@@ -206,13 +205,17 @@ class _Direct:
         self.wait, self.turn = 0.0, 0
         self.locator = locator
         self.divide(parts)
-        rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
-        self.short = {name: r for name, r in rows.items() if not r.long}
-        self.long = {name: r for name, r in rows.items() if r.long}
-        # New memory for a large batch would cost more in page faults than the copy itself.
-        large = {name: source.arrays[name] for name in self.long}
-        self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
-        self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
+        spans, large = source.spans, {name: a for name, a in source.arrays.items() if is_long(a, source.spans[name])}
+        self.short = {name: ShortRows(a, spans[name]) for name, a in source.arrays.items() if name not in large}
+        self.slots: list[Any] = [Counters(locator.batch) for _ in range(2)]
+        self.targets: list[list[Any]] = [[], []]
+        if large:
+            from seedbed.data.gather import HostRows, Slot
+
+            # New memory for a large batch would cost more in page faults than the copy itself.
+            self.slots = [Slot(large, spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
+            rows = {name: HostRows(array, spans[name], shared=False) for name, array in large.items()}
+            self.targets = [[(r, r.target(slot.bytes[name])) for name, r in rows.items()] for slot in self.slots]
         self.values: dict[str, Tensor] = {}
         self.wide = source.wide
 
@@ -281,28 +284,45 @@ class Locator:
         return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
-# ---- rows copied out of large arrays into host memory ---------------------------------------------------------------------
+# ---- rows in host memory --------------------------------------------------------------------------------------------------
 
-# Rows at least this long are gathered one by one; shorter ones (tokens, actions) as whole windows, which is one copy per item.
-LONG_ROW, _ALIGN = 1024, 64
+# Rows at least this long are gathered one by one (gather.py); shorter ones (tokens, actions) as whole windows.
+LONG_ROW = 1024
 
 
 def row_bytes(array: np.ndarray) -> int:
     return array.itemsize * prod(array.shape[1:])
 
 
+def is_long(array: np.ndarray, span: int) -> bool:
+    return row_bytes(array) >= LONG_ROW or span <= 1
+
+
+class ShortRows:
+    """Windows of short rows, gathered whole: one copy per item."""
+
+    def __init__(self, array: np.ndarray, span: int):
+        assert array.flags.c_contiguous, "rows must be contiguous"
+        self.dtype, self.shape = array.dtype, (span, *array.shape[1:])
+        size, count = f"V{row_bytes(array) * span}", max(0, len(array) - span + 1)
+        self.items = np.ndarray(count, size, array, strides=(row_bytes(array),))
+
+    def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
+        """In new memory, converted to `wide`: for a few windows faster than filling prepared memory."""
+        windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
+        return torch.from_numpy(windows if wide is None else windows.astype(wide))
+
+
+class Counters:
+    """Memory for the sample counters of a batch."""
+
+    def __init__(self, batch: int):
+        self.host_index = np.zeros(batch, np.int64)
+        self.values = {"index": torch.from_numpy(self.host_index)}
+
+
 def torch_dtype(dtype: np.dtype) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
-
-
-def words(array: np.ndarray) -> Tensor:
-    """The rows as (num_rows, n) of the widest integer that fits: few wide loads, and a type that every kernel supports."""
-    size = next(s for s in (8, 4, 2, 1) if row_bytes(array) % s == 0 and array.ctypes.data % s == 0)
-    wide = array.reshape(len(array), -1).view(f"i{size}")
-    with warnings.catch_warnings():
-        # Memory-mapped arrays are read-only, and nothing here writes to them.
-        warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.from_numpy(wide)
 
 
 def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
@@ -311,74 +331,3 @@ def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
         # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
         return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))
     return value.to(dtype)
-
-
-class HostRows:
-    """An array on the host, perhaps memory-mapped; `fill` copies windows into memory prepared by `target`."""
-
-    def __init__(self, array: np.ndarray, span: int, shared: bool):
-        assert array.flags.c_contiguous, "rows must be contiguous"
-        self.row, self.span = row_bytes(array), max(1, span)
-        self.dtype, self.shape = array.dtype, ((span,) if span else ()) + array.shape[1:]
-        self.long = self.row >= LONG_ROW or self.span == 1
-        self.steps = np.arange(self.span)
-        # torch gathers long rows with all its threads, which would starve the main thread; numpy uses one.
-        self.threaded = self.long and not shared
-        if self.threaded:
-            self.rows = words(array)
-        elif self.long:
-            self.items = np.ndarray(len(array), f"V{self.row}", array)
-        else:
-            count = max(0, len(array) - self.span + 1)
-            self.items = np.ndarray(count, f"V{self.row * self.span}", array, strides=(self.row,))
-
-    def target(self, memory: Tensor) -> Any:
-        """A batch's bytes in the form that `fill` writes."""
-        if self.threaded:
-            return memory.view(self.rows.dtype).view(-1, self.rows.shape[1])
-        return memory.numpy().view(self.items.dtype)
-
-    def fill(self, start_B: np.ndarray, target: Any) -> None:
-        if not self.long:
-            target[:] = self.items[start_B]
-            return
-        index = start_B if self.span == 1 else (start_B[:, None] + self.steps).ravel()
-        if self.threaded:
-            torch.index_select(self.rows, 0, torch.from_numpy(np.array(index)), out=target)
-        else:
-            # The default mode uses a second buffer; bounds were checked before.
-            np.take(self.items, index, out=target, mode="clip")
-
-    def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
-        """Windows of short rows in new memory, converted to `wide`: for a few of them faster than filling a target."""
-        assert not self.long
-        windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
-        return torch.from_numpy(windows if wide is None else windows.astype(wide))
-
-
-class Slot:
-    """Memory for one batch: all arrays and the sample counters in one block, so that one copy transfers it."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], spans: Mapping[str, int], batch: int, device: torch.device, pin: bool):
-        shapes: dict[str, tuple[tuple[int, ...], np.dtype]] = {"index": ((batch,), np.dtype(np.int64))}
-        for name, array in arrays.items():
-            window = (spans[name],) if spans[name] else ()
-            shapes[name] = ((batch, *window, *array.shape[1:]), array.dtype)
-        sizes = {name: prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-        total = sum(-(-size // _ALIGN) * _ALIGN for size in sizes.values())
-        self.memory = _memory(total, device, pin)
-        self.bytes: dict[str, Tensor] = {}
-        self.values: dict[str, Tensor] = {}
-        start = 0
-        for name, (shape, dtype) in shapes.items():
-            self.bytes[name] = self.memory[start : start + sizes[name]]
-            self.values[name] = self.bytes[name].view(torch_dtype(dtype)).view(shape)
-            start += -(-sizes[name] // _ALIGN) * _ALIGN
-        self.host_index = self.values["index"].numpy() if device.type == "cpu" else np.empty(0)
-
-
-def _memory(num_bytes: int, device: torch.device, pin: bool) -> Tensor:
-    if device.type == "cpu" and not pin:
-        # numpy asks for huge pages; writing now moves the page faults out of the first step.
-        return torch.from_numpy(np.full(num_bytes, 0, np.uint8))
-    return torch.zeros(num_bytes, dtype=torch.uint8, device=device, pin_memory=pin)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.data.feed import HostRows, Slot
+from seedbed.data.gather import HostRows, Slot
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:

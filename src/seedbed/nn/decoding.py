@@ -73,7 +73,7 @@ class Decoder:
 class CachedDecoder(Decoder):
     """Decodes with a cache: each new token is one forward pass of one token, and on CUDA one graph launch.
 
-    A subclass defines how windows are read (`_fill`), the decode step (`_step`, without host work), and which counters
+    A subclass defines how windows are read (`_fill`), the decode step (`step`, without host work), and which counters
     on the device a step advances.
     """
 
@@ -93,7 +93,7 @@ class CachedDecoder(Decoder):
         """Read all but the last token of each row's window; the last one is the next step's input."""
         raise NotImplementedError
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         """One decode step; `num_slots` is the number of slots in use where the host knows it."""
         raise NotImplementedError
 
@@ -104,34 +104,14 @@ class CachedDecoder(Decoder):
         if full:
             self._fill(full)
         if self.graph is None and not self.why_not_captured:
-            self._capture()
+            from seedbed.nn.decode_graph import capture
+
+            capture(self)
         if self.graph is None:
-            self._step(max(n - s for n, s in zip(self.lengths, self.starts, strict=True)))
+            self.step(max(n - s for n, s in zip(self.lengths, self.starts, strict=True)))
         else:
             self.graph.replay()
         self.lengths = [n + 1 for n in self.lengths]
-
-    def _capture(self) -> None:
-        """Capture the step as one CUDA graph. Warm-up steps rewrite the same slots; counters and generator are restored."""
-        before, rng = [c.clone() for c in self.counters], self.generator.get_state()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph):
-                self._step()
-            self.graph = graph
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            self.why_not_captured = str(error).splitlines()[0]
-            self.generator = torch.Generator(self.generator.device)  # the old generator state would stay marked as being captured
-        for counter, value in zip(self.counters, before, strict=True):
-            counter.copy_(value)
-        self.generator.set_state(rng)
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,6 @@ def mean_and_sd(values: list[float]) -> tuple[float, float]:
         return mean / scale, sd / scale
 
 
-def noise_band(deviations: Iterable[float]) -> float:
-    """The larger standard deviation: smaller differences are noise; NaN when none is known."""
-    return max((sd for sd in deviations if math.isfinite(sd)), default=math.nan)
-
-
 def median(rows: list[dict[str, Any]], key: str) -> float | None:
     values = sorted(row[key] for row in rows if is_number(row.get(key)))
     return values[len(values) // 2] if values else None

@@ -5,7 +5,6 @@ The generated part of an entry is between two comments and may be rewritten; eve
 
 import contextlib
 import fcntl
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from seedbed.report import facts, run_report
 from seedbed.track import code, files
 from seedbed.track.events import is_at_least
 from seedbed.track.run import Run, full_name
-from seedbed.track.text import format_value, number, one_line
+from seedbed.track.text import format_value, one_line
 
 _HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'
 _MAX_CHANGES = 12
@@ -78,30 +77,10 @@ def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
         return f"negative result: {word}", "; ".join(shown)
     if word != "done" or parent is None:
         return word, "; ".join(shown)
-    title, comparison = _compare((rows, events), parent)
+    from seedbed.report.comparison import compare
+
+    title, comparison = compare((rows, events), parent)
     return title, "; ".join([*shown, comparison])
-
-
-def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
-    theirs = parent.rows(), parent.events()
-    (metric, points), (parent_metric, parent_points) = facts.evaluations(mine[1]), facts.evaluations(theirs[1])
-    last, parent_last = facts.last_losses(mine[0]), facts.last_losses(theirs[0])
-    (mean, sd), (parent_mean, parent_sd) = facts.mean_and_sd(last), facts.mean_and_sd(parent_last)
-    if points and parent_points and metric == parent_metric:
-        what = f"evaluation {metric}"
-        change = min(v for _, v in points) - min(v for _, v in parent_points)
-    else:
-        what, change = "loss", mean - parent_mean
-    if not math.isfinite(change):
-        return "done", f"{parent.name} left no numbers to compare with"
-    band = facts.noise_band((sd, parent_sd))
-    size = f"{what} {number(abs(change))} {'lower' if change < 0 else 'higher'} than {parent.name}"
-    if not math.isfinite(band):
-        return f"done, {'below' if change < 0 else 'above'} {parent.name}", f"{size}; too few rows for a noise band"
-    if abs(change) <= band:
-        return f"no clear difference from {parent.name}", f"{size}: within the noise band of ±{number(band)}"
-    title = f"better than {parent.name}" if change < 0 else f"negative result: worse than {parent.name}"
-    return title, f"{size}: outside the noise band of ±{number(band)}"
 
 
 def _facts(run: Run) -> list[str]:

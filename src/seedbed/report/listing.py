@@ -6,9 +6,10 @@ from typing import Any
 
 from seedbed.report import facts, slurm_queue, terminal
 from seedbed.report import summaries as known
+from seedbed.report.summaries import age
 from seedbed.track import jsonl
 from seedbed.track.run import full_name
-from seedbed.track.text import age, clip, number, one_line, table
+from seedbed.track.text import clip, number, one_line, table
 
 
 def list_runs(root: Path, as_json: bool) -> int:

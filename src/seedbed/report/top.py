@@ -6,11 +6,12 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.report import facts, listing, summaries, terminal
-from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, Objects
+from seedbed.report.summaries import age
+from seedbed.track import jsonl
+from seedbed.track.rows import Columns, Objects, tail_lines
 from seedbed.track.run import Run, full_name
 from seedbed.track.run_names import run_names
-from seedbed.track.text import age, clip, duration, number, scaled, table
+from seedbed.track.text import clip, duration, number, scaled, table
 
 _SECONDS = 1.0
 _HEADER = ("run", "recipe", "done", "step", "loss", "best", "items/s", "wait", "mfu", "left", "since")
@@ -37,7 +38,7 @@ def training(root: Path) -> list[dict[str, Any]]:
 
 def pace(run: Run) -> dict[str, Any]:
     """Recent speed of a run and its time left."""
-    rows = [row for row in jsonl.decode(files.tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
+    rows = [row for row in jsonl.decode(tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
     last: dict[str, Any] = rows[-1] if rows else {}
     out = {key: last.get(key) for key in ("items_per_s", "wait", "mfu")}
     timed = [row for row in rows if facts.is_number(row.get("seconds"))]

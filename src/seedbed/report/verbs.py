@@ -11,11 +11,13 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
 from seedbed.report.model_table import model_text
-from seedbed.track import clocks, code, files, jsonl
+from seedbed.report.summaries import age
+from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
 from seedbed.track.jsonl import print_json
+from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
-from seedbed.track.text import age, clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
+from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
 
 _NUM_ROWS, _NUM_EVENTS = 5, 8
 
@@ -25,8 +27,8 @@ def show(root: Path, name: str, as_json: bool) -> int:
     run = Run.open(root, name)
     config, status, short = run.config_json(), run.status(), summaries.summary(run)
     slurm_queue.add([short])
-    rows = jsonl.decode(files.tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
-    events = jsonl.decode(files.tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
+    rows = jsonl.decode(tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
+    events = jsonl.decode(tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
     checkpoints, best = run.checkpoints()
     if as_json:
         more = {"rows": rows, "events": events, "checkpoints": checkpoints, "best_checkpoint": best}

@@ -9,8 +9,8 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.report import facts, summaries
-from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, Objects, thumbnail
+from seedbed.track import jsonl
+from seedbed.track.rows import Columns, Objects, tail_lines, thumbnail
 from seedbed.track.run import Run, full_name
 from seedbed.track.run_names import run_names
 
@@ -151,8 +151,8 @@ def _safe_summary(run: Run) -> dict[str, Any]:
 def _summary(run: Run) -> dict[str, Any]:
     """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss."""
     short = summaries.summary(run)
-    row = next(iter(reversed(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
-    metric, _ = facts.evaluations(jsonl.decode(files.tail_lines(run.path / "events.jsonl", 8192)))
+    row = next(iter(reversed(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
+    metric, _ = facts.evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl", 8192)))
     known = {key: short[key] for key in _SHOWN}
     title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
     measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}

@@ -12,7 +12,7 @@ import numpy as np
 
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import checkpoints, facts, journal
+from seedbed.report import checkpoints, comparison, facts, journal
 from seedbed.report.notes import conclusions
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import code, files, jsonl
@@ -257,7 +257,7 @@ def _level(index: RunIndex, name: str) -> dict[str, Any]:
 def _delta(base: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
     """Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses."""
     by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
-    change, band = one[by] - base[by], facts.noise_band((base["sd"], one["sd"]))
+    change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
     word = "unknown" if math.isnan(change) or math.isnan(band) else "same" if abs(change) <= band else "other"
     if word == "other":
         word = "better" if change < 0 else "worse"

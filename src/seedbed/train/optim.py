@@ -76,7 +76,7 @@ class AdamW:
         # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
         torch._fused_adamw_(
             self.params,
-            self._gradients(),
+            self.gradients(),
             self.means,
             self.squares,
             [],
@@ -92,22 +92,7 @@ class AdamW:
             found_inf=skip,
         )
 
-    def plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        """The same in plain tensor operations, for a compiler to fuse. `where`, never a product with 0: 0 x NaN is NaN."""
-        optim, keep = self.optim, skip == 0
-        self.count += 1.0 - skip
-        count = self.count.clamp_min(1.0)
-        lr, fix1, fix2 = lr_factor * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
-        for param, grad, mean, square in zip(self.params, self._gradients(), self.means, self.squares, strict=True):
-            grad = grad / divisor
-            new_mean = torch.lerp(mean, grad, 1.0 - optim.beta1)
-            new_square = torch.lerp(square, grad * grad, 1.0 - optim.beta2)
-            shrunk = param * (1.0 - lr * self.group.weight_decay)
-            new_param = shrunk - lr / fix1 * new_mean / (new_square.sqrt() / fix2 + optim.eps)
-            for old, new in ((mean, new_mean), (square, new_square), (param, new_param)):
-                old.copy_(torch.where(keep, new, old))
-
-    def _gradients(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
         """The gradients of this rank's shards."""
         grads = gradients(list(self.group.params.values()))
         return [local(grad) for grad in grads] if self.is_sharded else grads
@@ -191,8 +176,6 @@ class Muon:
             torch._foreach_mul_(weights, shrink)
             torch._foreach_add_(weights, [one[rows] for one, (_, rows) in zip(change.unbind(), mine, strict=True)])
 
-    plain_step = step
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for (_, matrices), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             for (name, _, _), momentum in zip(matrices, momentum_kmn.unbind(), strict=True):
@@ -219,12 +202,9 @@ class Optimizer:
     @functools.cached_property
     def compiled_step(self) -> Callable[[Tensor, Tensor, Tensor], None]:
         """The step as compiled code, equal to `step` up to rounding."""
-        return torch.compile(self._plain_step, backend=BACKEND, dynamic=False)
+        from seedbed.train.compiled_optim import compile_step
 
-    @torch.no_grad()
-    def _plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        for part in self.parts:
-            part.plain_step(lr_factor, divisor, skip)
+        return compile_step(self.parts)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for part in self.parts for name, tensor in part.tensors()}

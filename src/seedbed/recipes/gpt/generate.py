@@ -45,7 +45,7 @@ class CachedDecoder(decoding.CachedDecoder):
             self.model.hidden(tokens_NT, caches=self.cache.prefill(rows_N))
         self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         """One decode step on the device, without a host sync."""
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
         tables = self.model.position_tables(token_B1, self.cache.length_B[:, None])

@@ -19,6 +19,7 @@ from seedbed.errors import UserError
 from seedbed.report import facts as run_facts
 from seedbed.report import summaries
 from seedbed.track import files, folders, jsonl
+from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, one_line
 from seedbed.tune.sweep.grid import Grid, from_json, to_json
@@ -237,7 +238,7 @@ class Sweep:
         metric, _ = run_facts.evaluations(_last_events(run))
         clock = saved.get("clock")
         seconds = clock.get("train") if isinstance(clock, dict) else None
-        row = next(iter(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
+        row = next(iter(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
         numbers: dict[str, Any] = {key: short[key] for key in ("step", "last_step", "loss", "best")}
         numbers["rate"] = row.get("items_per_s")
         return TrialStatus(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
@@ -247,7 +248,7 @@ class Sweep:
 
 
 def _last_events(run: Run) -> list[dict[str, Any]]:
-    return jsonl.decode(files.tail_lines(run.path / "events.jsonl"))
+    return jsonl.decode(tail_lines(run.path / "events.jsonl"))
 
 
 def _trial_path(folder: Path, number: int) -> Path:
