@@ -13,7 +13,8 @@ from helpers import TOY, kinds, newest, start
 from seedbed import config as configs
 from seedbed.cli import VERBS, main
 from seedbed.config import Limit, flat
-from seedbed.data.feed import Data, Source, limited
+from seedbed.data.feed import Data, Source
+from seedbed.data.limiting import limited
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find

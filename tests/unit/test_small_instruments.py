@@ -16,7 +16,8 @@ from seedbed.checks import data_show
 from seedbed.checks.overfit import Curve
 from seedbed.cli import main
 from seedbed.config import Limit
-from seedbed.data.feed import Data, Feed, Source, limited
+from seedbed.data.feed import Data, Feed, Source
+from seedbed.data.limiting import limited
 from seedbed.data.text import TextSource, windows
 from seedbed.errors import UserError
 from seedbed.launch import local

@@ -5,7 +5,6 @@ Any batch size and any starting point give the same items. Shape suffixes: B ite
 
 from __future__ import annotations
 
-import copy
 import os
 import time
 from collections.abc import Mapping
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.config import Limit
 from seedbed.data.order import Order
 from seedbed.errors import UserError
 
@@ -52,17 +50,9 @@ class Source:
 
         A generator repeats its first `num` samples. Override it where evaluation reads more than `arrays` and `num_items`.
         """
-        part: Any = copy.copy(self)
-        if not self.arrays:
-            part.batch = lambda raw: self.batch({**raw, "index": raw["index"] % num})
-            return part
-        part.num_items = min(num, self.num_items)
-        index_N = np.arange(part.num_items)
-        rows = [self.locate(np.full_like(index_N, epoch), index_N) for epoch in range(2)]
-        if np.array_equal(rows[0], rows[1]):  # else later epochs need other rows
-            end = int(rows[0].max())
-            part.arrays = {name: array[: end + max(1, self.spans[name])] for name, array in self.arrays.items()}
-        return part
+        from seedbed.data.limiting import first_items
+
+        return first_items(self, num)
 
 
 @dataclass
@@ -76,20 +66,6 @@ class Data:
     valid: Source
     facts: dict[str, Any]
     test: Source | None = field(default=None, kw_only=True)
-
-
-def limited(data: Data, limit: Limit) -> Data:
-    """The data limited to what a config asks for."""
-    if not limit.train and not limit.valid and not limit.test:
-        return data
-    if limit.test and data.test is None:
-        raise UserError(f"limit.test={limit.test}: this recipe's data has no test split; evaluations use limit.valid")
-    part = copy.copy(data)
-    part.train = data.train.first(limit.train) if limit.train else data.train
-    part.valid = data.valid.first(limit.valid) if limit.valid else data.valid
-    part.test = data.test.first(limit.test) if data.test and limit.test else data.test
-    part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid, "test": limit.test}}
-    return part
 
 
 class Feed:

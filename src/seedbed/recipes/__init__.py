@@ -40,9 +40,12 @@ class Recipe:
         return self.presets[_one_of(name, self.presets, f"{self.name} has no preset {name!r}")]()
 
     def open_data(self, config: Config) -> "Data":
-        from seedbed.data.feed import limited
+        data = self.function("data", "open_data")(config)
+        if config.limit == configs.Limit():
+            return data
+        from seedbed.data.limiting import limited
 
-        return limited(self.function("data", "open_data")(config), config.limit)
+        return limited(data, config.limit)
 
     def save_inference_data(self, data: "Data", run: Path) -> None:
         """Save the part of the data that inference needs with a run, by the recipe's `save_inference_data(data, folder)`."""

@@ -100,10 +100,6 @@ class Stopwatch:
         """The timer that runs now."""
         return self._timer
 
-    @property
-    def total(self) -> float:
-        return sum(self.state().values())
-
     def state(self) -> dict[str, float]:
         """Seconds per timer over all processes, ready for JSON; `go_on_from` loads them."""
         return {name: self[name] for name in dict.fromkeys((*self._earlier, *self._timers()))}

@@ -6,7 +6,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from pathlib import Path
 
 from seedbed.errors import UserError
@@ -116,18 +116,6 @@ def try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextlib.contextmanager
-def waiting_turn(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` inside the block; without effect on a disk without locks."""
-    fd = open_lock(path)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        release(fd)
 
 
 def sign(fd: int) -> None:

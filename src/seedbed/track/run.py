@@ -34,7 +34,7 @@ class Run:
     def __init__(self, path: Path):
         self.path = path
         self.name = path.name
-        self.warn = _warn
+        self.warn: Callable[[str], None] = lambda text: print(f"seedbed: warning: {text}", file=sys.stderr)
         self.listeners: list[Listener] = []
         self.wall: Callable[[], dict[str, float]] | None = None  # seconds by kind of work, of the process that trains it
         self.was_removed = False
@@ -112,17 +112,14 @@ class Run:
             for leftover in files.leftover_files(self.path):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
-            self._open_folder()
+            with contextlib.suppress(OSError):
+                self._held = folders.FolderHandle(self.path)
+            # What is needed to create the folder again, should it be removed.
+            self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(p.name for p in self.path.glob("*.py")))
             yield
         finally:
             self._close_folder()
             folders.release(fd)
-
-    def _open_folder(self) -> None:
-        """Open the folder, and keep in memory the files needed to create it again."""
-        with contextlib.suppress(OSError):
-            self._held = folders.FolderHandle(self.path)
-        self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(path.name for path in self.path.glob("*.py")))
 
     def remember(self, *names: str) -> None:
         """Keep the content of small files in memory, in case the folder is removed during training."""
@@ -188,18 +185,18 @@ class Run:
             raise UserError(f"{self.path / 'config.json'} is damaged: it holds values of another kind than we write")
         return facts
 
-    @property
-    def id(self) -> str | None:
-        """Unique id of the run, independent of its folder's name; None for runs of older versions."""
-        return self.config_json().get("id")
-
     def origin(self, config: Any) -> dict[str, Any]:
         """What a checkpoint records about its run; empty in a folder that is not a run, such as those of checks."""
         from seedbed import config as configs
 
         if not (self.path / "config.json").exists():
             return {}
-        return {"id": self.id, "name": self.name, "hash": configs.digest(config), "config": configs.to_json(config)}
+        return {
+            "id": self.config_json().get("id"),
+            "name": self.name,
+            "hash": configs.digest(config),
+            "config": configs.to_json(config),
+        }
 
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
@@ -395,7 +392,3 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
 
 def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _warn(text: str) -> None:
-    print(f"seedbed: warning: {text}", file=sys.stderr)

@@ -58,7 +58,7 @@ class Job:
         self.ranks = self.engine.ranks
         self.part = checkpoint.Part(self.ranks.background, self.engine.rows, lambda: self.run.origin(self.config))
         self._all_stop = False
-        _stop_when_removed(self)
+        self.run.on_removed = self._stop_when_removed
         self.stepper = Stepper(self.engine, self.data.train, self.console.line, lambda: self.clock.timer("compile"))
         self.incidents = Incidents(self.config.guard)
         self.step_history = StepHistory()
@@ -75,6 +75,11 @@ class Job:
     def is_stopped(self) -> bool:
         """Whether the run was asked to stop, and with several ranks, whether all of them know."""
         return 0 < self.until <= self.step or (bool(self.stop_signal) if self.ranks.is_single else self._all_stop)
+
+    def _stop_when_removed(self) -> None:
+        """Stop a run whose folder was removed at its next step, as after SIGTERM: saved, in a new folder."""
+        self.stop_signal = self.stop_signal or signal.SIGTERM
+        self.console.attach(self.run.path / "console.log")
 
     def stop_together(self) -> None:
         """Stop on every rank, after a step has shared that one of them was asked to."""
@@ -112,13 +117,3 @@ class Action:
 
     def due(self, step: int) -> bool:
         return bool(self.every) and step % self.every == 0
-
-
-def _stop_when_removed(job: Job) -> None:
-    """Stop a run whose folder was removed at its next step, as after SIGTERM: saved, in a new folder."""
-
-    def stop() -> None:
-        job.stop_signal = job.stop_signal or signal.SIGTERM
-        job.console.attach(job.run.path / "console.log")
-
-    job.run.on_removed = stop

@@ -77,7 +77,9 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     try:
         path = write()
         if job.ranks.is_primary:
-            folder = _require_there(job.run.locate() / "checkpoints", path.name)
+            folder = job.run.locate() / "checkpoints"
+            if not (folder / path.name).is_dir():  # the run's folder was removed, and perhaps created again
+                raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone with its folder", str(folder / path.name))
             if best:
                 checkpoint.mark_best(folder, path)
             checkpoint.prune(folder, job.config.keep)
@@ -88,13 +90,6 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     job.run.event(checkpoint.step_at(path), "checkpoint", path=path.name, best=best)
     reporting.set_status(job)
     return True
-
-
-def _require_there(folder: Path, name: str) -> Path:
-    """The checkpoint folder that was just written; its run's folder may have been removed and created again since."""
-    if not (folder / name).is_dir():
-        raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone with its folder", str(folder / name))
-    return folder
 
 
 # Names in checkpoints of earlier versions.
