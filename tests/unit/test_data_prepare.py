@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import corpus, prepare, random_tokens, store, tokenizers
+from seedbed.data import corpus, store, tokenise, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder, load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store
@@ -38,8 +38,8 @@ def cache(tmp_path, monkeypatch):
 def small(monkeypatch):
     """Many pieces, groups, saves and chunks in a small text."""
     monkeypatch.setattr(corpus, "CHUNK", 300)
-    monkeypatch.setattr(prepare, "BATCH_CHARACTERS", 500)
-    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000)
+    monkeypatch.setattr(tokenise, "BATCH_CHARACTERS", 500)
+    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000)
     monkeypatch.setattr(store, "CHUNK", 700)
 
 
@@ -132,7 +132,7 @@ def test_source_that_changes_while_read_is_refused(tmp_path, monkeypatch, when):
     path = tmp_path / "a.txt"
     config = TextConfig(text=write(path, lines()))
     clock = 1 if when == "at a save" else path.stat().st_mtime
-    monkeypatch.setattr(prepare, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
+    monkeypatch.setattr(tokenise, "SAVE_EVERY", 1000 if when == "at a save" else 1 << 30)
     original = tokenizers.CharTokenizer.encode_all
 
     def encode_all(self, texts):
@@ -233,7 +233,7 @@ def test_unknown_characters_of_a_whole_corpus_are_counted(tmp_path, small):
 
 
 def test_random_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(random_tokens, "CHUNK", 1000)
+    monkeypatch.setattr(tokenise, "RANDOM_CHUNK", 1000)
     found = prepare_text(TextConfig(text="random:25_300:50_304"))
     tokens = found.arrays["tokens"]
     assert len(tokens) == 25_300 and tokens.dtype == np.uint16 and found.verify() == []
@@ -288,8 +288,8 @@ DRIVER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have told us to ignore it
-from seedbed.data import corpus, prepare, store
-corpus.CHUNK, prepare.BATCH_CHARACTERS, prepare.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
+from seedbed.data import corpus, prepare, store, tokenise
+corpus.CHUNK, tokenise.BATCH_CHARACTERS, tokenise.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
 original = store.Writer.append
 def slow(self, name, rows):
     time.sleep(0.01)

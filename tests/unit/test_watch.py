@@ -13,7 +13,7 @@ from helpers import kinds, start
 from torch import nn
 
 from seedbed.config import Config, Guard, Schedule
-from seedbed.train import alarms, loop, process_guards, watch
+from seedbed.train import alarms, guard, loop, watch
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
 from seedbed.train.optim import multiplier
@@ -106,8 +106,8 @@ class Machine:
             nonlocal sweeps, swept_at, just_swept
             sweeps, swept_at, just_swept = sweeps + 1, now, True
 
-        patch.setattr(process_guards, "gc_collect", sweep)
-        patch.setattr(process_guards, "num_collections", lambda: sweeps)
+        patch.setattr(guard, "gc_collect", sweep)
+        patch.setattr(guard, "num_collections", lambda: sweeps)
         patch.setattr(kind, "read", lambda _: self.held(now) if just_swept else self.raw(now, now - swept_at))
         memory = kind() if kind is HostMemory else kind(torch.device("cpu"))
         for now in range(self.log, num_steps + 1, self.log):

@@ -20,7 +20,8 @@ from seedbed.data import inference_data, shapes
 from seedbed.data.feed import Data, Source
 from seedbed.data.image_store import partition, prepare_images, shuffled_split
 from seedbed.data.images import ImageConfig, random_images
-from seedbed.data.store import Say, digest
+from seedbed.data.prepare import Say
+from seedbed.data.store import digest
 from seedbed.nn import rng
 
 # Streams of random numbers.

@@ -20,9 +20,9 @@ from PIL import Image, ImageOps
 from seedbed.data.image_dataset import ImageDataset, open_image_dataset
 from seedbed.data.images import ImageConfig
 from seedbed.data.order import draw
-from seedbed.data.prepare import cache_folder
+from seedbed.data.prepare import Say, cache_folder, find_or_build
 from seedbed.data.progress import Progress
-from seedbed.data.store import Say, Store, Writer, digest, find_or_build, is_store
+from seedbed.data.store import Store, Writer, digest, is_store
 from seedbed.errors import UserError
 
 # Bump when the same image gives other bytes than before.

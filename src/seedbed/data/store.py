@@ -6,7 +6,6 @@ They are built aside, hashed as rows pass, resumed after an interruption, and re
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import glob
 import hashlib
@@ -201,51 +200,6 @@ def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
 
 
 # ---- building ---------------------------------------------------------------------------------------------------------------
-
-Say = Callable[[str], None]
-
-
-def find_or_build(path: Path, key: str, build: Callable[[Writer], Store], *, rebuild: bool, say: Say) -> Store:
-    """The store at `path`; built by `build` if missing. A second process waits for the first."""
-    if path.exists() and not is_store(path) and (not path.is_dir() or any(path.iterdir())):
-        raise UserError(f"{path} exists and is not a store; choose another --out")
-    with building(path, say), _disk_errors(path):
-        store = _existing(path, key, rebuild, say) if is_store(path) else None
-        if store:
-            return store
-        return build(Writer(path, key))
-
-
-def _existing(path: Path, key: str, rebuild: bool, say: Say) -> Store | None:
-    """The store at `path` if it is valid and has this key; None when it is damaged and may be replaced."""
-    try:
-        store = Store.open(path, check=not rebuild)
-        if rebuild:
-            from seedbed.data.progress import Progress
-
-            if problems := store.verify(Progress("verifying")):
-                raise damaged(path, problems[0], store.manifest)
-    except DamagedStore as error:
-        if not rebuild:
-            raise
-        say(f"{str(error).splitlines()[0]}; building it again")
-        return None
-    made = next((store.manifest[kind] for kind in ("text", "images", "recording") if kind in store.manifest), {})
-    if made.get("key") != key:
-        what = "recording" if "recording" in store.manifest else "text or tokenizer"
-        raise UserError(f"{path} holds a store of another {what}; remove it first, or choose another --out")
-    return store
-
-
-@contextlib.contextmanager
-def _disk_errors(path: Path) -> Iterator[None]:
-    """A full disk or a forbidden folder is a user error; what was prepared so far is kept."""
-    try:
-        yield
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else error.strerror or str(error)
-        raise UserError(f"cannot write {path}: {what}; what was prepared is kept; fix this and run again") from error
 
 
 @contextlib.contextmanager

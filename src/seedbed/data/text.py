@@ -16,8 +16,8 @@ from seedbed.data import inference_data, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.feed import Data, Source
 from seedbed.data.order import draw, key_of
-from seedbed.data.prepare import load_tokenizer, prepare_text
-from seedbed.data.store import Say, Store
+from seedbed.data.prepare import Say, load_tokenizer, prepare_text
+from seedbed.data.store import Store
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
 

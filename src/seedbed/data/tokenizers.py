@@ -80,8 +80,8 @@ class CharTokenizer(Tokenizer):
         assert unk or unknown == "error"
         self.table, self.unk, self.unknown = list(table), unk, unknown
         self.vocab_size = len(self.table) + unk
-        self.ids = np.full(NUM_CODEPOINTS, -1, np.int32)
-        self.ids[[ord(c) for c in self.table]] = np.arange(len(self.table))
+        self._ids = np.full(NUM_CODEPOINTS, -1, np.int32)
+        self._ids[[ord(c) for c in self.table]] = np.arange(len(self.table))
         self._text = [*self.table, *([UNKNOWN] if unk else [])]
         sizes = [len(c.encode("utf-8", "surrogatepass")) for c in self.table]
         # An unknown character has at least one byte.
@@ -90,13 +90,11 @@ class CharTokenizer(Tokenizer):
         self.separator = self.encode("\n\n") if "\n" in table else np.empty(0, self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        ids = self.ids[codepoints(text)]
+        ids = self._ids[codepoints(text)]
         missing = ids < 0
         if missing.any():
             if self.unknown == "error":
-                from seedbed.data.unknown_characters import refuse_text
-
-                refuse_text(self, text)
+                raise UserError(unknown_report([(p, n, f"at character {i:,}") for p, n, i in self.unknown_in(text)]))
             ids[missing] = len(self.table)
         return ids.astype(self.dtype)
 
@@ -106,8 +104,26 @@ class CharTokenizer(Tokenizer):
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8", "surrogatepass")
 
+    def unknown_in(self, text: str) -> list[tuple[int, int, int]]:
+        """(code point, count, first index) of each character that the table lacks."""
+        points = codepoints(text)
+        places = np.flatnonzero(self._ids[points] < 0)
+        values, first, counts = np.unique(points[places], return_index=True, return_counts=True)
+        return list(zip(values.tolist(), counts.tolist(), places[first].tolist(), strict=True))
+
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "kind": self.kind, "table": self.table, "unk": self.unk, "unknown": self.unknown}
+
+
+def unknown_report(found: list[tuple[int, int, str]]) -> str:
+    """The error for unknown characters, given (code point, count, first position) of each."""
+    found = sorted(found, key=lambda item: -item[1])
+    shown = "; ".join(f"{chr(v)!r} U+{v:04X} {n:,} times, first {place}" for v, n, place in found[:5])
+    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
+    return (
+        f"{len(found)} characters are not in the tokenizer's table: {shown}{more}\n"
+        "map them to one id with data.unknown=unk, or use data.tokenizer=bpe, which encodes every text"
+    )
 
 
 def char_table(counts: np.ndarray) -> list[str]:

@@ -18,7 +18,7 @@ from seedbed.errors import UserError
 from seedbed.launch import num_processes
 from seedbed.recipes.saved import open_saved
 from seedbed.track.run import Run
-from seedbed.train import process_guards
+from seedbed.train import guard
 
 # Most processes that a run's folder can start by itself; the command line may ask for more.
 MAX_UNASKED = max(8, os.cpu_count() or 1)
@@ -68,7 +68,7 @@ def start(num: int) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
-    caught = (number for number in process_guards.STOPPING if not process_guards.is_ignored(number))
+    caught = (number for number in guard.STOPPING if not guard.is_ignored(number))
     handlers: dict[int, Any] = {number: signal.signal(number, pass_on) for number in caught}
     try:
         for rank in range(num):
@@ -78,7 +78,7 @@ def start(num: int) -> int:
         return _wait_for(ranks, stops)
     finally:
         _end(ranks)
-        process_guards.restore_signals(handlers)
+        guard.restore_signals(handlers)
         os.close(ours)
         os.close(theirs)
 

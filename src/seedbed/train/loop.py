@@ -3,16 +3,8 @@
 from seedbed.errors import UserError
 from seedbed.train import saving
 from seedbed.train.engine import cpu_threads
+from seedbed.train.guard import catch_signals, explain_oom, gc_collect, gc_paused, restore_signals, retry_on_oom, stall_watchdog
 from seedbed.train.job import Action, Job
-from seedbed.train.process_guards import (
-    catch_signals,
-    explain_oom,
-    gc_collect,
-    gc_paused,
-    restore_signals,
-    retry_on_oom,
-    stall_watchdog,
-)
 from seedbed.train.reporting import evaluate, log_step, raise_alarms, sample, set_status, test, write_history
 from seedbed.train.stepper import StepResult
 

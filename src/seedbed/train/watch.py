@@ -19,7 +19,7 @@ from torch import Tensor
 
 from seedbed.dist import local
 from seedbed.nn import eagerly
-from seedbed.train import process_guards
+from seedbed.train import guard
 from seedbed.train.optim import multiplier
 from seedbed.train.stepper import Readback
 from seedbed.train.system import baselines
@@ -170,7 +170,7 @@ class HostMemory:
         self.last_step = point.step
         if self.taken < MEMORY_FROM or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
             return None
-        self.last_read, value, part = self.taken, self.read(), process_guards.num_collections()
+        self.last_read, value, part = self.taken, self.read(), guard.num_collections()
         suspected = False
         for rate, blocks in self.blocks.items():
             blocks.add(self.taken, value, part if blocks.span == BLOCK else 0)  # short blocks detect fast growth
@@ -179,7 +179,7 @@ class HostMemory:
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
-        process_guards.gc_collect()
+        guard.gc_collect()
         self.levels.seen.append((self.taken, self.read()))
         slope, grown = self.levels.growth()
         return _alarm(self.kind, self.levels, slope, grown, point) if slope > 0 else None

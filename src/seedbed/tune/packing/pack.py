@@ -13,7 +13,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
-from seedbed.train import loop, process_guards, reporting
+from seedbed.train import guard, loop, reporting
 from seedbed.train.capabilities import Packable
 from seedbed.train.engine import cpu_threads, pick_device
 from seedbed.train.job import Action, Job
@@ -256,10 +256,10 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
     pack.on_status = on_status
     for job in pack.jobs:
         job.patience = patience
-    handlers = process_guards.catch_signals(pack)
+    handlers = guard.catch_signals(pack)
     try:
         pack.prepare()
-        with cpu_threads(pack.template.num_cpu_threads), process_guards.gc_paused():
+        with cpu_threads(pack.template.num_cpu_threads), guard.gc_paused():
             _start(pack)
             while pack.training and not pack.stop_signal:
                 _step_and_act(pack)
@@ -268,7 +268,7 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
         for trial in pack.training:
             pack.stack.detach(trial.row)
             trial.job.stepper.feed.close()
-        process_guards.restore_signals(handlers)
+        guard.restore_signals(handlers)
     return {job.run.name: job.status for job in pack.jobs}
 
 
@@ -299,7 +299,7 @@ def _step_and_act(pack: Pack) -> None:
             if action.run is loop.evaluate and trial.training:
                 pack.notify(trial.job)
     if due:
-        process_guards.gc_collect()
+        guard.gc_collect()
     _finish_trials_at_end(pack)
     pack.shrink()
 

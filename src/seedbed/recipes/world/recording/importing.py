@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from seedbed.cache import cache_folder
-from seedbed.data.store import Say, digest, is_store
+from seedbed.data.prepare import Say
+from seedbed.data.store import digest, is_store
 from seedbed.errors import UserError
 from seedbed.recipes.world.recording import lag_estimation, poses, tracks, video
 from seedbed.recipes.world.recording.capture import Capture, motions

@@ -205,7 +205,7 @@ def write_recording(
         return _commit(writer, tables, axes_names_units, {"source": source, "simulator": simulator}, key, accepted)
 
     path = Path(path).expanduser().absolute()
-    from seedbed.data.store import find_or_build
+    from seedbed.data.prepare import find_or_build
 
     if not key and path.exists():
         raise UserError(f"{path} exists; choose another folder for the recording")
