@@ -8,6 +8,7 @@ import importlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -77,17 +78,20 @@ def main(words: Sequence[str] | None = None) -> int:
     clocks.mark_command()
     status = _run(sys.argv[1:])
     gc.freeze()  # skips the last garbage collection, which takes half a second with torch loaded
-    if os.environ.get("WORLD_SIZE", "1") != "1" and "torch" in sys.modules:
-        _exit_rank(status)
+    if "torch" in sys.modules:
+        _exit_now(status)
     return status
 
 
-def _exit_rank(status: int) -> NoReturn:
-    """End one of several ranks without finalising the interpreter.
+def _exit_now(status: int) -> NoReturn:
+    """End the process without finalising the interpreter, which with torch loaded takes up to a second.
 
-    Gloo's threads release the tensors of the last collective after it has returned, for which they need the interpreter's
-    lock; when the interpreter has begun to end by then, the process aborts and a run that has finished counts as failed.
+    It is also needed on ranks: gloo's threads release the tensors of the last collective after it has returned, for which they
+    need the interpreter's lock; when the interpreter has begun to end by then, the process aborts and a finished run has failed.
     """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
