@@ -18,6 +18,7 @@ from seedbed.checks.subject import CPU, Subject, short, source_line
 from seedbed.config import Config
 from seedbed.config.saved import from_json
 from seedbed.errors import UserError
+from seedbed.nn.init import shapes_only
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine
 from seedbed.train.system import Request, describe
@@ -171,9 +172,7 @@ def config_summary(subject: Subject) -> Finding:
     epochs = f"{items / subject.real_data.train.num_items:.3g} epochs" if subject.real_data.train.num_items else "no epochs"
     if not promised:
         return passed(f"{items:,} items, {epochs}; the preset promises no size")
-    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load
-
-    with FakeTensorMode():
+    with shapes_only():
         try:
             # A copy: a system may leave a function with its source, as a curriculum does.
             data = dataclasses.replace(subject.real_data, train=copy.copy(subject.real_data.train))

@@ -1,13 +1,10 @@
-"""Ends of commands that fail: errors of the user in a line, bugs with their traceback, ranks without an interpreter's end."""
+"""Ends of commands that fail: errors of the user in a line, bugs with their traceback."""
 
-import atexit
-import contextlib
 import errno
 import os
 import sys
 import time
 import traceback
-from typing import NoReturn
 
 from seedbed.errors import EXIT_FAILED, EXIT_USER
 
@@ -53,16 +50,3 @@ def _has_lost_a_rank(error: Exception) -> bool:
     """Whether the connection to another rank was lost."""
     words = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Connection refused")
     return "WORLD_SIZE" in os.environ and any(word in f"{type(error).__name__} {error}" for word in words)
-
-
-def exit_rank(status: int) -> NoReturn:
-    """End one of several ranks without finalising the interpreter.
-
-    Gloo's threads release the tensors of the last collective after it has returned, for which they need the interpreter's
-    lock; when the interpreter has begun to end by then, the process aborts and a run that has finished counts as failed.
-    """
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):
-            stream.flush()
-    os._exit(status)

@@ -13,8 +13,10 @@ from torch.overrides import TorchFunctionMode
 def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
     """Give a module built on the meta device storage filled with NaN, so that a missing initialisation shows at once.
 
-    Unlike `Module.to_empty`, it keeps the declarations of the parameters.
+    Unlike `Module.to_empty`, it keeps the declarations of the parameters. Inside `shapes_only` nothing happens.
     """
+    if _shapes_only:
+        return module
     for child in module.modules():
         assert not list(child.buffers(recurse=False)), "buffers would be left uninitialised; compute them in forward"
         for name, old in child.named_parameters(recurse=False):
@@ -30,6 +32,8 @@ def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Mod
 @torch.no_grad()
 def normal_(param: Tensor, std: float, generator: torch.Generator) -> None:
     """Normal numbers drawn on the CPU, so that a seed gives the same model on every device; std 0 fills with zeros."""
+    if param.is_meta:
+        return
     if std == 0.0:
         param.zero_()
         return
@@ -49,6 +53,20 @@ class _Unfilled(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
+
+
+_shapes_only = False
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules that are built and initialised inside stay on the meta device: a model of any size costs no memory."""
+    global _shapes_only
+    _shapes_only = True
+    try:
+        yield
+    finally:
+        _shapes_only = False
 
 
 @contextlib.contextmanager

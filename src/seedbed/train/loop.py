@@ -107,11 +107,12 @@ def warm_up(job: Job) -> None:
     with job.clock.timer("compile"):
         job.stepper.feed.load(job.counter)
         job.engine.begin(job.step, job.progress)
-        job.stepper.runner.prepare()
         if job.stepper.runner.is_undecided:
             from seedbed.train import compile_choice
 
             compile_choice.decide(job)
+        else:
+            job.stepper.runner.prepare()
         if job.config.budget and job.step == 0:
             from seedbed.train import budget
 

@@ -274,6 +274,8 @@ class EnergySystem(TextSystem):
     @torch.no_grad()
     def _calibrate(self) -> None:
         """Scale the energy until the first step changes logits by about 1: the gradient is linear in the head's weight."""
+        if self.model.head.weight.is_meta:
+            return
         size = self.data.train.block
         tokens = torch.from_numpy(self.data.train.tokens[: NUM_CALIBRATED * size].astype("int64"))
         tokens_BT = tokens[: len(tokens) // size * size].view(-1, size)
