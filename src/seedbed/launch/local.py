@@ -199,8 +199,7 @@ def open_job(launch: Launch, data: Data) -> Job:
     run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
-    ends = {"patience": launch.patience, "until": launch.until}
-    job = Job(run, config, engine.system, data, engine, console, **ends, clock=launch.clock)
+    job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
     for name, value in _startup_facts(job).items():
         console.line(f"  {name:<18} {value}")
     if launch.resumed:
