@@ -17,8 +17,9 @@ from seedbed.launch import packed
 from seedbed.recipes import find
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import capabilities, loop
+from seedbed.train import loop
 from seedbed.train.stepper import build
+from seedbed.train.system import describe, flops_per_item
 from seedbed.tune.packing.pack import Pack
 
 
@@ -80,8 +81,8 @@ def measure(name: str, settings: list[str], num_steps: int) -> dict[str, Any]:
                 "compile_s": round(job.clock["compile"], 1),
                 "loss": round(job.last_loss, 4),
             }
-            row |= {k: v for k, v in capabilities.describe(job.system).items() if "attention" in k}
-            flops = capabilities.flops_per_item(job.system) * job.config.batch / seconds
+            row |= {k: v for k, v in describe(job.system).items() if "attention" in k}
+            flops = flops_per_item(job.system) * job.config.batch / seconds
             row["mfu"] = (
                 {"nominal": flops / job.meter.nominal, "measured": flops / job.meter.measured} if job.meter.nominal else None
             )

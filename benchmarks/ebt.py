@@ -25,7 +25,7 @@ from seedbed import config as configs
 from seedbed import inference
 from seedbed.data.feed import Feed
 from seedbed.launch import local
-from seedbed.nn.sampling import Sampling
+from seedbed.nn.decoding import Sampling
 from seedbed.recipes import find
 from seedbed.recipes.ebt.denoise.curves import curves
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, UncachedDecoder

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from _report import cpu_name, write_result
+from _sources import WindowSource
 
-from seedbed.data.feed import Source, WindowSource
+from seedbed.data.feed import Source
 from seedbed.data.text import TextSource
 from seedbed.report.data_bench import compare
 

@@ -11,8 +11,7 @@ import torch
 from _report import write_result
 from torch import Tensor
 
-from seedbed.nn.decoding import Decoder
-from seedbed.nn.sampling import Sampling
+from seedbed.nn.decoding import Decoder, Sampling
 from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder
 from seedbed.recipes.gpt.model import Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig

@@ -18,7 +18,7 @@ from typing import Any
 
 from _report import write_result
 
-from seedbed.track.names import step_of
+from seedbed.track.folders import step_of
 
 TASKS = ("reverse_string", "duplicate_string", "odds_first", "missing_duplicate", "binary_addition", "bucket_sort")
 # Deletang et al. 2023 (ICLR): mean token accuracy in % at lengths 41 to 500, the best run of a sweep, 1,000,000 steps of 128.

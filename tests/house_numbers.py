@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src" / "seedbed"
-CORE = ("config.py", "errors.py", "nn", "data", "train", "dist", "track")
+CORE = ("config", "errors.py", "nn", "data", "train", "dist", "track")
 
 # Underscored, and yet others' public interface: of named tuples, of torch's modules, of datasets.
 NOT_PRIVATE = {"_replace", "_asdict", "_fields", "_make", "_buffers", "_compiled_call_impl", "_fingerprint"}

@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from seedbed.nn import attention, gated
-from seedbed.nn.fused import NormAndRotate
-from seedbed.nn.layers import rms_norm
-from seedbed.nn.narrow import narrow_attention
-from seedbed.nn.positions import apply_rope, rope_table
+from seedbed.nn import cuda_ops, gated, layers
+from seedbed.nn.cuda_ops import NormAndRotate, narrow_attention
+from seedbed.nn.layers import apply_rope, rms_norm, rope_table
 from seedbed.recipes.flow.model import build_model
 from seedbed.recipes.flow.presets import ModelConfig
 
@@ -92,19 +90,19 @@ def check_loss(device: str, vocab: int, padded: int, dtype: torch.dtype) -> None
 def check_compiled(device: str, backend: str, kv_heads: int, values_x0: bool) -> None:
     """Attention with the kernel, compiled without a break, equals attention without it; gradients too."""
     torch.manual_seed(0)
-    module = attention.Attention(64, 4, kv_heads=kv_heads, values_x0=values_x0).to(device)
+    module = layers.Attention(64, 4, kv_heads=kv_heads, values_x0=values_x0).to(device)
     x, x0 = torch.randn(2, 2, 7, 64, device=device).unbind()
     rope = rope_table(torch.arange(7, device=device), 16, 1e4)
     inputs = (x.requires_grad_(), *module.parameters())
 
     def run(call, fused: bool) -> tuple[Tensor, ...]:
-        real = attention.can_norm_and_rotate
-        attention.can_norm_and_rotate = lambda *_: fused
+        real = cuda_ops.can_norm_and_rotate
+        cuda_ops.can_norm_and_rotate = lambda *_: fused
         try:
             y = call(x, rope, x0)
             return (y, *torch.autograd.grad(y.square().sum(), inputs))
         finally:
-            attention.can_norm_and_rotate = real
+            cuda_ops.can_norm_and_rotate = real
 
     wanted = run(module, fused=False)
     torch.compiler.reset()
@@ -257,7 +255,7 @@ def check_narrow_compiled(device: str, backend: str, dtype: torch.dtype) -> None
     from seedbed.nn import narrow_kernels
 
     torch.manual_seed(0)
-    module = attention.Attention(64, 4, causal=False, gate=True).to(device, dtype)
+    module = layers.Attention(64, 4, causal=False, gate=True).to(device, dtype)
     x = torch.randn(2, 7, 64, device=device, dtype=dtype, requires_grad=True)
     rope = rope_table(torch.arange(7, device=device), 16, 1e4)
     inputs, ran = (x, *module.parameters()), []
@@ -270,13 +268,13 @@ def check_narrow_compiled(device: str, backend: str, dtype: torch.dtype) -> None
     torch.compiler.reset()
     compiled = torch.compile(module, fullgraph=True, dynamic=False, backend=backend)
     results = [run(compiled)]  # the choice comes after: what was compiled for torch's kernels must not stay
-    real, attention.can_be_narrow = attention.can_be_narrow, lambda *_: True
+    real, cuda_ops.can_be_narrow = cuda_ops.can_be_narrow, lambda *_: True
     forward, narrow_kernels.forward = narrow_kernels.forward, lambda *given: ran.append(1) or forward(*given)
     try:
-        with attention.attention_scope([attention.Own.NARROW]):
+        with layers.attention_scope([layers.Own.NARROW]):
             results += [run(module), run(compiled)]
     finally:
-        attention.can_be_narrow, narrow_kernels.forward = real, forward
+        cuda_ops.can_be_narrow, narrow_kernels.forward = real, forward
     assert len(ran) == 2, f"the kernel ran {len(ran)} times"
     off = 1e-4 if dtype == torch.float32 else 3e-2
     for a, b in zip(itertools.chain(*results), wanted * 3, strict=True):

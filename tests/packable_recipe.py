@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seedbed import Config, Data, Engine, Every, Optim, Request, Sample, Schedule, Source, System, number
 from seedbed.nn import rng
-from seedbed.nn.groups import declare
+from seedbed.nn.init import declare
 
 NUM_INPUTS, NUM_VALID = 4, 32
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from seedbed.errors import UserError
-from seedbed.recipes.world.play_recorder import Recorder
+from seedbed.recipes.world.player import Recorder
 from seedbed.recipes.world.recording.recording import measure_axes
 from seedbed.train.player import Axis
 

@@ -19,7 +19,7 @@ from seedbed.drills.sandbox import DrillResult
 from seedbed.errors import EXIT_STALLED, UserError
 from seedbed.launch import local
 from seedbed.track.run import Run
-from seedbed.train import loop, watchdog
+from seedbed.train import guard, loop
 from seedbed.train.engine import Engine
 
 
@@ -128,7 +128,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The exit codes with which the watchdog would have ended the process; the step that hangs goes on then."""
     codes: list[int] = []
 
-    monkeypatch.setattr(watchdog.os, "_exit", codes.append)
+    monkeypatch.setattr(guard.os, "_exit", codes.append)
     return codes
 
 
@@ -309,10 +309,10 @@ BROKEN = {
     "kill-save": "from seedbed.train import checkpoint as c; c._make_aside = lambda folder, aside: "
     "(aside.mkdir(exist_ok=True), (folder / 'step-000016').exists() or aside.rename(folder / 'step-000016'), "
     "aside.exists() or aside.symlink_to('step-000016'))",
-    "hang-up": "import signal; from seedbed.train import signals as s; s.STOPPING = (signal.SIGTERM, signal.SIGINT)",
+    "hang-up": "import signal; from seedbed.train import guard as g; g.STOPPING = (signal.SIGTERM, signal.SIGINT)",
     "slow-clients": "from seedbed.serve import slow_clients as s; s.BoundedProtocol._give_up = lambda self: None; "
     "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 25.0) for d in t.DRILLS]",
-    "hang": "from seedbed.train import watchdog as w; w._give_up = lambda job, seconds: None; "
+    "hang": "from seedbed.train import guard as g; g._give_up = lambda job, seconds: None; "
     "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 15.0) for d in t.DRILLS]",
 }
 

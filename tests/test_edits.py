@@ -13,9 +13,9 @@ from seedbed import inference
 from seedbed.checks.replay_context import open_replay
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.launch import local, processes
+from seedbed.launch import local, spawn
 from seedbed.launch import resume as resuming
-from seedbed.recipes import confirm_saved
+from seedbed.recipes.saved import confirm_saved
 from seedbed.report import top
 from seedbed.track import code, code_changes, edits
 from seedbed.track.run import Run
@@ -74,7 +74,7 @@ def test_edited_config_is_refused_by_every_verb(root: Path, key: str, value: Any
     for act in (resume, inference.load, lambda root, name: open_replay(root, name, 3)):
         with pytest.raises(UserError, match=f"was edited or is damaged: {key}.*\n.*--accept-edits"):
             act(root, "one")
-    assert processes.to_resume(root, "one", []) == 0
+    assert spawn.to_resume(root, "one", []) == 0
     after = {p: p.read_bytes() for p in (root / "one").rglob("*") if p.is_file() and p.name not in ("lock", "console.log")}
     assert after == {p: data for p, data in before.items() if p.name not in ("lock", "console.log")}, "nothing is touched"
 

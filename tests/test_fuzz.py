@@ -19,13 +19,13 @@ from dist.test_shards import equal, saved_by
 
 from seedbed.config import Dist
 from seedbed.data import store as stores
-from seedbed.data.store import Store
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import Store, Writer
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.report import facts, top, verbs
+from seedbed.report import summaries, top, verbs
 from seedbed.track import edits, jsonl
+from seedbed.track.changes import rewind
 from seedbed.track.rows import Columns, Objects, thumbnail
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading
@@ -93,7 +93,7 @@ def test_fuzz_config_json(run: Run, hashed: bool) -> None:
 
     def parse(data: bytes) -> None:
         path.write_bytes(renewed(data, lambda v: {**v, "hash": edits._hash(v)}) if hashed else data)
-        facts.summary(run)
+        summaries.summary(run)
         found, config = local.saved_config(run)
         assert hashed or (found.name == recipe.name and config == wanted), "taken without a word"
         run.title()
@@ -227,7 +227,7 @@ def test_fuzz_rows_jsonl(run: Run) -> None:
             for value, row in zip(columns.column(key), ended, strict=True):
                 assert_number(value, row.get(key))
         assert all(math.isfinite(value) for value in thumbnail(path, "loss", 20))
-        facts.summary(run)
+        summaries.summary(run)
         top.pace(run)
         verbs.results(run)
 
@@ -254,7 +254,7 @@ def test_fuzz_rewind_keeps_every_row_up_to_the_step(run: Run) -> None:
     def parse(data: bytes) -> None:
         path.write_bytes(data)
         kept = [row for row in own_reading(data) if not (isinstance(row.get("step"), int | float) and row["step"] > 12)]
-        run.rewind(12, events=False)
+        rewind(run, 12, events=False)
         assert same(run.rows(), kept)
 
     try:

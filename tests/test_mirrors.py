@@ -19,6 +19,7 @@ from seedbed.launch import local
 from seedbed.launch import resume as resuming
 from seedbed.report.mirrors import base, choose
 from seedbed.report.mirrors.base import Item, Mirror, Sink
+from seedbed.track.changes import rewind
 from seedbed.track.run import Run
 from seedbed.train import loop
 
@@ -126,7 +127,7 @@ def test_mirror_gets_items_in_order_on_its_own_thread(run: Run, opened):
     run.row({"step": 1, "loss": 2.5, "lrs": {"all": 0.1}, "note": "text", "bad": float("nan")})
     run.event(1, "eval", error=0.5, weights="live", best=True)
     run.event(1, "spike", what="loss left its band", answer="warn")
-    run.rewind(0)
+    rewind(run, 0)
     run.set_status("done")
     mirror.close(soon())
     assert sink.calls == [

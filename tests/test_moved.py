@@ -17,6 +17,7 @@ from helpers import TOY, assert_same_end, newest, resume, rows, start
 from seedbed.errors import EXIT_USER
 from seedbed.launch import local
 from seedbed.recipes import find
+from seedbed.track import moved_folder
 from seedbed.track.folders import FolderHandle
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
@@ -112,7 +113,7 @@ def test_removed_folder_that_cannot_be_recreated_stops_the_run_with_a_message(tm
     def fail(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("seedbed.track.folders.recreate", fail)
+    monkeypatch.setattr("seedbed.track.moved_folder.recreate", fail)
     before_step(6, lambda: shutil.rmtree(tmp_path / "one"), monkeypatch)
     assert start(tmp_path, "one") == EXIT_USER
     printed = capsys.readouterr()
@@ -134,7 +135,7 @@ def test_disk_that_does_not_answer_is_not_a_removed_folder(tmp_path: Path, monke
     assert held.is_at(tmp_path / "a")
     monkeypatch.undo()
     held._key = (0, 0)  # a disk that numbers its folders anew
-    assert not held.is_at(tmp_path / "a") and held.find() == tmp_path / "a"
+    assert not held.is_at(tmp_path / "a") and moved_folder.find(held) == tmp_path / "a"
     held.close()
 
 
@@ -152,12 +153,12 @@ def test_sample_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, monk
 def test_open_folder_knows_its_path(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     held = FolderHandle(tmp_path / "a")
-    assert held.is_at(tmp_path / "a") and held.find() == tmp_path / "a"
+    assert held.is_at(tmp_path / "a") and moved_folder.find(held) == tmp_path / "a"
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").mkdir()
-    assert not held.is_at(tmp_path / "a") and held.find() == tmp_path / "b"
+    assert not held.is_at(tmp_path / "a") and moved_folder.find(held) == tmp_path / "b"
     (tmp_path / "b").rmdir()
-    assert held.find() is None
+    assert moved_folder.find(held) is None
     held.close()
 
 

@@ -11,10 +11,11 @@ from helpers import start
 
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.report import facts
+from seedbed.report import summaries
 from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, thumbnail
-from seedbed.track.run import Run, run_names
+from seedbed.track.rows import Columns, tail_lines, thumbnail
+from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
@@ -71,7 +72,7 @@ def assert_listed(root: Path, capsys: pytest.CaptureFixture[str], odd: str = "od
     """Every listing names the good run and the odd one, in seconds."""
     capsys.readouterr()
     with time_limit(20.0, "listing"):
-        found = {one["name"]: one for one in facts.summaries(root)}
+        found = {one["name"]: one for one in summaries.summaries(root)}
         assert found["good"]["status"] == "done" and odd in found
         assert main(["--runs", str(root), "runs", "list", "--json"]) == 0
         assert {"good", odd} <= {one["name"] for one in json.loads(capsys.readouterr().out)}
@@ -101,7 +102,7 @@ def test_odd_name_in_the_runs_folder_hides_nothing(root: Path, name: str, capsys
     else:
         KINDS[name](root / odd)
     assert_listed(root, capsys, odd)
-    reported = next(one for one in facts.summaries(root) if one["name"] == odd)
+    reported = next(one for one in summaries.summaries(root) if one["name"] == odd)
     assert reported["status"] == "damaged" and "cannot be read" in reported["why"]
     with TestClient(workbench(root)) as client:
         runs = client.get("/api/runs")
@@ -146,7 +147,7 @@ def test_readers_take_regular_files_only(tmp_path: Path, kind: str) -> None:
             jsonl.read_object(path)
         with pytest.raises(UserError):
             jsonl.read(path)
-        assert files.tail_lines(path) == [] and thumbnail(path, "loss", 5) == [] and Columns(path).refresh().num_rows == 0
+        assert tail_lines(path) == [] and thumbnail(path, "loss", 5) == [] and Columns(path).refresh().num_rows == 0
 
 
 def test_links_to_regular_files_are_read(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from seedbed import inference
 from seedbed.errors import UserError
-from seedbed.recipes.world import play_recorder
+from seedbed.recipes.world import player
 from seedbed.recipes.world.recording.recording import open_recording
 from seedbed.serve import web_page
 from seedbed.serve.auth import Auth
@@ -199,7 +199,7 @@ def test_full_disk_drops_the_recording_and_the_session_continues(
     def full(*given: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(play_recorder.Recorder, place, full)
+    monkeypatch.setattr(player.Recorder, place, full)
     answer = ask(session, **(STEP if place == "_take" else {"do": "save"}))
     assert answer["error"] == "the recording was stopped: No space left on device" and session.recorder is None
     assert ask(session, **STEP)["recorded"] is None
@@ -207,7 +207,7 @@ def test_full_disk_drops_the_recording_and_the_session_continues(
 
 
 def test_recording_at_its_limit_is_saved(session: PlaySession, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(play_recorder, "MAX_FRAMES", 15)
+    monkeypatch.setattr("seedbed.recipes.world.player.MAX_FRAMES", 15)
     ask(session, do="record", of="rollout")
     answers = [ask(session, **STEP) for _ in range(16)]
     assert [n for n, a in enumerate(answers) if "saved" in a] == [13] and session.recorder is None

@@ -25,8 +25,9 @@ from seedbed.data import image_dataset, image_store, limits, tokenizers
 from seedbed.data.corpus import open_corpus
 from seedbed.data.store import digest
 from seedbed.errors import UserError
-from seedbed.recipes import find, find_saved
+from seedbed.recipes import find
 from seedbed.recipes.gpt.export import load_exported
+from seedbed.recipes.saved import find_saved
 from seedbed.track import jsonl
 from seedbed.train import checkpoint, checkpoint_loading
 
@@ -40,7 +41,7 @@ READERS = {
 }  # fmt: skip
 # Modules named by a variable: where the variable can only come from a table of ours, or was looked at first.
 IMPORTERS = {
-    "src/seedbed/config.py": "registries that fields of a dataclass name",
+    "src/seedbed/config/__init__.py": "registries that fields of a dataclass name",
     "src/seedbed/__init__.py": "a table in the file",
     "src/seedbed/recipes/__init__.py": "a folder of the package",
     "src/seedbed/checks/registry.py": "modules of the package",

@@ -17,7 +17,7 @@ from helpers import TOY, assert_same_end, resume, start
 
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.launch import processes, spawn
+from seedbed.launch import spawn
 from seedbed.track.run import Run
 from seedbed.train import loop
 
@@ -141,14 +141,14 @@ def test_process_count_of_a_foreign_config_is_limited(tmp_path: Path, monkeypatc
     path = tmp_path / "runs" / "one" / "config.json"
     # As older versions wrote it, without a hash that an edit would have to fit.
     facts = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("hash", "id")}
-    monkeypatch.setattr(processes, "MAX_UNASKED", 8)
+    monkeypatch.setattr(spawn, "MAX_UNASKED", 8)
     monkeypatch.setattr(spawn, "start", lambda num: pytest.fail(f"{num} processes were started"))
     monkeypatch.chdir(tmp_path)
     for values in ({"replicate": 24, "shard": 1}, {"replicate": 1, "shard": 9}, {"replicate": 65536, "shard": 65536}):
         facts["config"] |= {"dist": values, "batch": values["replicate"] * values["shard"]}
         path.write_text(json.dumps(facts))
         with pytest.raises(UserError, match=r"needs .* processes"):
-            processes.to_resume(tmp_path / "runs", "one", [])
+            spawn.to_resume(tmp_path / "runs", "one", [])
         assert main(["resume", "one", "steps=4"]) == 2
         assert "processes, and this machine has" in capsys.readouterr().err
-    assert processes.to_resume(tmp_path / "runs", "one", ["dist.replicate=24", "dist.shard=1", "batch=48"]) == 24
+    assert spawn.to_resume(tmp_path / "runs", "one", ["dist.replicate=24", "dist.shard=1", "batch=48"]) == 24

@@ -449,7 +449,7 @@ def test_workers_need_a_disk_with_locks(run, commands: Commands, monkeypatch: py
     def no_locks(fd: int) -> bool:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr("seedbed.track.locks.try_lock", no_locks)
+    monkeypatch.setattr("seedbed.track.folders.try_lock", no_locks)
     status, _, err = run("sweep", TOY, "seed=1,2", "--on", "slurm", "--name", "grid")
     assert status == 2 and "without file locks" in err and "slurm.workers=1" in err and commands.calls("sbatch") == []
 

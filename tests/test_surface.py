@@ -38,7 +38,7 @@ SYSTEM = {
 
 CAPABILITIES = {
     "Exportable", "WebExportable", "Playable", "InferenceOptimizable", "Packable", "Probed", "Described", "CountsFlops",
-    "HasAlarms", "HasVariants", "Strided", "HasOptimizers", "Shardable", "SingleRank", "HasRankLocalBuffers",
+    "HasAlarms", "HasBaselines", "HasVariants", "Strided", "HasOptimizers", "Shardable", "SingleRank", "HasRankLocalBuffers",
 }  # fmt: skip
 
 KEYS = {
@@ -84,11 +84,12 @@ def test_system_overridable_methods():
 def test_capabilities():
     from typing import Protocol
 
-    from seedbed.train import capabilities
+    from seedbed.train import capabilities, system
 
-    found = {name for name, value in vars(capabilities).items() if isinstance(value, type) and Protocol in value.__bases__}
+    known = vars(system) | vars(capabilities)
+    found = {name for name, value in known.items() if isinstance(value, type) and Protocol in value.__bases__}
     assert found == CAPABILITIES
-    assert not any(isinstance(package.System(), getattr(capabilities, name)) for name in found)
+    assert not any(isinstance(package.System(), known[name]) for name in found)
 
 
 def test_gpt_presets():

@@ -17,7 +17,7 @@ from helpers import TOY, assert_same_end, kinds, rows, start, stop_at
 from seedbed.cli import main
 from seedbed.launch import local, trials
 from seedbed.launch.resume import resume
-from seedbed.report import journal
+from seedbed.report import notes
 from seedbed.track.run import Run
 from seedbed.tune.sweep.folder import Sweep
 
@@ -62,7 +62,7 @@ def test_trial_equals_the_run_of_its_settings(sweep, root: Path):
     assert (status, err) == (0, ""), out + err
     found = Sweep.open(root, "grid")
     assert states(root) == ["done"] * 4
-    assert [entry["run"] for entry in journal.entries(root)] == ["grid"], "one entry for the sweep, none for its runs"
+    assert [entry["run"] for entry in notes.entries(root)] == ["grid"], "one entry for the sweep, none for its runs"
     for trial in found.trials():
         words = [f"{key}={value}" for key, value in trial.settings.items()]
         assert start(root, f"plain-{trial.number}", *words, "steps=8") == 0
@@ -157,10 +157,10 @@ def test_sweep_without_recipe_or_name_is_refused(root: Path, capsys):
 def test_failing_and_diverging_trials_do_not_stop_the_others(sweep, root: Path, monkeypatch: pytest.MonkeyPatch):
     real = local.run_training
 
-    def execute(run, *given, **named):
-        if run.name == "grid-0001":
+    def execute(launch, data):
+        if launch.run.name == "grid-0001":
             raise RuntimeError("the dog\nate it")
-        return real(run, *given, **named)
+        return real(launch, data)
 
     monkeypatch.setattr(local, "run_training", execute)
     words = ("data.poison=5,-1", "model.width=3,4", "steps=16", "guard.policy=stop")

@@ -14,8 +14,9 @@ from helpers import TOY, resume, start
 from seedbed import inference, recipes, trust
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.launch import local, processes
-from seedbed.recipes import find, find_saved
+from seedbed.launch import local, spawn
+from seedbed.recipes import find
+from seedbed.recipes.saved import find_saved
 from seedbed.track.run import Run
 
 
@@ -149,7 +150,7 @@ def test_sweep_that_names_a_recipe_file_is_refused(root: Path, capsys) -> None:
 
 def test_untrusted_recipe_is_not_executed_to_count_ranks(root: Path) -> None:
     name_recipe(root, str(plant(root.parent / "evil.py", root.parent / "exploded")))
-    assert processes.to_resume(root, "one", []) == 0
+    assert spawn.to_resume(root, "one", []) == 0
 
 
 # ---- what is trusted -------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from seedbed.recipes.world.recording import poses
-from seedbed.recipes.world.simulators import scripted_trajectories
+from seedbed.recipes.world.simulators import box
 from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
 NUM, SIDE = 240, 48
@@ -21,7 +21,7 @@ class Truth:
 
     def __init__(self, num: int = NUM, seed: int = 7):
         self.world = BoxWorld(3, SIDE, SIDE)
-        pose_NT44, action_NTA, _ = scripted_trajectories.trajectories(self.world, num, 1, seed)
+        pose_NT44, action_NTA, _ = box.trajectories(self.world, num, 1, seed)
         self.pose_T44, self.action_T6 = pose_NT44[0], action_NTA[0, :, :6]
         self.frames_THWC = self.world.render(torch.from_numpy(self.pose_T44)).numpy()
         self.time_T = np.cumsum(np.random.default_rng(0).uniform(0.03, 0.04, num))

@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Data, Source
     from seedbed.errors import UserError
     from seedbed.train.engine import Engine
-    from seedbed.train.options import option
     from seedbed.train.probe import Probe
-    from seedbed.train.system import Request, Sample, System
+    from seedbed.train.system import Request, Sample, System, option
 
 _HOMES = {
     "seedbed.checks.foreign": ("check",),
@@ -19,9 +18,8 @@ _HOMES = {
     "seedbed.data.feed": ("Data", "Source"),
     "seedbed.errors": ("UserError",),
     "seedbed.train.engine": ("Engine",),
-    "seedbed.train.options": ("option",),
     "seedbed.train.probe": ("Probe",),
-    "seedbed.train.system": ("Request", "Sample", "System"),
+    "seedbed.train.system": ("Request", "Sample", "System", "option"),
 }
 
 __all__ = [

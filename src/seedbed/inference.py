@@ -3,8 +3,6 @@
 No optimizer, no training data and no compilation: what is needed besides the weights was saved with the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +14,17 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import EXIT_OK, UserError
-from seedbed.recipes import open_saved
+from seedbed.recipes.saved import open_saved
 from seedbed.track import edits
 from seedbed.track.run import Run
-from seedbed.train import capabilities, checkpoint, checkpoint_loading
+from seedbed.train import checkpoint, checkpoint_loading
 from seedbed.train.capabilities import Exportable, InferenceOptimizable, Playable, WebExportable, require
 from seedbed.train.ema import Ema
 from seedbed.train.engine import EvalEngine, saved_buffers
 from seedbed.train.options import need_data
 from seedbed.train.player import Player
 from seedbed.train.stepper import build
-from seedbed.train.system import Request, Sample, System
+from seedbed.train.system import Request, Sample, System, rank_local_buffers
 
 # Groups of a checkpoint's tensors that inference reads; `ema` takes the place of the weights it averages.
 WEIGHTS = ("model", "ema", "ema2")
@@ -81,7 +79,7 @@ def _checkpoint(run: Run, name: str) -> checkpoint_loading.Checkpoint:
 def _restore(engine: EvalEngine, saved: checkpoint_loading.Checkpoint) -> None:
     """The checkpoint's weights into the system, the averaged ones where there are any."""
     system = engine.system
-    params, local = dict(system.named_parameters()), capabilities.rank_local_buffers(system)
+    params, local = dict(system.named_parameters()), rank_local_buffers(system)
     live: dict[str, dict[str, Any]] = {"model": params | {n: b for n, b in saved_buffers(system).items() if n not in local}}
     what = f"checkpoint {saved.path.name}"
     checkpoint_loading.restore(live, {"model": saved.tensors["model"]}, what)

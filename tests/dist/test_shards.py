@@ -17,10 +17,10 @@ from seedbed.data.feed import Feed, Source
 from seedbed.dist import join as joining
 from seedbed.dist.join import require_settings
 from seedbed.train.capabilities import require_possible
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
-from seedbed.launch import processes
+from seedbed import launch
 from seedbed.train import checkpoint, checkpoint_loading
 from seedbed.train.system import System
 
@@ -371,11 +371,11 @@ def test_settings_that_work_on_several_ranks_are_accepted():
 def test_ranks_are_started_once_per_command(monkeypatch: pytest.MonkeyPatch):
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert processes.to_train("gpt/demo", ["dist.replicate=2"]) == 2
-    assert processes.to_train("gpt/demo", []) == 0
+    assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 2
+    assert launch.to_train("gpt/demo", []) == 0
     with pytest.raises(UserError, match="--dry is done by one process"):
-        processes.refuse(processes.to_train("gpt/demo", ["dist.shard=4"]), "--dry")
+        launch.refuse_ranks(launch.to_train("gpt/demo", ["dist.shard=4"]), "--dry")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert processes.to_train("gpt/demo", ["dist.replicate=2"]) == 0
-    assert joining.started() == 2
+    assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 0
+    assert started() == 2

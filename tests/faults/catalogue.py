@@ -13,7 +13,7 @@ from patching import EXAMPLE, GPT, TOY, Fault, fault
 SYSTEM, MODEL = "seedbed/recipes/gpt/system.py", "seedbed/recipes/gpt/model.py"
 TEXT, FEED, ORDER = "seedbed/data/text.py", "seedbed/data/feed.py", "seedbed/data/order.py"
 TOKENISE = "seedbed/data/tokenise.py"
-ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("attention", "layers", "init", "loss", "layers"))
+ATTENTION, MLP, INIT, LOSS, NORMS = (f"seedbed/nn/{name}.py" for name in ("layers", "layers", "init", "layers", "layers"))
 
 
 def apart(found: Fault) -> Fault:

@@ -8,8 +8,8 @@ ENGINE, LOOP, OPTIM, EMA, CHECKPOINT = (f"seedbed/train/{n}.py" for n in ("engin
 LOADING = "seedbed/train/checkpoint_loading.py"
 JOB, PROGRESS, ROLLBACK, SAVING = (f"seedbed/train/{n}.py" for n in ("job", "progress", "rollback", "saving"))
 SYSTEM, MODEL, GENERATE, EXPORT = (f"seedbed/recipes/gpt/{n}.py" for n in ("system", "model", "generate", "export"))
-SAMPLING = "seedbed/nn/sampling.py"
-SCHEDULE, LOSS, CACHE = "seedbed/train/schedule.py", "seedbed/nn/loss.py", "seedbed/nn/cache.py"
+SAMPLING = "seedbed/nn/decoding.py"
+SCHEDULE, LOSS, CACHE = "seedbed/train/optim.py", "seedbed/nn/layers.py", "seedbed/nn/decoding.py"
 MINE, SUMS = "examples/my_recipe.py", "tests/toy_recipe.py"
 
 

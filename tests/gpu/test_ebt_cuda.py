@@ -8,7 +8,7 @@ import torch
 from ebt_samples import CHARS, TEXT, make
 from helpers import newest, rows, train_once
 
-from seedbed.nn.sampling import Sampling
+from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, UncachedDecoder, generate
 from seedbed.train.system import Sample
 

@@ -23,10 +23,9 @@ from kernel_checks import (
 )
 
 from seedbed.nn import modulate
-from seedbed.nn.attention import NAMED, Attention, attention_scope, choose_attention
-from seedbed.nn.narrow import DTYPES as NARROW
-from seedbed.nn.narrow import narrow_attention
-from seedbed.nn.positions import rope_table
+from seedbed.nn.cuda_ops import NARROW_DTYPES as NARROW
+from seedbed.nn.cuda_ops import narrow_attention
+from seedbed.nn.layers import NAMED, Attention, attention_scope, choose_attention, rope_table
 
 
 def captured(step):
@@ -77,7 +76,7 @@ def test_attention_uses_the_kernel_and_can_be_captured():
     def step():
         return torch.autograd.grad(module(x, rope).float().square().sum(), (x,))
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     names = " ".join(event.key for event in seen.key_averages())

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seedbed import config as configs
 from seedbed.errors import UserError
-from seedbed.nn.attention import NAMED, choose_attention
+from seedbed.nn.layers import NAMED, choose_attention
 from seedbed.recipes import find
 from seedbed.train import activation_checkpointing, engine, float8, optim
 from seedbed.train.system import System

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 from torch import Tensor
 
 from seedbed import config as configs
@@ -16,11 +17,10 @@ from seedbed.checks.optimizer_checks import declared_rate
 from seedbed.checks.small_jobs import new_job, sample_options, small_source
 from seedbed.checks.subject import Subject
 from seedbed.config import Schedule
-from seedbed.data.feed import Source, WindowSource
+from seedbed.data.feed import Source
 from seedbed.recipes import find
 from seedbed.report.findings import Finding
-from seedbed.train.optim import OPTIMIZERS, AdamW
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import OPTIMIZERS, AdamW, multiplier
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
 from catalogue_training import FAULTS
@@ -192,7 +192,7 @@ class Lion(AdamW):
 
     def step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
         lr, keep = lr_factor * self.group.lr, skip == 0
-        for param, grad, mean in zip(self.params, self._gradients(), self.means, strict=True):
+        for param, grad, mean in zip(self.params, self.gradients(), self.means, strict=True):
             grad = grad / divisor
             change = torch.lerp(mean, grad, 1.0 - self.optim.beta1).sign() * lr + param * lr * self.group.weight_decay
             param.sub_(torch.where(keep, change, 0.0))

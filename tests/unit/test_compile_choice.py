@@ -39,6 +39,23 @@ def test_compile_auto_compiles_when_it_saves_time(tmp_path, as_on_cuda, monkeypa
     assert saved is not None and saved.state["compile_mode"] == reported["mode"]
 
 
+def test_compile_auto_times_eager_steps_once(tmp_path, as_on_cuda, monkeypatch, no_report):
+    """A second start knows the time of an eager step; one with a budget does not need it."""
+    timed: list[float] = []
+    real = compile_choice.budget.time_steps
+    monkeypatch.setattr(compile_choice.budget, "time_steps", lambda job, least: timed.append(least) or real(job, least))
+    monkeypatch.setattr(compile_choice, "SECONDS_PER_LAYER", 0.0)
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    compile_choice.compile_cache.folder().mkdir(parents=True)
+    for name, num_timed in (("first", 1), ("second", 0)):
+        timed.clear()
+        assert start(tmp_path, name, *SMALL, "compile=auto", recipe="gpt/demo") == 0
+        assert len(timed) == num_timed and as_on_cuda[-1] == "whole"
+    timed.clear()
+    assert start(tmp_path, "other", *SMALL, "steps=1", "model.depth=1", "budget=0.5", "compile=auto", recipe="gpt/demo") == 0
+    assert timed == [compile_choice.budget.TIMED], "only the length of the run is measured"
+
+
 def test_compile_auto_choice_is_kept_on_resume(tmp_path, as_on_cuda, monkeypatch, no_report):
     from seedbed.launch.resume import resume
 
@@ -77,11 +94,13 @@ def test_compile_time_estimate_grows_with_layers(tmp_path, monkeypatch):
     compile_choice.compile_cache.folder().mkdir(parents=True)
     small, large = FakeJob(1), FakeJob(4)
     assert 0 < compile_choice.expected_seconds(small) < compile_choice.expected_seconds(large)  # type: ignore[arg-type]
-    compile_choice.remember(large, 20.0)  # type: ignore[arg-type]
+    compile_choice.remember(large, 20.0, 0.0)  # type: ignore[arg-type]
     longer = FakeJob(4, "steps=400", "seed=7")  # the same code
     assert compile_choice.expected_seconds(longer) == pytest.approx(20.0 * compile_choice.CACHED)  # type: ignore[arg-type]
-    compile_choice.remember(large, 1.0)  # type: ignore[arg-type]
+    compile_choice.remember(large, 1.0, 0.25)  # type: ignore[arg-type]
     assert compile_choice.expected_seconds(large) == pytest.approx(20.0 * compile_choice.CACHED)  # type: ignore[arg-type]
+    compile_choice.remember(large, 1.0, 0.0)  # type: ignore[arg-type]
+    assert list(compile_choice._known().values()) == [{"compile": 20.0, "step": 0.25}]
     compile_choice._path().write_text("[]")
     assert compile_choice.expected_seconds(large) > 20.0 * compile_choice.CACHED  # type: ignore[arg-type]
 

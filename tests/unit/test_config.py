@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 import pytest
 
-from seedbed import config as configs
-from seedbed.config import Config, Every, Optim, diff, digest, flatten, from_json, number, override, to_json
+from seedbed.config import Config, Every, Optim, diff, digest, flatten, number, override, to_json
+from seedbed.config import saved as saved_configs
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
 
 
@@ -243,8 +244,8 @@ def test_renamed_key_on_the_command_line_names_the_new_one() -> None:
 
 
 def test_renamed_keys_and_values_in_a_saved_config_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(configs, "RENAMED", {"recompute": "remat", "model.inner": "guard"})
-    monkeypatch.setattr(configs, "RENAMED_VALUES", {"remat": {"all": "full"}})
+    monkeypatch.setattr(saved_configs, "RENAMED", {"recompute": "remat", "model.inner": "guard"})
+    monkeypatch.setattr(saved_configs, "RENAMED_VALUES", {"remat": {"all": "full"}})
     saved = to_json(base())
     del saved["remat"], saved["guard"]
     saved |= {"recompute": "all"}

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import corpus, store, store_writer, tokenise, tokenizers
+from seedbed.data import corpus, store, tokenise, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder, load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store
@@ -95,7 +95,7 @@ def test_documents_are_separated(tmp_path, kind):
 def test_prepared_store_is_reused(tmp_path, monkeypatch):
     config = TextConfig(text=write(tmp_path / "a.txt", lines()))
     first = prepare_text(config)
-    monkeypatch.setattr(store_writer.Writer, "__init__", lambda *a: pytest.fail("built again"))
+    monkeypatch.setattr(store.Writer, "__init__", lambda *a: pytest.fail("built again"))
     assert prepare_text(config).path == first.path
     copy = write(tmp_path / "elsewhere" / "a.txt", lines())
     assert prepare_text(replace(config, text=copy)).path == first.path
@@ -288,13 +288,13 @@ DRIVER = """
 import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have told us to ignore it
-from seedbed.data import corpus, prepare, store, store_writer, tokenise
+from seedbed.data import corpus, prepare, store, tokenise
 corpus.CHUNK, tokenise.BATCH_CHARACTERS, tokenise.SAVE_EVERY, store.CHUNK = 3000, 4000, 8000, 5000
-original = store_writer.Writer.append
+original = store.Writer.append
 def slow(self, name, rows):
     time.sleep(0.01)
     original(self, name, rows)
-store_writer.Writer.append = slow
+store.Writer.append = slow
 config = corpus.TextConfig(text=sys.argv[1], tokenizer=sys.argv[3], vocab=300)
 print(prepare.prepare_text(config, out=Path(sys.argv[2])).fingerprint)
 """

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from seedbed.data import store as stores
-from seedbed.data.store import DamagedStore, Store, building, digest
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import DamagedStore, Store, Writer, building, digest
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -168,7 +167,7 @@ def test_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     Store.open(path)
     with monkeypatch.context() as patch:
-        patch.setattr("seedbed.data.store._chunk_problem", lambda *given: pytest.fail("hashed again"))
+        patch.setattr("seedbed.data.store.chunk_problem", lambda *given: pytest.fail("hashed again"))
         Store.open(path)
     flip(path)
     with pytest.raises(DamagedStore):

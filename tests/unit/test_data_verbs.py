@@ -10,18 +10,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from _sources import WindowSource
 
 from seedbed import recipes
 from seedbed.data.corpus import TextConfig
-from seedbed.data.feed import WindowSource
 from seedbed.data.store import Store
 from seedbed.data.text import open_text
 from seedbed.errors import UserError
 from seedbed.report import data_bench as benching
-from seedbed.report import data_inspect as inspecting
 from seedbed.report import data_verbs as verbs
 from seedbed.report.data_bench import compare
-from seedbed.report.data_inspect import visible
+from seedbed.report.data_verbs import visible
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 TEXT = "".join(f"Line {n}:\tcafé [bold]not markup[/bold]\n" for n in range(300))
@@ -145,7 +144,7 @@ def test_inspect_takes_stores_recipes_and_random_tokens(source, tmp_path, capsys
 
 
 def test_inspect_counts_only_the_beginning_of_a_large_store(source, monkeypatch, capsys):
-    monkeypatch.setattr(inspecting, "COUNT_LIMIT", 1000)
+    monkeypatch.setattr(verbs, "COUNT_LIMIT", 1000)
     verbs.inspect(str(source), json=True)
     assert json.loads(capsys.readouterr().out)["counted"] == 1000
 

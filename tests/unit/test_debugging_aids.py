@@ -12,13 +12,14 @@ from helpers import TOY, kinds, newest, start
 
 from seedbed import config as configs
 from seedbed.cli import VERBS, main
-from seedbed.config import Limit
-from seedbed.data.feed import Data, Source, limited
+from seedbed.config import Limit, flat
+from seedbed.data.feed import Data, Source
+from seedbed.data.limiting import limited
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
 from seedbed.report.model_table import model_text
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.train import summary
 from seedbed.train.engine import Engine
 

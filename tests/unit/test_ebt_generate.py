@@ -10,7 +10,7 @@ from helpers import float_limit
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn.sampling import Sampling
+from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.generate import (
     CachedDecoder,
     Optimized,

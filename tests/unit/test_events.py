@@ -9,7 +9,7 @@ import pytest
 from conftest import ROOT
 from track_samples import make, train
 
-from seedbed.report import html_report, journal, run_report
+from seedbed.report import html_report, journal, notes, run_report
 from seedbed.report.mirrors import base
 from seedbed.serve import views
 from seedbed.serve.run_index import RunIndex
@@ -93,7 +93,7 @@ def shown_everywhere(run: Run, kind: str) -> None:
     says = f"this is what {kind} says"
     assert f"1 {kind}" in run_report.incident_line(written)
     journal.record(run)
-    assert f"1 {kind}" in journal.text(run.path.parent) and says in journal.text(run.path.parent)
+    assert f"1 {kind}" in notes.text(run.path.parent) and says in notes.text(run.path.parent)
     [shown] = [e for e in views.time_line(RunIndex(run.path.parent), run.name) if e["kind"] == kind]
     assert shown["what"] == says and shown["severity"] in ("warning", "error")
     page = html_report._events_section(written)

@@ -7,10 +7,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 
 from seedbed.data import feed as feed_module
-from seedbed.data import gather, prefetch
-from seedbed.data.feed import Feed, Source, WindowSource
+from seedbed.data import prefetch
+from seedbed.data.feed import Feed, Source
 from seedbed.errors import UserError
 
 CPU = torch.device("cpu")
@@ -243,7 +244,7 @@ def test_memory_maps_are_advised(tmp_path, monkeypatch):
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     whole = np.frombuffer(mapping, np.uint16)
     pages = []
-    monkeypatch.setattr(gather._Advice, "will_need", lambda self, offset, size: pages.append((self.offset + offset, size)))
+    monkeypatch.setattr(prefetch._Advice, "will_need", lambda self, offset, size: pages.append((self.offset + offset, size)))
 
     class Tail(Source):
         num_items, arrays, spans = 1000, {"row": whole[5000:]}, {"row": 16}
@@ -252,13 +253,13 @@ def test_memory_maps_are_advised(tmp_path, monkeypatch):
     starts = feed_module.Order(1000, 1).at(0, 4)[1]
     assert [(10_000 + 2 * s, 32) for s in starts.tolist()] == pages[:4]
     assert torch.equal(batch["row"][:, 0].to(torch.int64), torch.from_numpy(starts + 5000))
-    assert gather._Advice.on(np.zeros(4)) is None
+    assert prefetch._Advice.on(np.zeros(4)) is None
 
 
 def test_memory_map_advice_is_accepted_anywhere_in_the_file(tmp_path):
     (tmp_path / "rows.bin").write_bytes(bytes(3 * mmap.PAGESIZE + 100))
     with open(tmp_path / "rows.bin", "rb") as file:
-        advice = gather._Advice.on(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[7:])
+        advice = prefetch._Advice.on(np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)[7:])
     assert advice is not None and advice.offset == 7
     for start in (0, mmap.PAGESIZE - 8, 3 * mmap.PAGESIZE):
         advice.will_need(start, 93)

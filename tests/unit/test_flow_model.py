@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn.attention import Attention
-from seedbed.nn.layers import rms_norm
+from seedbed.nn.layers import Attention, apply_rope, rms_norm
 from seedbed.nn.modulate import TimeEmbedding, gate_and_norm, modulated_norm, time_features
-from seedbed.nn.patchify import depatchify, patchify
-from seedbed.nn.positions import apply_rope
-from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
+from seedbed.nn.patchify import axial_table, depatchify, patchify, raster, sincos_table, with_unrotated
 from seedbed.recipes import find
 from seedbed.recipes.flow.model import FlowTransformer, build_model
 from seedbed.recipes.flow.presets import ModelConfig

@@ -9,7 +9,7 @@ import torch
 from seedbed.data.bpe import train_bpe
 from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt
 from seedbed.errors import UserError
-from seedbed.nn.sampling import Sampling, pick, window_start
+from seedbed.nn.decoding import Sampling, pick, window_start
 from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder, generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.recipes.gpt.presets import ModelConfig

@@ -12,10 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seedbed.config import Config, override
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope
-from seedbed.nn.groups import kind_of
-from seedbed.nn.init import materialize
-from seedbed.nn.positions import ENCODINGS
+from seedbed.nn.init import kind_of, materialize
+from seedbed.nn.layers import ENCODINGS, attention_scope
 from seedbed.recipes.gpt.model import Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
 

@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from seedbed import config as configs
 from seedbed.config import Config
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope
+from seedbed.nn.layers import attention_scope
 from seedbed.recipes.gpt import presets
 from seedbed.recipes.gpt.model import Transformer, build_model
 
@@ -39,7 +40,7 @@ def test_presets_exist_and_are_valid():
     for name, make in ALL.items():
         config = make()
         assert isinstance(config, Config) and make.__annotations__["return"] in (Config, "Config"), name
-        assert configs.from_json(config, configs.to_json(config)) == config
+        assert from_json(config, configs.to_json(config)) == config
         assert f"gpt/{name}" in make.__doc__, f"{name} must state its command"
 
 

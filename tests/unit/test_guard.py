@@ -7,6 +7,7 @@ import pytest
 
 from seedbed.config import Guard
 from seedbed.train.guard import Incidents, SpikeWatch
+from seedbed.train.rollback import answer_to_nonfinite, answer_to_spike
 
 
 def noisy(num: int, seed: int = 0, start: float = 4.0) -> list[float]:
@@ -99,25 +100,25 @@ def test_guard_state_survives_json_exactly() -> None:
     one, other = Incidents(Guard()), Incidents(Guard())
     for loss in noisy(333):
         one.watch.spikes(loss)
-    one.not_finite()
-    one.spike(300)
+    answer_to_nonfinite(one)
+    answer_to_spike(one, 300)
     other.load_state(json.loads(json.dumps(one.state())))
     assert other.state() == one.state() and other.watch.limit() == one.watch.limit()
 
 
 def test_incidents_skip_then_roll_back_then_stop() -> None:
     incidents = Incidents(Guard(policy="rollback", max_skips=2, max_rollbacks=2))
-    answers = [incidents.not_finite() for _ in range(9)]
+    answers = [answer_to_nonfinite(incidents) for _ in range(9)]
     assert answers == ["skip", "skip", "rollback", "skip", "skip", "rollback", "skip", "skip", "stop"]
-    assert [Incidents(Guard(policy="stop")).not_finite()] == ["stop"]
+    assert [answer_to_nonfinite(Incidents(Guard(policy="stop")))] == ["stop"]
     skipping = Incidents(Guard(policy="skip", max_skips=1))
-    assert [skipping.not_finite(), skipping.not_finite()] == ["skip", "stop"]
+    assert [answer_to_nonfinite(skipping), answer_to_nonfinite(skipping)] == ["skip", "stop"]
 
 
 def test_incidents_of_three_close_spikes_roll_back() -> None:
     incidents = Incidents(Guard())
-    assert [incidents.spike(s) for s in (100, 200, 300)] == ["warn"] * 3
+    assert [answer_to_spike(incidents, s) for s in (100, 200, 300)] == ["warn"] * 3
     incidents = Incidents(Guard())
-    assert [incidents.spike(s) for s in (100, 110, 120, 130)] == ["warn", "warn", "rollback", "warn"]
+    assert [answer_to_spike(incidents, s) for s in (100, 110, 120, 130)] == ["warn", "warn", "rollback", "warn"]
     patient = Incidents(Guard(policy="skip"))
-    assert [patient.spike(s) for s in (1, 2, 3, 4)] == ["warn"] * 4
+    assert [answer_to_spike(patient, s) for s in (1, 2, 3, 4)] == ["warn"] * 4

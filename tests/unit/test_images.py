@@ -569,7 +569,7 @@ def test_data_that_breaks_its_reader_leaves_a_failed_run(tmp_path: Path, monkeyp
 
     from seedbed.launch import local
     from seedbed.recipes import Recipe
-    from seedbed.report import facts
+    from seedbed.report import summaries
 
     def broken(self: Recipe, config: Any) -> None:
         raise OSError(5, "Input/output error")
@@ -577,4 +577,4 @@ def test_data_that_breaks_its_reader_leaves_a_failed_run(tmp_path: Path, monkeyp
     monkeypatch.setattr(Recipe, "open_data", broken)
     with pytest.raises(OSError):
         local.train(TOY, [], root=tmp_path, run_name="one", dirty=True)
-    assert [one["status"] for one in facts.summaries(tmp_path)] == ["failed"]
+    assert [one["status"] for one in summaries.summaries(tmp_path)] == ["failed"]

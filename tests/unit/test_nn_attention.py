@@ -7,13 +7,10 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from seedbed.errors import UserError
-from seedbed.nn import attention as attention_file
-from seedbed.nn import narrow
-from seedbed.nn.attention import Attention, Own, attend, attention_scope, choose_attention, current_kernels
-from seedbed.nn.cache import Cache
-from seedbed.nn.groups import kind_of, rows_of
-from seedbed.nn.layers import rms_norm
-from seedbed.nn.positions import rope_table
+from seedbed.nn import attention_choice, cuda_ops, layers
+from seedbed.nn.decoding import Cache
+from seedbed.nn.init import kind_of, rows_of
+from seedbed.nn.layers import Attention, Own, attend, attention_scope, choose_attention, current_kernels, rms_norm, rope_table
 
 WIDTH, HEADS, LENGTH = 32, 4, 9
 
@@ -154,7 +151,7 @@ def test_prefill_writes_the_named_rows_only():
 def test_kernels_are_ranked_by_time_and_those_that_fail_are_left_out(monkeypatch):
     times = {SDPBackend.CUDNN_ATTENTION: None, SDPBackend.FLASH_ATTENTION: 2.0, SDPBackend.MATH: 9.0}
     seen = []
-    monkeypatch.setattr(attention_file, "_time_kernel", lambda kernel, *shape: seen.append(shape) or times.get(kernel, 1.0))
+    monkeypatch.setattr(attention_choice, "_time_kernel", lambda kernel, *shape: seen.append(shape) or times.get(kernel, 1.0))
     cuda = torch.device("cuda", 0)
     found = choose_attention((2, 8, 16, 64), torch.bfloat16, cuda)
     assert found == (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH)
@@ -163,7 +160,7 @@ def test_kernels_are_ranked_by_time_and_those_that_fail_are_left_out(monkeypatch
     assert choose_attention((2, 8, 16, 64), torch.bfloat16, cuda) == found and len(seen) == num_timings
     choose_attention((4, 8, 16, 64), torch.bfloat16, cuda)
     assert len(seen) == 2 * num_timings
-    choose_attention.cache_clear()
+    attention_choice.choose.cache_clear()
 
 
 # What the kernel for narrow heads takes, and what it does not: shape, dtype, key heads, dropout, causal.
@@ -181,11 +178,11 @@ NOT_NARROW = [
 def timed(monkeypatch):
     """CUDA with Triton, where the kernel for narrow heads takes the seconds in the list that is given, and torch's take 2."""
     seconds = [1.0]
-    monkeypatch.setattr(narrow, "HAS_TRITON", True)
-    monkeypatch.setattr(attention_file, "_time_kernel", lambda kernel, *_: seconds[0] if kernel is Own.NARROW else 2.0)
-    choose_attention.cache_clear()
+    monkeypatch.setattr(attention_choice, "cuda_ops", cuda_ops)
+    monkeypatch.setattr(attention_choice, "_time_kernel", lambda kernel, *_: seconds[0] if kernel is Own.NARROW else 2.0)
+    attention_choice.choose.cache_clear()
     yield seconds
-    choose_attention.cache_clear()
+    attention_choice.choose.cache_clear()
 
 
 @pytest.mark.parametrize("case", NOT_NARROW)
@@ -199,10 +196,10 @@ def test_narrow_kernel_is_used_where_it_is_fastest(timed, monkeypatch, case):
     assert Own.NARROW not in choose(*case)
     for seconds in (3.0, None):
         timed[0] = seconds
-        choose_attention.cache_clear()
+        attention_choice.choose.cache_clear()
         assert choose(*NARROW)[0] is not Own.NARROW
-    monkeypatch.setattr(narrow, "HAS_TRITON", False)
-    choose_attention.cache_clear()
+    monkeypatch.setattr(attention_choice, "cuda_ops", None)
+    attention_choice.choose.cache_clear()
     assert Own.NARROW not in choose(*NARROW)
 
 
@@ -210,7 +207,7 @@ def test_narrow_kernel_is_used_where_it_is_fastest(timed, monkeypatch, case):
     ("case", "device", "has_triton"), [*((c, "cuda", True) for c in NOT_NARROW), (NARROW, "cpu", True), (NARROW, "cuda", False)]
 )
 def test_narrow_kernel_that_cannot_run_is_refused(monkeypatch, case, device, has_triton):
-    monkeypatch.setattr(narrow, "HAS_TRITON", has_triton)
+    monkeypatch.setattr(attention_choice, "cuda_ops", cuda_ops if has_triton else None)
     shape, dtype, *rest = case
     with pytest.raises(
         UserError, match=rf"attention=narrow does not run b?float.* heads of {shape[3]} over 16 tokens.* on {device};"
@@ -247,11 +244,12 @@ def test_narrow_kernel_runs_only_where_it_is_equal(monkeypatch, how):
         given.append(qkv_scale)
         return qkv_scale[2] + 1, None
 
-    monkeypatch.setattr(attention_file, "narrow_attention", kernel)
+    monkeypatch.setattr(layers, "cuda_ops", cuda_ops)
+    monkeypatch.setattr(cuda_ops, "narrow_attention", kernel)
     with attention_scope([Own.NARROW]):
         attend(q, k, v, **how)
         assert not given  # not on a CPU
-        monkeypatch.setattr(attention_file, "can_be_narrow", lambda *_: True)
+        monkeypatch.setattr(cuda_ops, "can_be_narrow", lambda *_: True)
         y = attend(q, k, v, **how)
     assert len(given) == (not how)
     if given:

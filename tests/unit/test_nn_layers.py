@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from seedbed.nn.groups import declare, kind_of, rows_of, settings_of
-from seedbed.nn.init import materialize, normal_
-from seedbed.nn.layers import MLP, LayerNorm, RMSNorm, gelu, rms_norm
-from seedbed.nn.positions import apply_rope, rope_table
+from seedbed.nn.init import declare, kind_of, materialize, normal_, rows_of, settings_of
+from seedbed.nn.layers import MLP, LayerNorm, RMSNorm, apply_rope, gelu, rms_norm, rope_table
 
 
 def test_rms_norm_gives_unit_root_mean_square_whatever_the_scale():

@@ -6,7 +6,7 @@ from torch import nn
 
 from seedbed.config import Optim
 from seedbed.errors import UserError
-from seedbed.nn.groups import declare
+from seedbed.nn.init import declare
 from seedbed.train.optim import Optimizer, orthogonalise, param_groups
 
 ONE, GO, SKIP = torch.tensor(1.0), torch.tensor(0.0), torch.tensor(1.0)

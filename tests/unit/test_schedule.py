@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import OneCycleLR
 
-from seedbed.config import Config, Schedule, override, translated
+from seedbed.config import Config, Schedule, override
+from seedbed.config.saved import translated
 from seedbed.errors import UserError
-from seedbed.train import schedule as schedules
-from seedbed.train.schedule import SCHEDULES, multiplier
+from seedbed.train import optim
+from seedbed.train.optim import SCHEDULES, multiplier
 
 
 def curve(schedule: Schedule, num_steps: int = 1000) -> list[float]:
@@ -85,14 +86,14 @@ def test_one_cycle_of_an_earlier_version_was_gpt3() -> None:
 
 
 def test_schedule_registered_elsewhere_is_chosen_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedules, "SCHEDULES", {**schedules.SCHEDULES})
+    monkeypatch.setattr(optim, "SCHEDULES", {**optim.SCHEDULES})
     config = Config(model=None, data=None)
     with pytest.raises(UserError, match=r"schedule.kind=halves is not one of constant, gpt3, linear, wsd, one_cycle"):
         override(config, ["schedule.kind=halves"])
 
-    @schedules.shape("halves")
+    @optim.shape("halves")
     def halves(after: float, progress: float, schedule: Schedule) -> float:
         return 1.0 if after < 0.5 else 0.5
 
     chosen = override(config, ["schedule.kind=halves", "schedule.warmup=0.1", "schedule.floor=0"]).schedule
-    assert [schedules.multiplier(chosen, p) for p in (0.05, 0.2, 0.9)] == [0.5, 1.0, 0.5]
+    assert [optim.multiplier(chosen, p) for p in (0.05, 0.2, 0.9)] == [0.5, 1.0, 0.5]

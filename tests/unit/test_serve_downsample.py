@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from seedbed.serve.downsample import clip_to, downsample, smooth
+from seedbed.serve.views import clip_to, downsample, smooth
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from _sources import WindowSource
 from conftest import ROOT
 from helpers import TOY, kinds, resume, start, stop_at
 
@@ -15,7 +16,8 @@ from seedbed.checks import data_show
 from seedbed.checks.overfit import Curve
 from seedbed.cli import main
 from seedbed.config import Limit
-from seedbed.data.feed import Data, Feed, Source, WindowSource, limited
+from seedbed.data.feed import Data, Feed, Source
+from seedbed.data.limiting import limited
 from seedbed.data.text import TextSource, windows
 from seedbed.errors import UserError
 from seedbed.launch import local

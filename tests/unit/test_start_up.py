@@ -8,14 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from seedbed.nn.init import materialize, on_meta
+from seedbed.nn.init import materialize, on_meta, shapes_only
+from seedbed.recipes import find
 
 CODE = """
 import sys
 from pathlib import Path
 from seedbed.launch import local
 settings = {settings}
-assert local.train("{recipe}/demo", settings, root=Path("runs"), run_name="one", dirty=True) == 0
+assert local.train("{recipe}/demo", settings, root=Path("runs"), run_name="one", dirty=True, check="quick") == 0
 heavy = [name for name in ("torch._dynamo", "torch._inductor", "sympy") if name in sys.modules]
 print("loaded:", heavy)
 """
@@ -58,3 +59,14 @@ def test_meta_model_has_the_same_shapes_and_draws_nothing() -> None:
         n: (p.shape, p.dtype, p.stride()) for n, p in real.named_parameters()
     }
     assert all(p.isnan().all() for p in net.parameters()), "a forgotten initialisation shows"
+
+
+def test_system_of_shapes_only_has_the_same_parameters_and_no_storage() -> None:
+    recipe, preset = find("gpt/demo")
+    config = recipe.preset(preset)
+    data = recipe.open_data(config)
+    with shapes_only():
+        shapes = recipe.build(config, data)
+    real = recipe.build(config, data)
+    assert all(p.is_meta for p in shapes.parameters()) and not any(p.is_meta or p.isnan().any() for p in real.parameters())
+    assert [(n, p.shape) for n, p in shapes.named_parameters()] == [(n, p.shape) for n, p in real.named_parameters()]

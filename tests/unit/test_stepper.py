@@ -15,7 +15,7 @@ from seedbed.recipes import Recipe, find
 from seedbed.train import loop, oom
 from seedbed.train.engine import RESERVED
 from seedbed.train.job import Action
-from seedbed.train.progress import Progress
+from seedbed.train.saving import Progress
 from seedbed.train.stepper import Stepper, build
 from seedbed.train.system import System
 from seedbed.tune.workload import Rig, Workload

@@ -10,7 +10,7 @@ from helpers import assert_same_end, kinds, newest, resume, start, stop_at
 from seedbed.checks.replay_context import starting_point
 from seedbed.launch import local
 from seedbed.report import checkpoints
-from seedbed.track.names import folder_name, step_names, step_of
+from seedbed.track.folders import folder_name, step_names, step_of
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading
 

@@ -13,7 +13,7 @@ from sweep_samples import BASE, end, make
 from track_samples import make as make_run
 
 from seedbed.errors import UserError
-from seedbed.track import locks
+from seedbed.track import folders
 from seedbed.tune.sweep import grid as grids
 from seedbed.tune.sweep.folder import Sweep, default_name
 
@@ -97,12 +97,12 @@ def test_trial_claim_is_exclusive(root: Path):
     assert [s.state for s in sweep.statuses()] == ["running", "waiting"]
     other = sweep.claim(second)
     assert other is not None
-    locks.release(fd)
+    folders.release(fd)
     assert not sweep.is_claimed(first) and sweep.is_claimed(second)
     fd = sweep.claim(first)
     assert fd is not None
-    locks.release(fd)
-    locks.release(other)
+    folders.release(fd)
+    folders.release(other)
 
 
 CLAIM = """
@@ -125,7 +125,7 @@ def test_trial_claim_ends_with_its_process(root: Path):
         other.send_signal(signal.SIGKILL)
     fd = sweep.claim(first)
     assert fd is not None
-    locks.release(fd)
+    folders.release(fd)
 
 
 def test_ended_trial_is_never_claimed_again(root: Path):
@@ -147,7 +147,7 @@ def test_run_resumed_by_hand_is_not_claimed(root: Path):
         assert sweep.claim(sweep.trials()[0]) is None
     fd = sweep.claim(sweep.trials()[0])
     assert fd is not None
-    locks.release(fd)
+    folders.release(fd)
 
 
 @pytest.mark.parametrize(

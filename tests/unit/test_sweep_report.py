@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from sweep_samples import end, make
 
-from seedbed.report import heatmap, journal
-from seedbed.track import locks
+from seedbed.report import heatmap, notes
+from seedbed.track import folders
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep
 from seedbed.tune.sweep.screen import Screen
@@ -166,9 +166,9 @@ def test_report_json_is_valid_and_complete(root: Path):
 def test_journal_entry_of_a_sweep_takes_notes(root: Path):
     sweep = ended(root, {0.1: [0.5], 0.2: [0.25]})
     reports.record(reports.read_report(sweep))
-    journal.note(root, "some", "the larger rate")
+    notes.note(root, "some", "the larger rate")
     reports.record(reports.read_report(sweep))
-    (entry,) = journal.entries(root)
+    (entry,) = notes.entries(root)
     assert entry["run"] == "some" and "sweep of 2: best error 0.2500" in entry["title"]
     assert "to see" in entry["text"] and "seedbed sweep gpt/demo" in entry["text"] and "the larger rate" in entry["text"]
 
@@ -226,7 +226,7 @@ def test_live_table_shows_running_trials_and_the_best(root: Path):
     lines = out.export_text().splitlines()
     assert "2 done, 1 running, 2 waiting" in lines[0]
     assert [line.split()[0] for line in lines[2:]] == ["0003", "0002", "0001"] and "running" in lines[2]
-    locks.release(fd)
+    folders.release(fd)
 
 
 def test_events_are_lines_without_a_terminal_and_silent_with_quiet(root: Path, capsys):

@@ -23,7 +23,7 @@ from test_html_report import a_run
 
 from seedbed.cli import main
 from seedbed.cli.completion import SCRIPTS, candidates
-from seedbed.report import colour, text_plot, top, week
+from seedbed.report import notes, terminal, top
 from seedbed.track.run import Run
 
 SGR = re.compile(r"\x1b\[[0-9;]*m")
@@ -98,13 +98,13 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys, words: tuple[str, .
     ],
 )
 def test_curve_stays_inside_its_canvas(points: list[tuple[float, float]], log: bool, fine: bool):
-    drawn = text_plot.draw(points, points[:3], text_plot.Canvas(60, 12, log, fine))
+    drawn = terminal.draw(points, points[:3], terminal.Canvas(60, 12, log, fine))
     assert len(drawn) <= 13 and all(len(line) <= 60 for line in drawn)
     assert all(line.isascii() for line in drawn) or fine
 
 
 def test_text_plot_of_a_rising_line_rises():
-    drawn = text_plot.draw([(float(i), float(i)) for i in range(50)], [], text_plot.Canvas(60, 12, fine=False))
+    drawn = terminal.draw([(float(i), float(i)) for i in range(50)], [], terminal.Canvas(60, 12, fine=False))
     first = [line.index("*") for line in drawn if "*" in line]
     assert first == sorted(first, reverse=True) and len(first) == 11
 
@@ -154,8 +154,8 @@ def test_colours_only_on_a_terminal(tmp_path: Path):
 
 def test_colours_have_no_width():
     for word in ("done", "running", "2 done, 1 failed", "new word", ""):
-        assert SGR.sub("", colour.paint_status(f"{word:<12}", True)) == f"{word:<12}"
-        assert colour.paint_status(word, False) == word
+        assert SGR.sub("", terminal.paint_status(f"{word:<12}", True)) == f"{word:<12}"
+        assert terminal.paint_status(word, False) == word
 
 
 @pytest.mark.slow
@@ -275,11 +275,11 @@ def test_week_lists_results_conclusions_and_open_entries(tmp_path: Path, capsys)
     root = tmp_path / "runs"
     a_run(root, "good")
     (tmp_path / "JOURNAL.md").write_text(JOURNAL)
-    found = week.look(root, datetime.date(2026, 3, 1))
+    found = notes.look(root, datetime.date(2026, 3, 1))
     assert [entry["run"] for entry in found["entries"]] == ["good", "bad"]
     assert [entry["run"] for entry in found["concluded_late"]] == ["old"]
     assert found["seconds"] == 10.0 and (found["from"], found["to"]) == ("2026-02-23", "2026-03-01")
-    text = "\n".join(week.week_lines(found))
+    text = "\n".join(notes.week_lines(found))
     for words in (
         "it was the data",
         "even for one step",
@@ -302,7 +302,7 @@ def test_watch_of_a_removed_run_ends(tmp_path: Path, monkeypatch):
     run = a_run(tmp_path, "one")
     monkeypatch.setattr(Run, "open", classmethod(lambda cls, root, name: run))
     frames = []
-    monkeypatch.setattr(top.redraw, "show", lambda frame, seconds, once: frames.append(frame) or 0)
+    monkeypatch.setattr(top.terminal, "show", lambda frame, seconds, once: frames.append(frame) or 0)
     top.watch(tmp_path, "one", "loss", log=False, once=False)
     assert frames[0](80, 20)[1], "a run that nobody trains is shown once"
     run.path.rename(tmp_path / "other")

@@ -12,7 +12,8 @@ from helpers import NoHost
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.data.feed import Feed, limited
+from seedbed.data.feed import Feed
+from seedbed.data.limiting import limited
 from seedbed.errors import UserError
 from seedbed.recipes.thinker import addition, chomsky
 from seedbed.recipes.thinker.addition import Addition

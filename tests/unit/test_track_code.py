@@ -9,7 +9,7 @@ import pytest
 from fuzzing import time_limit
 
 from seedbed.errors import UserError
-from seedbed.track import code, code_patch, secrets
+from seedbed.track import code, code_patch
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 IDENTITY = {f"GIT_{who}_{what}": "t@example.org" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
@@ -314,7 +314,7 @@ def test_patch_without_secrets_still_applies(tree: Path):
 def test_secret_detection_is_fast(text: str):
     """Patterns that repeat: a search that tries again from every place would take hours."""
     with time_limit(10.0, text):
-        secrets.found((text * 500_000)[:500_000].encode())
+        code_patch.found((text * 500_000)[:500_000].encode())
 
 
 def test_patch_omissions_are_reported(tree: Path):

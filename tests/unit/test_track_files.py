@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from seedbed.track import files
+from seedbed.track.rows import tail_lines
 
 
 def no_space(*_: object) -> None:
@@ -128,17 +129,17 @@ def test_appenders_do_not_overwrite_each_other(tmp_path: Path):
 def test_tail_is_a_suffix_of_the_whole_lines(tmp_path: Path, num_bytes: int):
     lines = [b"x" * (n % 13) for n in range(40)]
     (tmp_path / "lines").write_bytes(b"\n".join(lines) + b"\nhalf")
-    tail = files.tail_lines(tmp_path / "lines", num_bytes)
+    tail = tail_lines(tmp_path / "lines", num_bytes)
     assert tail == lines[len(lines) - len(tail) :]
     assert num_bytes < 10_000 or tail == lines
     assert sum(map(len, tail)) <= num_bytes
 
 
 def test_tail_of_nothing_is_nothing(tmp_path: Path):
-    assert files.tail_lines(tmp_path / "missing") == []
+    assert tail_lines(tmp_path / "missing") == []
     (tmp_path / "empty").touch()
-    assert files.tail_lines(tmp_path / "empty") == []
-    assert files.tail_lines(tmp_path) == []
+    assert tail_lines(tmp_path / "empty") == []
+    assert tail_lines(tmp_path) == []
 
 
 def test_leftover_folders_are_old_temporary_ones(tmp_path: Path):

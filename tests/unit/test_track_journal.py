@@ -12,7 +12,7 @@ import pytest
 from track_samples import make, train
 
 from seedbed.errors import UserError
-from seedbed.report import journal
+from seedbed.report import journal, notes
 from seedbed.track import files
 from seedbed.track.run import Run
 
@@ -28,7 +28,7 @@ def read(root: Path) -> str:
 
 def entry(root: Path, name: str) -> dict[str, str]:
     """The bullets of an entry, and its heading."""
-    found = next(e for e in journal.entries(root) if e["run"] == name)
+    found = next(e for e in notes.entries(root) if e["run"] == name)
     bullets = [line[2:].split(": ", 1) for line in found["text"].splitlines() if line.startswith("- ")]
     return {"title": found["title"], **dict(bullets)}
 
@@ -122,7 +122,7 @@ def test_journal_entry_is_updated_in_place(root: Path):
         journal.record(train(make(root, name), status="interrupted"))
     Run.open(root, "b").set_status("done")
     journal.record(Run.open(root, "b"))
-    assert [(e["run"], e["title"].split(" · ")[2]) for e in journal.entries(root)] == [
+    assert [(e["run"], e["title"].split(" · ")[2]) for e in notes.entries(root)] == [
         ("a", "interrupted"),
         ("b", "done"),
         ("c", "interrupted"),
@@ -151,8 +151,8 @@ def test_journal_keeps_user_text(root: Path):
     path.write_text(path.read_text() + f"\n{own[1]}\n\n{own[2]}\n\nwith text\n")
     journal.record(train(make(root, "b")))
     path.write_text(path.read_text() + f"\n{own[3]}")
-    journal.note(root, "a", "learned a lot")
-    journal.note(root, "b", "learned little")
+    notes.note(root, "a", "learned a lot")
+    notes.note(root, "b", "learned little")
     journal.record(Run.open(root, "a"))
     text = read(root)
     positions = [text.index(part) for part in own]
@@ -165,8 +165,8 @@ def test_notes_accumulate_under_their_run(root: Path):
     for name in ("a", "b", "c"):
         journal.record(train(make(root, name)))
     for name, words in [("b", "one"), ("a", "two"), ("b", "three"), ("c", "four")]:
-        journal.note(root, name, words)
-    texts = {e["run"]: e["text"] for e in journal.entries(root)}
+        notes.note(root, name, words)
+    texts = {e["run"]: e["text"] for e in notes.entries(root)}
     assert [re.findall(r"^- conclusion, \d{4}-\d\d-\d\d: (.*)$", texts[name], re.M) for name in "abc"] == [
         ["two"],
         ["one", "three"],
@@ -178,14 +178,14 @@ def test_notes_accumulate_under_their_run(root: Path):
 def test_note_removes_the_open_conclusion(root: Path):
     run = train(make(root, "a"))
     journal.record(run)
-    journal.note(root, "a", "clear")
+    notes.note(root, "a", "clear")
     journal.record(run)
     assert "open (" not in read(root) and read(root).count("clear") == 1
 
 
 def test_note_on_a_run_without_an_entry_makes_one(root: Path):
     make(root, "a")
-    journal.note(root, "a", "stopped it by hand")
+    notes.note(root, "a", "stopped it by hand")
     assert entry(root, "a")["title"].endswith("interrupted")
     assert "stopped it by hand" in read(root)
 
@@ -194,17 +194,17 @@ def test_notes_outlive_the_run_folder(root: Path):
     run = train(make(root, "a"))
     journal.record(run)
     run.path.rename(root.parent / "away")
-    journal.note(root, "a", "worth it")
+    notes.note(root, "a", "worth it")
     assert "worth it" in read(root)
 
 
 def test_note_on_an_unknown_run_suggests_the_nearest(root: Path):
     journal.record(train(make(root, "first")))
     with pytest.raises(UserError, match="nearest: first"):
-        journal.note(root, "fist", "x")
+        notes.note(root, "fist", "x")
     for empty in ("", "  \n"):
         with pytest.raises(UserError, match="the note is empty"):
-            journal.note(root, "first", empty)
+            notes.note(root, "first", empty)
 
 
 TRICKS = [
@@ -223,9 +223,9 @@ TRICKS = [
 def test_note_text_cannot_break_the_journal(root: Path, trick: str):
     for name in ("a", "b"):
         journal.record(train(make(root, name, why=trick)))
-        journal.note(root, name, f"x {trick}")
+        notes.note(root, name, f"x {trick}")
     journal.record(Run.open(root, "a"))
-    assert [e["run"] for e in journal.entries(root)] == ["a", "b"]
+    assert [e["run"] for e in notes.entries(root)] == ["a", "b"]
     assert read(root).count("- conclusion, ") == 2
     assert "\x1b" not in read(root)
 
@@ -265,9 +265,9 @@ def test_journal_that_is_not_text_is_not_changed(root: Path):
 NOTER = """
 import sys
 from pathlib import Path
-from seedbed.report import journal
+from seedbed.report import notes
 for number in range(15):
-    journal.note(Path(sys.argv[1]), sys.argv[2], f"{sys.argv[2]} {number}")
+    notes.note(Path(sys.argv[1]), sys.argv[2], f"{sys.argv[2]} {number}")
 """
 
 
@@ -279,5 +279,5 @@ def test_journal_writes_of_two_processes_are_kept(root: Path):
         journal.record(Run.open(root, random.Random(1).choice("ab")))
     assert [writer.wait(60) for writer in writers] == [0, 0]
     for name in ("a", "b"):
-        text = next(e["text"] for e in journal.entries(root) if e["run"] == name)
+        text = next(e["text"] for e in notes.entries(root) if e["run"] == name)
         assert re.findall(rf"{name} (\d+)$", text, re.M) == [str(n) for n in range(15)]

@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 from track_samples import make, train
 
-from seedbed.report import facts, run_report
+from seedbed.report import facts, run_report, summaries
+from seedbed.report.summaries import age
 from seedbed.track import text
 from seedbed.track.run import Run
 
@@ -152,21 +153,21 @@ def test_plot_leaves_no_matplotlib_state(tmp_path: Path):
 
 def test_summary_reads_the_newest_of_rows_and_status(tmp_path: Path):
     run = train(make(tmp_path, why="to see"))
-    short = facts.summary(run)
+    short = summaries.summary(run)
     assert (short["name"], short["status"], short["step"], short["why"]) == ("first", "done", 400, "to see")
     assert short["loss"] == run.rows()[-1]["loss"]
     assert short["best"] == min(e["valid_loss"] for e in run.events() if e["kind"] == "eval")
     run.row({"step": 410, "loss": 0.25})
-    assert (facts.summary(run)["step"], facts.summary(run)["loss"]) == (410, 0.25)
+    assert (summaries.summary(run)["step"], summaries.summary(run)["loss"]) == (410, 0.25)
     assert 0 <= short["age"] < 60
 
 
 def test_best_comes_from_events_without_a_status(tmp_path: Path):
     run = train(make(tmp_path))
-    best = facts.summary(run)["best"]
+    best = summaries.summary(run)["best"]
     (run.path / "status.json").unlink()
-    assert facts.summary(run)["best"] == best
-    assert facts.summary(run)["status"] == "interrupted"
+    assert summaries.summary(run)["best"] == best
+    assert summaries.summary(run)["status"] == "interrupted"
 
 
 @pytest.mark.parametrize(
@@ -183,9 +184,9 @@ def test_best_comes_from_events_without_a_status(tmp_path: Path):
 def test_running_status_needs_the_lock(tmp_path: Path, saved: Any, shown: str):
     run = make(tmp_path)
     (run.path / "status.json").write_text(json.dumps({"status": saved}))
-    assert facts.summary(run)["status"] == shown
+    assert summaries.summary(run)["status"] == shown
     with run.lock():
-        assert facts.summary(run)["status"] == "running"
+        assert summaries.summary(run)["status"] == "running"
 
 
 DAMAGE = {
@@ -215,7 +216,7 @@ def test_damaged_folder_is_listed_and_hides_no_other(tmp_path: Path, name: str):
 
     train(make(tmp_path, "good"))
     {**DAMAGE, **HARMLESS}[name](train(make(tmp_path, "hurt")).path)
-    found = {s["name"]: s for s in facts.summaries(tmp_path)}
+    found = {s["name"]: s for s in summaries.summaries(tmp_path)}
     assert found["good"]["status"] == "done"
     assert (found["hurt"]["status"] == "damaged") == (name in DAMAGE)
     assert len(runs_table(list(found.values())).splitlines()) == 3
@@ -233,8 +234,8 @@ def test_listing_has_folders_only_newest_first(tmp_path: Path):
     (tmp_path / "file").touch()
     (tmp_path / ".hidden").mkdir()
     (tmp_path / "dangling").symlink_to("nowhere")
-    assert [s["name"] for s in facts.summaries(tmp_path)] == ["c", "b", "a"]
-    assert facts.summaries(tmp_path / "nowhere") == []
+    assert [s["name"] for s in summaries.summaries(tmp_path)] == ["c", "b", "a"]
+    assert summaries.summaries(tmp_path / "nowhere") == []
 
 
 def test_listing_five_hundred_runs_is_fast(tmp_path: Path):
@@ -248,7 +249,7 @@ def test_listing_five_hundred_runs_is_fast(tmp_path: Path):
             if (first.path / name).is_file():
                 os.link(first.path / name, folder / name)
     start = time.process_time()
-    found = facts.summaries(tmp_path / "runs")
+    found = summaries.summaries(tmp_path / "runs")
     assert time.process_time() - start < 0.4
     assert len(found) == 500 and all(s["status"] == "done" for s in found)
 
@@ -301,10 +302,10 @@ def test_byte_sizes_are_formatted(value: float, shown: str):
 
 
 def test_age_survives_a_clock_jump():
-    assert text.age("2999-01-01T00:00:00+00:00") == "now"
-    assert text.age("2020-01-01T00:00:00+00:00").endswith("d")
+    assert age("2999-01-01T00:00:00+00:00") == "now"
+    assert age("2020-01-01T00:00:00+00:00").endswith("d")
     for nonsense in ("yesterday", None, 5, "", []):
-        assert text.age(nonsense) == "-"
+        assert age(nonsense) == "-"
 
 
 def test_table_aligns_and_cuts_to_width():

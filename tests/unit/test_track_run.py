@@ -19,14 +19,18 @@ import numpy as np
 import pytest
 from track_samples import BASE, CODE, make
 
-from seedbed.config import digest, from_json, override
+from seedbed.config import digest, override
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
-from seedbed.track import files, names
-from seedbed.track.run import Run, run_names
+from seedbed.track import files, folders
+from seedbed.track.changes import change_config, rewind
+from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 
 HOLD = """
 import sys, time
 from pathlib import Path
+from seedbed.track.changes import change_config, rewind
 from seedbed.track.run import Run
 with Run(Path(sys.argv[1])).lock():
     print("held", flush=True)
@@ -90,7 +94,7 @@ def test_command_of_a_users_file_names_it_from_here(tmp_path: Path, monkeypatch)
 
 def test_resumed_run_takes_its_new_settings_as_its_own(tmp_path: Path):
     run = make(tmp_path, "first", "steps=7", why="kept")
-    run.change_config(override(BASE, ["steps=9", "batch=16"]), BASE)
+    change_config(run, override(BASE, ["steps=9", "batch=16"]), BASE)
     facts = run.config_json()
     assert facts["changes"] == {"steps": 9, "batch": 16}
     assert facts["why"] == "kept"
@@ -393,7 +397,7 @@ def test_damaged_tail_costs_only_itself(tmp_path: Path, tail: bytes):
     assert [row["step"] for row in run.rows()] == [1, 2]
     run.row({"step": 3, "loss": 0.2})
     assert [row["step"] for row in run.rows()] == [1, 2, 3]
-    run.rewind(3)
+    rewind(run, 3)
     assert [json.loads(line)["step"] for line in (run.path / "rows.jsonl").read_bytes().splitlines()] == [1, 2, 3]
 
 
@@ -403,7 +407,7 @@ def test_rewind_drops_rows_after_a_step(tmp_path: Path, step: int):
     for n in range(10):
         run.row({"step": n, "loss": 0.0})
         run.event(n, "eval")
-    run.rewind(step)
+    rewind(run, step)
     assert [row["step"] for row in run.rows()] == [n for n in range(10) if n <= step]
     assert [event["step"] for event in run.events()] == [n for n in range(10) if n <= step]
     run.row({"step": step + 1, "loss": 1.0})
@@ -414,13 +418,13 @@ def test_rewind_can_keep_the_events(tmp_path: Path):
     run = make(tmp_path)
     run.row({"step": 5, "loss": 0.0})
     run.event(5, "spike")
-    run.rewind(1, events=False)
+    rewind(run, 1, events=False)
     assert (run.rows(), len(run.events())) == ([], 1)
 
 
 def test_rewind_of_a_run_without_rows(tmp_path: Path):
     run = make(tmp_path)
-    run.rewind(0)
+    rewind(run, 0)
     assert (run.rows(), run.events()) == ([], [])
     assert not (run.path / "rows.jsonl").exists()
 
@@ -507,16 +511,16 @@ def test_run_names_follow_from_time_and_avoid_taken_ones():
     moment = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
     taken: set[str] = set()
     for _ in range(300):
-        name = names.new_name("gpt", moment, taken)
+        name = folders.new_name("gpt", moment, taken)
         assert name not in taken
-        assert names.check_name(name) == name
+        assert folders.check_name(name) == name
         taken.add(name)
-    assert names.new_name("gpt", moment, ()) == names.new_name("gpt", moment, ()) in taken
-    later = {names.two_words(int(moment.timestamp() * 1e6) + n) for n in range(1000)}
+    assert folders.new_name("gpt", moment, ()) == folders.new_name("gpt", moment, ()) in taken
+    later = {folders.two_words(int(moment.timestamp() * 1e6) + n) for n in range(1000)}
     assert len(later) > 900, "neighbouring moments must not repeat words"
 
 
 @pytest.mark.parametrize("recipe", ["/a b/My Recipe (2).py", "日本.py", "x" * 300 + ".py", ".py"])
 def test_name_is_legal_whatever_the_recipe_is_called(recipe: str):
-    name = names.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
-    assert names.check_name(name) == name
+    name = folders.new_name(recipe, datetime(2026, 3, 1, tzinfo=UTC), ())
+    assert folders.check_name(name) == name

@@ -12,7 +12,7 @@ from tune_toys import Model, Regression, needs_cuda, workload
 
 from seedbed.config import Optim, Schedule
 from seedbed.errors import UserError
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.tune import lr, lr_figure
 from seedbed.tune.lr_trial import Divergence, Study, Trial, num_scored, trial_schedule
 from seedbed.tune.workload import preserved, rigged

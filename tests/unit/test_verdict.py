@@ -6,7 +6,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-from seedbed.report.verdict import ATTENTION, DATA, LAUNCHES, MATMUL, MEMORY, Setup, Shares, closing_verdict, judge
+from seedbed.report.run_report import closing_verdict
+from seedbed.report.verdict import ATTENTION, DATA, LAUNCHES, MATMUL, MEMORY, Setup, Shares, judge
 
 GPU = Setup("cuda", "bf16", compiled=True, captured=True)
 PLAIN = Setup("cuda", "fp32")

@@ -13,10 +13,10 @@ from helpers import kinds, start
 from torch import nn
 
 from seedbed.config import Config, Guard, Schedule
-from seedbed.train import garbage, loop, watch
+from seedbed.train import alarms, guard, loop, watch
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepHistory, StepResult, format_number
 from seedbed.train.system import System
 from seedbed.train.watch import DeviceMemory, Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
@@ -106,8 +106,8 @@ class Machine:
             nonlocal sweeps, swept_at, just_swept
             sweeps, swept_at, just_swept = sweeps + 1, now, True
 
-        patch.setattr(garbage, "gc_collect", sweep)
-        patch.setattr(garbage, "num_collections", lambda: sweeps)
+        patch.setattr(guard, "gc_collect", sweep)
+        patch.setattr(guard, "num_collections", lambda: sweeps)
         patch.setattr(kind, "read", lambda _: self.held(now) if just_swept else self.raw(now, now - swept_at))
         memory = kind() if kind is HostMemory else kind(torch.device("cpu"))
         for now in range(self.log, num_steps + 1, self.log):
@@ -192,7 +192,7 @@ def test_leak_alarm_ignores_bounded_growth(kind, shape: str, log: int, eval: int
 
 def test_leak_has_its_slope(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = []
-    monkeypatch.setattr(HostMemory, "alarm", lambda self, slope, grown, at: printed.append((slope, grown)))
+    monkeypatch.setitem(alarms.ALARMS, "host_leak", lambda levels, slope, grown, at: printed.append((slope, grown)))
     Machine(lambda step, since: 1e9 + 6e4 * step, lambda step: 9e8 + 6e4 * step).run(HostMemory, 1500, monkeypatch)
     assert printed[0][0] == pytest.approx(6e4, rel=0.1) and printed[0][1] > 5e6
 

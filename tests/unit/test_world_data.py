@@ -24,8 +24,7 @@ from seedbed.recipes.world.recording.recording import (
     scale_actions,
     write_recording,
 )
-from seedbed.recipes.world.simulators import scripted_trajectories
-from seedbed.recipes.world.simulators.box import record_box
+from seedbed.recipes.world.simulators.box import SPEED_6, record_box, trajectories
 from seedbed.recipes.world.simulators.boxworld import FOG, HORIZON, REACH, SHADES, BoxWorld, rebuild_simulator
 
 RNG = np.random.default_rng(0)
@@ -99,7 +98,7 @@ def world() -> BoxWorld:
 
 @pytest.fixture(scope="module")
 def walked(world: BoxWorld) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return scripted_trajectories.trajectories(world, 700, 4, 1)
+    return trajectories(world, 700, 4, 1)
 
 
 def test_frame_has_the_same_bytes_whatever_is_drawn_beside_it(world: BoxWorld, walked):
@@ -171,7 +170,7 @@ def test_motion_in_numpy_equals_torch(world: BoxWorld):
 
 def test_trajectories_cover_every_axis_both_ways(world: BoxWorld, walked):
     pose_NT44, done_NTA, asked_NTA = walked
-    motion = done_NTA[:, :-1, :6].reshape(-1, 6) / scripted_trajectories.SPEED_6
+    motion = done_NTA[:, :-1, :6].reshape(-1, 6) / SPEED_6
     for n, (name, _) in enumerate(world.AXES[:6]):
         sides = (motion[:, n] > 0.25).mean(), (motion[:, n] < -0.25).mean()
         assert min(sides) > 0.06 and max(sides) < 2.2 * min(sides), (name, sides)
@@ -184,7 +183,7 @@ def test_trajectories_cover_every_axis_both_ways(world: BoxWorld, walked):
 
 
 def test_walk_does_not_depend_on_the_others(world: BoxWorld, walked):
-    alone, _, _ = scripted_trajectories.trajectories(world, 700, 2, 1)
+    alone, _, _ = trajectories(world, 700, 2, 1)
     # Every frame adds four terms to each entry of the pose, and the series of a sine.
     assert_close_in_float(torch.from_numpy(alone), torch.from_numpy(walked[0][:2]), 700 * 10)
 

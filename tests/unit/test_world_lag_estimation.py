@@ -8,7 +8,7 @@ import pytest
 from seedbed.errors import UserError
 from seedbed.recipes.world.recording import lag_estimation
 from seedbed.recipes.world.recording.recording import Recording, write_recording
-from seedbed.recipes.world.simulators import record, scripted_trajectories
+from seedbed.recipes.world.simulators import record
 from seedbed.recipes.world.simulators.box import record_box
 
 OFFSETS = (-2, -1, 0, 1, 2, 3)
@@ -126,7 +126,7 @@ def test_lag_offsets_on_smooth_trajectories(smooth: float, tmp_path: Path, monke
     """Velocities that change slowly look alike at neighbouring lags; the margin is thin and still right. (Of shorter recordings,
     800 frames, one in six is left undecided, by single rays as by fine ones.)"""
 
-    monkeypatch.setattr(scripted_trajectories, "SMOOTH", smooth)
+    monkeypatch.setattr("seedbed.recipes.world.simulators.box.SMOOTH", smooth)
     for seed in (1, 2):
         given = record_box(1200, 40, 40, seed, out=tmp_path / f"box{seed}")
         for offset in (-2, 0, 1, 3):

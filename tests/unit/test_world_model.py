@@ -255,12 +255,13 @@ def test_network_uses_only_exportable_operations() -> None:
 
 def test_renamed_config_keys_load_and_are_named_when_typed() -> None:
     from seedbed import config as configs
+    from seedbed.config.saved import from_json
     from seedbed.recipes import find
 
     new = find("world")[0].preset("demo")
     old = configs.to_json(new)
     for now, then in (("pose_tracking", "odometer"), ("plane_resolution", "map_cells"), ("memory_dropout", "blank")):
         old["model"][then] = old["model"].pop(now)
-    assert configs.from_json(new, old) == new
+    assert from_json(new, old) == new
     with pytest.raises(UserError, match=r"model\.pose_tracking"):
         configs.override(new, ["model.odometer=false"])

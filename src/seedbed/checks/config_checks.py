@@ -16,11 +16,12 @@ from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import small_source
 from seedbed.checks.subject import CPU, Subject, short, source_line
 from seedbed.config import Config
+from seedbed.config.saved import from_json
 from seedbed.errors import UserError
+from seedbed.nn.init import shapes_only
 from seedbed.report.findings import Finding
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine
-from seedbed.train.system import Request
+from seedbed.train.system import Request, describe
 
 # The real number of parameters against the one that the preset's docstring promises. Measured: at most 1.42.
 SIZE = 3.0
@@ -37,7 +38,7 @@ def config_keys(subject: Subject) -> Finding:
             what = f"preset {name} cannot be made: {error}"
             why = "an unknown key would be ignored, or stop the run later"
             return failed(what, where=source_line(make), why=why, fix="correct the key or its value in the preset")
-        if configs.digest(configs.from_json(config, configs.to_json(config))) != configs.digest(config):
+        if configs.digest(from_json(config, configs.to_json(config))) != configs.digest(config):
             what = f"preset {name} is another one after it was saved and read"
             why = "a resumed run would be another run"
             return failed(what, where=source_line(make), why=why, fix="use only numbers, strings, tuples, true, false and none")
@@ -55,7 +56,7 @@ def unused_settings(subject: Subject) -> Finding:
         feed.load(8 * step)
         engine.begin(step, 0.5)
         engine.system.update(feed.part(0), engine)
-    capabilities.describe(engine.system)
+    describe(engine.system)
     unread = _still_unread(subject, record, engine)
     assert subject.preset is not None
     asked = configs.diff(configs.flatten(subject.recipe.preset(subject.preset)), configs.flatten(subject.config))
@@ -172,9 +173,7 @@ def config_summary(subject: Subject) -> Finding:
     epochs = f"{items / subject.real_data.train.num_items:.3g} epochs" if subject.real_data.train.num_items else "no epochs"
     if not promised:
         return passed(f"{items:,} items, {epochs}; the preset promises no size")
-    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to load
-
-    with FakeTensorMode():
+    with shapes_only():
         try:
             # A copy: a system may leave a function with its source, as a curriculum does.
             data = dataclasses.replace(subject.real_data, train=copy.copy(subject.real_data.train))

@@ -22,7 +22,7 @@ from seedbed.checks.subject import (
     take_rows,
 )
 from seedbed.checks.watch_ops import Activations, Attentions, Broadcasts
-from seedbed.nn.groups import kind_of
+from seedbed.nn.init import kind_of
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.engine import Engine

@@ -15,13 +15,13 @@ from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import new_job
 from seedbed.checks.subject import CPU, Recorder, Subject, repeat_rows, source_line, take_rows
 from seedbed.config import Optim, Schedule
-from seedbed.nn.groups import declaration_of, settings_of
+from seedbed.nn.init import declaration_of, settings_of
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities, loop
+from seedbed.train.capabilities import single_rank_reason
 from seedbed.train.engine import Engine
 from seedbed.train.job import Job
-from seedbed.train.optim import AdamW, Muon, Optimizer, param_groups
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import AdamW, Muon, Optimizer, multiplier, param_groups
 from seedbed.train.system import Batch
 
 # Gradient norms of one batch, three times: sound 0, not zeroed 2.86, 5.72, 8.58.
@@ -159,7 +159,7 @@ def accumulation(subject: Subject) -> Finding:
     summed = _weighted_sum(subject, split)
     mixes = subject.probe is not None and bool(subject.probe.mixes_rows)
     # A batch that cannot be sharded, as the recipe declares, changes when it is split.
-    mixes = mixes or bool(capabilities.single_rank_reason(subject.perturbed()))
+    mixes = mixes or bool(single_rank_reason(subject.perturbed()))
     if mixes or _apart(whole, _gradient(subject, [batch], clip=0.0, step=1)) > 1e-6:
         # Parts draw other noise than the batch, or legitimately use other rows: compare with the parts' weighted sum.
         whole = summed

@@ -13,7 +13,8 @@ from seedbed.checks.forensics import Examination, TracingEngine
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
-from seedbed.recipes import Recipe, open_saved
+from seedbed.recipes import Recipe
+from seedbed.recipes.saved import open_saved
 from seedbed.track.console import Console
 from seedbed.track.edits import verified_config
 from seedbed.track.run import Run

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,7 +37,8 @@ class Broadcasts(TorchFunctionMode):
         name = getattr(func, "__name__", "").strip("_")
         if name in _ARITHMETIC or name in _LOSSES:
             operands = [a for a in args if isinstance(a, Tensor)]
-            shape = torch.broadcast_shapes(*(a.shape for a in operands)) if len(operands) > 1 else ()
+            # Not torch.broadcast_shapes: it imports sympy, which takes seconds.
+            shape = np.broadcast_shapes(*(tuple(a.shape) for a in operands)) if len(operands) > 1 else ()
             if shape.count(self.size) > 1 and all(tuple(a.shape).count(self.size) == 1 for a in operands if a.numel() > 1):
                 self.places.append(caller())
         return out

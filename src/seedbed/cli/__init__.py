@@ -8,20 +8,19 @@ import importlib
 import io
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from seedbed.cli.parser import Parser, Verb
-from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE, EXIT_USER, UserError
+from seedbed.errors import EXIT_INTERRUPTED, EXIT_PIPE, UserError
 from seedbed.track import clocks
-
-# Disk errors that the user can fix; any other OSError is a bug.
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 # The verbs of each module, in the order of `seedbed --help`.
 _MODULES = {
-    "training": ("demo", "train", "resume", "cancel"),
+    "training": ("demo", "train"),
+    "resuming": ("resume", "cancel"),
     "using": ("sample", "inference-curve", "play", "export"),
     "measuring": ("find-lr", "find-batch", "profile", "plan", "sweep", "ablate", "doctor", "check", "replay", "overfit"),
     "drilling": ("drill",),
@@ -53,16 +52,6 @@ class _Verbs(Mapping[str, Verb]):
 
 VERBS = _Verbs()
 GROUPS = {"runs": "list", "data": None}
-RENAMED = {"think": "inference-curve"}
-SECTIONS = {
-    "demo": "train",
-    "sample": "use",
-    "find-lr": "measure",
-    "doctor": "examine",
-    "data prepare": "data",
-    "runs list": "inspect runs",
-    "top": "watch and share",
-}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -77,17 +66,20 @@ def main(words: Sequence[str] | None = None) -> int:
     clocks.mark_command()
     status = _run(sys.argv[1:])
     gc.freeze()  # skips the last garbage collection, which takes half a second with torch loaded
-    if os.environ.get("WORLD_SIZE", "1") != "1" and "torch" in sys.modules:
-        _exit_rank(status)
+    if "torch" in sys.modules:
+        _exit_now(status)
     return status
 
 
-def _exit_rank(status: int) -> NoReturn:
-    """End one of several ranks without finalising the interpreter.
+def _exit_now(status: int) -> NoReturn:
+    """End the process without finalising the interpreter, which with torch loaded takes up to a second.
 
-    Gloo's threads release the tensors of the last collective after it has returned, for which they need the interpreter's
-    lock; when the interpreter has begun to end by then, the process aborts and a run that has finished counts as failed.
+    It is also needed on ranks: gloo's threads release the tensors of the last collective after it has returned, for which they
+    need the interpreter's lock; when the interpreter has begun to end by then, the process aborts and a finished run has failed.
     """
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -101,7 +93,9 @@ def _run(words: list[str]) -> int:
         _flush()
         return status
     except UserError as problem:
-        return _print_error(str(problem))
+        from seedbed.cli.failures import print_error
+
+        return print_error(str(problem))
     except BrokenPipeError:
         # The reader has closed the pipe; avoid a second error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,9 +106,9 @@ def _run(words: list[str]) -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _DISK:
-            return _print_error(f"{error.strerror}: {error.filename or 'while writing'}")
-        return _explain_bug(error)
+        from seedbed.cli.failures import explain
+
+        return explain(error)
 
 
 def _flush() -> None:
@@ -125,46 +119,6 @@ def _flush() -> None:
         if error.errno != errno.EIO:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _print_error(text: str) -> int:
-    print(f"seedbed: {_rank()}" + text.replace("\n", "\n  "), file=sys.stderr)
-    return EXIT_USER
-
-
-def _rank() -> str:
-    """Prefix with the rank; other ranks wait, since the primary one reports common errors first and ends them."""
-    rank = os.environ.get("RANK", "0") if os.environ.get("WORLD_SIZE", "1") != "1" else "0"
-    if rank == "0":
-        return ""
-    import time
-
-    time.sleep(2.0)
-    return f"rank {rank}: "
-
-
-def _has_lost_a_rank(error: Exception) -> bool:
-    """Whether the connection to another rank was lost."""
-    words = ("Connection closed by peer", "Connection reset by peer", "DistBackendError", "Connection refused")
-    return "WORLD_SIZE" in os.environ and any(word in f"{type(error).__name__} {error}" for word in words)
-
-
-def _explain_bug(error: Exception) -> int:
-    if _has_lost_a_rank(error):
-        return _print_error("another rank has stopped, so this one stops too; see the error of that rank")
-    import traceback
-
-    from seedbed import recipes
-    from seedbed.track.code import version
-
-    traceback.print_exception(error)
-    place = recipes.place_in_user_file(error)
-    if place:
-        print(f"seedbed: the error above was raised by your recipe, {place}", file=sys.stderr)
-    else:
-        text = f"seedbed: this is a bug in seedbed {version()}; please report it with the command and the lines above"
-        print(text, file=sys.stderr)
-    return EXIT_FAILED
 
 
 def dispatch(words: list[str]) -> int:
@@ -181,13 +135,19 @@ def dispatch(words: list[str]) -> int:
         print(f"seedbed {version()}")
         return 0
     if options.help:
-        print(_help())
+        from seedbed.cli.overview import help_text
+
+        print(help_text())
         return 0
     if first == len(words):
-        return _overview(options.runs, options.json)
+        from seedbed.cli.overview import overview
+
+        return overview(options.runs, options.json)
     name, rest = _verb_name(words[first:])
     if name not in VERBS:
-        return _group_help(name)
+        from seedbed.cli.overview import group_help
+
+        return group_help(name)
     parser = parser_of(name)
     parser.set_defaults(runs=options.runs, json=options.json)
     return VERBS[name].act(parser.read(rest))
@@ -210,17 +170,11 @@ def _verb_name(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _known(name: str) -> str:
-    if name in VERBS:
-        return name
-    if name in RENAMED:
-        raise UserError(f"`{name}` is now: seedbed {RENAMED[name]}")
-    if "/" in name or name.endswith(".py"):
-        raise UserError(f"there is no verb `{name}`; to train that recipe: seedbed train {name}")
-    import difflib
+    if name not in VERBS:
+        from seedbed.cli.refusals import refuse_verb
 
-    near = difflib.get_close_matches(name, [*VERBS, *GROUPS], 1, 0.5)
-    hint = f"did you mean: seedbed {near[0]}" if near else "seedbed --help lists them"
-    raise UserError(f"there is no verb `{name}`; {hint}")
+        refuse_verb(name)
+    return name
 
 
 def parser_of(name: str) -> Parser:
@@ -240,47 +194,3 @@ def _common(parser: Parser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, for verbs that list something")
     parser.add_argument("--dirty", action="store_true", help="start with uncommitted changes in the git work tree")
-
-
-def _help() -> str:
-    parts = ["usage: seedbed [--runs DIR] VERB ...", "", "`seedbed` alone lists the recipes, their presets and the last runs."]
-    for name, found in VERBS.items():
-        if name in SECTIONS:
-            parts += ["", SECTIONS[name]]
-        parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
-    parts += [
-        "",
-        "every verb takes --help, --runs DIR and --dirty; verbs that list something take --json; see also seedbed --version",
-    ]
-    codes = "0 done, 1 failed, 2 wrong input; resumable: 129, 130, 138, 143 after a signal, 75 when stalled"
-    return "\n".join([*parts, f"exit codes: {codes}"])
-
-
-def _group_help(group: str) -> int:
-    for name, found in VERBS.items():
-        if name.startswith(f"{group} "):
-            print(f"  seedbed {name} {found.usage}\n      {found.about}")
-    return 0
-
-
-def _overview(root: Path, as_json: bool) -> int:
-    """List recipes, presets and the last runs."""
-    from seedbed import recipes
-    from seedbed.report import listing
-    from seedbed.track import jsonl
-    from seedbed.track.text import clip, width
-
-    known = {name: recipes.describe(name) for name in recipes.names()}
-    found = listing.summaries(root)
-    if as_json:
-        return jsonl.print_json({"recipes": known, "runs": found})
-    print("seedbed: train generative models from scratch\n\nrecipes")
-    longest = max((len(f"{n}/{p}") for n, presets in known.items() for p in presets), default=0)
-    for name, presets in known.items():
-        for preset, text in presets.items():
-            print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
-    print("  or your own file: seedbed train path/to/recipe.py")
-    if found:
-        print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(listing.folded(found)[:5]))
-    print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")
-    return 0

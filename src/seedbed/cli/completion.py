@@ -148,7 +148,7 @@ def _places(parser: Parser, typed: list[str]) -> list[str]:
 def _values(action: argparse.Action, word: str, places: list[str], root: Path) -> Iterable[str]:
     """Candidates for an argument, by its name in the help."""
     from seedbed import recipes
-    from seedbed.track.run import run_names
+    from seedbed.track.run_names import run_names
 
     if action.choices:
         return map(str, action.choices)
@@ -163,7 +163,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
         given, comma, _ = word.rpartition(",")
         return [f"{given}{comma}{name}" for name in SINKS]
     if action.dest == "checkpoint" and places:
-        from seedbed.track.names import step_names
+        from seedbed.track.folders import step_names
 
         return step_names(root / places[0] / "checkpoints")
     found: list[str] = []

@@ -196,10 +196,10 @@ def _journal_arguments(parser: Parser) -> None:
 
 @verb("journal", "[RUN] [--week]", "print the journal, a run's entry, or the last seven days", _journal_arguments)
 def _journal(given: argparse.Namespace) -> int:
-    from seedbed.report import verbs, week
+    from seedbed.report import notes, verbs
 
     if given.week:
         if given.name:
             raise UserError("--week covers all runs; drop it or the name")
-        return week.print_week(given.runs, given.json)
+        return notes.print_week(given.runs, given.json)
     return verbs.print_journal(given.runs, given.name, given.json)

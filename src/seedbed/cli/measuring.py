@@ -4,19 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seedbed.cli.parser import (
-    Parser,
-    Verb,
-    confirm,
-    dry_argument,
-    number,
-    on_argument,
-    refuse_dry,
-    registrar,
-    runs_here,
-    settings,
-    trust_argument,
-)
+from seedbed.cli.parser import Parser, Verb, dry_argument, number, on_argument, refuse_dry, registrar, runs_here, settings
+from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}

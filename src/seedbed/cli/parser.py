@@ -1,14 +1,11 @@
 """Argument parsing of verbs: parser, number ranges, settings, common options, and the registry of verbs."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from seedbed.errors import UserError
 
-# Options that have another name now.
-RENAMED = {"--think": "--optimize-steps"}
 Act = Callable[[argparse.Namespace], int]
 
 
@@ -17,6 +14,10 @@ class Parser(argparse.ArgumentParser):
 
     takes_settings = False
     takes_recipe_options = False  # unknown options, each with a value, are kept as `recipe_options`
+
+    @property
+    def known_options(self) -> dict[str, argparse.Action]:
+        return self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see: {self.prog} --help")
@@ -27,52 +28,22 @@ class Parser(argparse.ArgumentParser):
             name, equals, value = word.partition("=")
             if name.startswith("-") and equals and value == "--":
                 self.error(f"{name} needs a value; -- is not one")  # argparse would drop the dashes and return a list
-        own, extra = self._split(words) if self.takes_recipe_options else (list(words), [])
+        own, extra = list(words), []
+        if self.takes_recipe_options:
+            from seedbed.cli.recipe_options import split
+
+            own, extra = split(self, words)
         found, rest = self.parse_known_intermixed_args(own)
         if rest:
-            self._refuse(rest[0])
+            from seedbed.cli.refusals import refuse_option
+
+            refuse_option(self, rest[0])
         found.recipe_options = extra
         if self.takes_settings and len(found.settings) > 1:
             from seedbed.config import require_distinct
 
             require_distinct(found.settings)
         return found
-
-    def _split(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """The words of this verb, and the options of the recipe, which is known later; each of these takes a value.
-
-        With a RUN, `--help` is the recipe's too.
-        """
-        own, extra, left = [], [], list(words)
-        asks_recipe = any(not word.startswith("-") for word in words)
-        while left:
-            word = left.pop(0)
-            name = word.partition("=")[0]
-            if word in ("-h", "--help") and asks_recipe:
-                extra.insert(0, word)
-                continue
-            if not name.startswith("--") or name in self._option_string_actions:
-                own.append(word)
-                continue
-            if name in RENAMED:
-                self.error(f"{name} is now {RENAMED[name]}")
-            extra.append(word)
-            if "=" not in word and left and not left[0].startswith("--"):
-                extra.append(left.pop(0))
-        return own, extra
-
-    def _refuse(self, word: str) -> NoReturn:
-        import difflib
-
-        name = word.partition("=")[0]
-        if RENAMED.get(name) in self._option_string_actions:
-            self.error(f"{name} is now {RENAMED[name]}")
-        near = difflib.get_close_matches(name, self._option_string_actions, 1, 0.75)
-        if near:
-            self.error(f"unknown option {name}, did you mean {near[0]}?")
-        if self.takes_settings and name.startswith("--"):
-            self.error(f"unknown option {name}; settings are written {name.lstrip('-').replace('-', '_')}=VALUE")
-        self.error(f"unknown argument {word}")
 
 
 class Verb(NamedTuple):
@@ -112,46 +83,6 @@ def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str]
         return value
 
     return read
-
-
-def recipe_options(given: argparse.Namespace, verb: str, kind: type) -> dict[str, Any]:
-    """The options of a recipe as they were typed, by its dataclass of options; `--help` lists them."""
-    from seedbed.train.options import options_of, refuse
-
-    parser = Parser(prog=f"seedbed {verb} {given.name}", description=kind.__doc__, allow_abbrev=False)
-    for one in options_of(kind).values():
-        read = str if one.kind is str else number(one.kind, one.low, one.high)
-        shown = f" (default: {one.default})" if one.default not in (None, ()) else ""
-        more: dict[str, Any] = {"action": "append"} if one.many else {}
-        about = one.help + shown.replace("%", "%%")
-        parser.add_argument(one.flag, dest=one.name, type=read, default=argparse.SUPPRESS, metavar="X", help=about, **more)
-    for word in given.recipe_options:
-        if word.startswith("--") and word.partition("=")[0] not in parser._option_string_actions:
-            refuse(word.partition("=")[0], kind)
-    return vars(parser.parse_args(given.recipe_options))
-
-
-def trust_argument(parser: Parser) -> None:
-    parser.add_argument("--trust", action="store_true", help="trust and execute the recipe file that it names; read it first")
-
-
-def confirm(given: argparse.Namespace) -> None:
-    """With --trust: record that the user trusts the code of a run or a sweep, and print what it is."""
-    if not given.trust:
-        return
-    from seedbed import recipes
-    from seedbed.track.run import Run
-
-    if getattr(given, "join", None):
-        from seedbed.tune.sweep import verbs
-
-        found = verbs.confirm(given.runs, given.join)
-    else:
-        found = recipes.confirm_saved(Run.open(given.runs, given.name).config_json())
-    for code in found:
-        print(f"trusted: {code}", file=sys.stderr)
-    if not found:
-        print("--trust: nothing to confirm, the recipe is an installed one", file=sys.stderr)
 
 
 def settings(parser: Parser, what: str = "RECIPE/PRESET", needed: bool = True) -> None:

@@ -48,9 +48,9 @@ def _report_arguments(parser: Parser) -> None:
 
 @verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one HTML file", _report_arguments)
 def _report(given: argparse.Namespace) -> int:
-    from seedbed.report import report_verbs
+    from seedbed.report import html_report
 
-    return report_verbs.report_runs(given.runs, given.names, as_html=given.html, out=given.out, open_sweep=_sweep_page)
+    return html_report.report_runs(given.runs, given.names, as_html=given.html, out=given.out, open_sweep=_sweep_page)
 
 
 def _sweep_page(root: Path, name: str) -> tuple[str, str] | None:

@@ -1,20 +1,10 @@
 """Verbs that train a run."""
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
-from seedbed.cli.parser import (
-    Parser,
-    Verb,
-    confirm,
-    dry_argument,
-    number,
-    on_argument,
-    refuse_dry,
-    registrar,
-    runs_here,
-    settings,
-    trust_argument,
-)
+from seedbed.cli.parser import Parser, Verb, number, on_argument, registrar, runs_here, settings
 from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
@@ -23,9 +13,9 @@ verb = registrar(VERBS)
 
 @verb("demo", "", "train a small GPT on this machine and show what it writes")
 def _demo(given: argparse.Namespace) -> int:
-    from seedbed.launch import local
+    from seedbed.launch.demo import demo
 
-    return local.demo(given.runs)
+    return demo(given.runs)
 
 
 def _train_arguments(parser: Parser) -> None:
@@ -38,19 +28,19 @@ def _train_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--anomaly", action="store_true", help="stop at the first NaN in a backward pass and name its source line; slow"
     )
-    _until_argument(parser)
+    until_argument(parser)
     parser.add_argument("--dry", action="store_true", help="two steps with evaluation, sample, save and resume; keeps nothing")
     on_argument(parser)
-    _mirror_argument(parser)
+    mirror_argument(parser)
 
 
-def _until_argument(parser: Parser) -> None:
+def until_argument(parser: Parser) -> None:
     parser.add_argument(
         "--until", type=number(int, 1), default=0, metavar="STEP", help="save and stop at this step; resume continues"
     )
 
 
-def _mirror_argument(parser: Parser) -> None:
+def mirror_argument(parser: Parser) -> None:
     kinds = "wandb, tensorboard, trackio, mlflow; NAME+checkpoints also sends checkpoints; none"
     parser.add_argument("--mirror", metavar="NAME,...", help=f"copy the run to {kinds}")
 
@@ -61,23 +51,30 @@ def _train(given: argparse.Namespace) -> int:
         from seedbed.cli import slurm
 
         return slurm.train(given)
-    from seedbed.launch import processes
+    from seedbed import launch
 
-    num_ranks = processes.to_train(given.name, given.settings)
+    num_ranks = launch.to_train(given.name, given.settings)
     if given.dry:
-        processes.refuse(num_ranks, "--dry")
+        launch.refuse_ranks(num_ranks, "--dry")
         return _dry_run(given)
     if num_ranks:
         from seedbed.launch import spawn
 
         return spawn.start(num_ranks)
     from seedbed.launch import local
-    from seedbed.report.mirrors import read_choices
 
     facts = {"run_name": given.run, "why": given.why, "dirty": given.dirty, "parent": given.parent}
     facts["check"] = "skip" if given.no_check else "force" if given.force else "quick"
-    facts["mirrors"] = read_choices(given.mirror or "")
+    facts["mirrors"] = mirrors_of(given.mirror)
     return local.train(given.name, given.settings, root=given.runs, anomaly=given.anomaly, until=given.until, **facts)
+
+
+def mirrors_of(words: str | None) -> Sequence[Any]:
+    if not words:
+        return ()
+    from seedbed.report.mirrors import choose
+
+    return choose.read(words)
 
 
 def _dry_run(given: argparse.Namespace) -> int:
@@ -87,64 +84,3 @@ def _dry_run(given: argparse.Namespace) -> int:
         if getattr(given, option):
             raise UserError(f"--dry keeps nothing, so --{option} has no effect; drop one of them")
     return dry.dry_run(given.name, given.settings)
-
-
-def _resume_arguments(parser: Parser) -> None:
-    settings(parser, "RUN")
-    parser.add_argument("--force", action="store_true", help="also if the run is finished, or a check of a queued run fails")
-    parser.add_argument("--no-check", action="store_true", help="start a queued run without the quick checks")
-    parser.add_argument("--accept-edits", action="store_true", help="accept an edited config.json; recorded")
-    _until_argument(parser)
-    on_argument(parser)
-    dry_argument(parser)
-    _mirror_argument(parser)
-    trust_argument(parser)
-
-
-@verb("resume", "RUN [key=value ...]", "continue a run from its newest checkpoint, bit for bit", _resume_arguments)
-def _resume(given: argparse.Namespace) -> int:
-    if given.accept_edits:
-        _accept_edits(given)
-    confirm(given)
-    if not runs_here(given):
-        from seedbed.cli import slurm
-
-        return slurm.resume(given)
-    from seedbed.launch import processes
-
-    refuse_dry(given)
-    num_ranks = processes.to_resume(given.runs, given.name, given.settings)
-    if num_ranks:
-        from seedbed.launch import spawn
-
-        return spawn.start(num_ranks)
-    from seedbed.launch.resume import resume
-    from seedbed.report.mirrors import read_choices
-
-    mirrors = None if given.mirror is None else read_choices(given.mirror)
-    check = "skip" if given.no_check else "force" if given.force else "quick"
-    options = {"force": given.force, "check": check, "until": given.until, "mirrors": mirrors}
-    return resume(given.runs, given.name, given.settings, **options)
-
-
-def _accept_edits(given: argparse.Namespace) -> None:
-    import os
-
-    from seedbed.track import edits
-    from seedbed.track.run import Run
-    from seedbed.track.text import safe
-
-    if "RANK" not in os.environ:  # the process that started the ranks has done it
-        what = edits.accept(Run.open(given.runs, given.name))
-        print(f"accepted: {safe(what)}" if what else "nothing to accept: config.json and checkpoints are unchanged")
-
-
-def _cancel_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a run or a sweep that was submitted to Slurm")
-
-
-@verb("cancel", "RUN|SWEEP", "cancel its Slurm job; it is saved first and can be resumed", _cancel_arguments)
-def _cancel(given: argparse.Namespace) -> int:
-    from seedbed.launch import slurm
-
-    return slurm.cancel(given.runs, given.name)

@@ -4,15 +4,9 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from seedbed.cli.parser import (
-    Parser,
-    Verb,
-    confirm,
-    number,
-    recipe_options,
-    registrar,
-    trust_argument,
-)
+from seedbed.cli.parser import Parser, Verb, number, registrar
+from seedbed.cli.recipe_options import recipe_options
+from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}

@@ -1,13 +1,15 @@
-"""Batches of a source on the device, in an order that is a function of the sample counter.
+"""Batches of a source on the device, in an order that is a pure function of (seed, sample counter).
 
-Shape suffixes: B items of a step, b items of a micro-batch.
+Any batch size and any starting point give the same items. Shape suffixes: B items of a step, N any number of items.
 """
 
-import copy
+from __future__ import annotations
+
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -16,13 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.config import Limit
-from seedbed.data.gather import DeviceRows, HostRows, Slot, torch_dtype, widen
 from seedbed.data.order import Order
 from seedbed.errors import UserError
 
-# Buffers for vectors in transfer to the device: enough that the host never waits for one before it waits for a measurement.
-NUM_VECTORS = 32
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -47,22 +45,14 @@ class Source:
         """On the device: convert, normalise, name. `raw` has one entry per array, and `index`, the global sample counters."""
         return raw
 
-    def first(self, num: int) -> "Source":
+    def first(self, num: int) -> Source:
         """The first `num` items as a source, without the rows that only later items need.
 
         A generator repeats its first `num` samples. Override it where evaluation reads more than `arrays` and `num_items`.
         """
-        part: Any = copy.copy(self)
-        if not self.arrays:
-            part.batch = lambda raw: self.batch({**raw, "index": raw["index"] % num})
-            return part
-        part.num_items = min(num, self.num_items)
-        index_N = np.arange(part.num_items)
-        rows = [self.locate(np.full_like(index_N, epoch), index_N) for epoch in range(2)]
-        if np.array_equal(rows[0], rows[1]):  # else later epochs need other rows
-            end = int(rows[0].max())
-            part.arrays = {name: array[: end + max(1, self.spans[name])] for name, array in self.arrays.items()}
-        return part
+        from seedbed.data.limiting import first_items
+
+        return first_items(self, num)
 
 
 @dataclass
@@ -76,177 +66,6 @@ class Data:
     valid: Source
     facts: dict[str, Any]
     test: Source | None = field(default=None, kw_only=True)
-
-
-def limited(data: Data, limit: Limit) -> Data:
-    """The data limited to what a config asks for."""
-    if not limit.train and not limit.valid and not limit.test:
-        return data
-    if limit.test and data.test is None:
-        raise UserError(f"limit.test={limit.test}: this recipe's data has no test split; evaluations use limit.valid")
-    part = copy.copy(data)
-    part.train = data.train.first(limit.train) if limit.train else data.train
-    part.valid = data.valid.first(limit.valid) if limit.valid else data.valid
-    part.test = data.test.first(limit.test) if data.test and limit.test else data.test
-    part.facts = {**data.facts, "limit": {"train": limit.train, "valid": limit.valid, "test": limit.test}}
-    return part
-
-
-class WindowSource(Source):
-    """Every window of consecutive rows within one episode. `episodes` holds the first row of each, ascending."""
-
-    def __init__(self, arrays: Mapping[str, np.ndarray], spans: Mapping[str, int], episodes: np.ndarray | None = None):
-        self.arrays, self.spans = arrays, spans
-        (num_rows,) = {len(a) for a in arrays.values()}
-        first_E = np.array([0]) if episodes is None else np.asarray(episodes, dtype=np.int64)
-        window = max(1, *spans.values())
-        lengths_E = np.diff(np.append(first_E, num_rows))
-        assert first_E[0] == 0 and (lengths_E > 0).all(), "episodes start at row 0 and are not empty"
-        counts_E = np.maximum(lengths_E - window + 1, 0)
-        self.num_items = int(counts_E.sum())
-        if not self.num_items:
-            raise UserError(f"no episode holds {window} rows in a row; the longest has {int(lengths_E.max())}")
-        self._ends_E = np.cumsum(counts_E)
-        # Row minus item number is constant within an episode.
-        self._shift_E = first_E - (self._ends_E - counts_E)
-
-    def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
-        return index_B + self._shift_E[np.searchsorted(self._ends_E, index_B, side="right")]
-
-
-class Locator:
-    """Maps counters to rows; errors name the sample, and bounds are checked before anything is copied."""
-
-    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, share: tuple[int, int]):
-        rank, world = share
-        # This rank's items of a step, and the items of all ranks: the stride from one step to the next.
-        self.source, self.batch, self.stride, self.own = source, batch // world, batch, slice(rank, None, world)
-        self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
-        self.steps_B = np.arange(batch)[self.own]
-        lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
-        self.last_row = min(lasts, default=0)
-        assert self.last_row >= 0, "an item is longer than its array"
-
-    def rows(self, counter: int) -> np.ndarray:
-        assert self.order is not None
-        epoch_B, index_B = (column[self.own] for column in self.order.at(counter, self.stride))
-        try:
-            start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
-        except Exception as error:
-            raise self._blame(counter, error) from error
-        # As unsigned numbers, negative ones are huge: one test for both ends.
-        if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
-            wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
-            raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
-        return start_B
-
-    def _blame(self, counter: int, error: Exception) -> Exception:
-        """The error with the number of the first sample that causes it by itself."""
-        assert self.order is not None
-        kind = UserError if isinstance(error, UserError) else RuntimeError
-        for sample in (counter + self.steps_B).tolist():
-            try:
-                self.source.locate(*self.order.at(sample, 1))
-            except Exception as alone:
-                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
-        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
-
-
-class _Tier(Protocol):
-    """Where the items come from; `wait` is the number of seconds that `load` waited for data."""
-
-    name: str
-
-    @property
-    def wait(self) -> float: ...
-    def load(self, counter: int) -> None: ...
-    def raw(self, k: int) -> dict[str, Tensor]: ...
-    def divide(self, parts: int) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Resident:
-    """Arrays on the device: per step the host only copies row numbers, through a ring of buffers guarded by events."""
-
-    def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
-        self.name = "device" if source.arrays else "generated"
-        self.wait = 0.0
-        self.rows = {name: DeviceRows(array, source.spans[name], device) for name, array in source.arrays.items()}
-        self.locator, self.turn = locator, 0
-        self.cuda = device.type == "cuda"
-        shape = (2, locator.batch)
-        self.static_2B = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.divide(parts)
-        self.vectors = [torch.zeros(shape, dtype=torch.int64, pin_memory=self.cuda) for _ in range(NUM_VECTORS)]
-        self.hosts = [vector.numpy() for vector in self.vectors]
-        self.events = [torch.cuda.Event() for _ in self.vectors] if self.cuda else []
-
-    def load(self, counter: int) -> None:
-        self.turn = (self.turn + 1) % NUM_VECTORS
-        if self.cuda:
-            self.events[self.turn].synchronize()
-        host_2B = self.hosts[self.turn]
-        if self.rows:
-            host_2B[0] = self.locator.rows(counter)
-        np.add(self.locator.steps_B, counter, out=host_2B[1])
-        self.static_2B.copy_(self.vectors[self.turn], non_blocking=self.cuda)
-        if self.cuda:
-            self.events[self.turn].record()
-
-    def divide(self, parts: int) -> None:
-        self.parts = [tuple(part.unbind()) for part in self.static_2B.chunk(parts, dim=1)]
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        start_b, index_b = self.parts[k]
-        return {"index": index_b, **{name: rows.gather(start_b) for name, rows in self.rows.items()}}
-
-    def close(self) -> None:
-        self.rows = {}
-
-
-class _Direct:
-    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps."""
-
-    def __init__(self, source: Source, locator: Locator, parts: int):
-        self.name = "device" if source.arrays else "generated"
-        self.wait, self.turn = 0.0, 0
-        self.locator = locator
-        self.divide(parts)
-        rows = {name: HostRows(array, source.spans[name], shared=False) for name, array in source.arrays.items()}
-        self.short = {name: r for name, r in rows.items() if not r.long}
-        self.long = {name: r for name, r in rows.items() if r.long}
-        # New memory for a large batch would cost more in page faults than the copy itself.
-        large = {name: source.arrays[name] for name in self.long}
-        self.slots = [Slot(large, source.spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
-        self.targets = [[(r, r.target(slot.bytes[name])) for name, r in self.long.items()] for slot in self.slots]
-        self.values: dict[str, Tensor] = {}
-        self.wide = source.wide
-
-    def load(self, counter: int) -> None:
-        start = time.perf_counter()
-        self.turn = 1 - self.turn
-        slot = self.slots[self.turn]
-        np.add(self.locator.steps_B, counter, out=slot.host_index)
-        # Freed before the new step, so that its memory, still in the cache, is used again.
-        self.values = dict(slot.values)
-        if self.locator.order:
-            start_B = self.locator.rows(counter)
-            for name, rows in self.short.items():
-                self.values[name] = rows.take(start_B, self.wide.get(name))
-            for rows, target in self.targets[self.turn]:
-                rows.fill(start_B, target)
-        self.wait += time.perf_counter() - start
-
-    def divide(self, parts: int) -> None:
-        self.size = self.locator.batch // parts
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        if self.size == self.locator.batch:
-            return dict(self.values)
-        return {name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}
-
-    def close(self) -> None:
-        pass
 
 
 class Feed:
@@ -286,7 +105,9 @@ class Feed:
         elif self.device.type == "cpu":
             self._tier = _Direct(source, locator, parts)
         else:
-            self._tier = _Resident(source, locator, parts, self.device)
+            from seedbed.data.device_feed import Resident
+
+            self._tier = Resident(source, locator, parts, self.device)
         self.tier = self._tier.name
         self._wide = [(name, torch_dtype(np.dtype(dtype))) for name, dtype in source.wide.items()]
 
@@ -334,3 +155,155 @@ def room(device: torch.device) -> int:
         (line,) = (line for line in info.read_text().splitlines() if line.startswith("MemAvailable"))
         return int(line.split()[1]) * 1024 // 2
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+
+
+# ---- where items come from -----------------------------------------------------------------------------------------------
+
+
+class _Tier(Protocol):
+    """Where the items come from; `wait` is the number of seconds that `load` waited for data."""
+
+    name: str
+
+    @property
+    def wait(self) -> float: ...
+    def load(self, counter: int) -> None: ...
+    def raw(self, k: int) -> dict[str, Tensor]: ...
+    def divide(self, parts: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Direct:
+    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps."""
+
+    def __init__(self, source: Source, locator: Locator, parts: int):
+        self.name = "device" if source.arrays else "generated"
+        self.wait, self.turn = 0.0, 0
+        self.locator = locator
+        self.divide(parts)
+        spans, large = source.spans, {name: a for name, a in source.arrays.items() if is_long(a, source.spans[name])}
+        self.short = {name: ShortRows(a, spans[name]) for name, a in source.arrays.items() if name not in large}
+        self.slots: list[Any] = [Counters(locator.batch) for _ in range(2)]
+        self.targets: list[list[Any]] = [[], []]
+        if large:
+            from seedbed.data.gather import HostRows, Slot
+
+            # New memory for a large batch would cost more in page faults than the copy itself.
+            self.slots = [Slot(large, spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
+            rows = {name: HostRows(array, spans[name], shared=False) for name, array in large.items()}
+            self.targets = [[(r, r.target(slot.bytes[name])) for name, r in rows.items()] for slot in self.slots]
+        self.values: dict[str, Tensor] = {}
+        self.wide = source.wide
+
+    def load(self, counter: int) -> None:
+        start = time.perf_counter()
+        self.turn = 1 - self.turn
+        slot = self.slots[self.turn]
+        np.add(self.locator.steps_B, counter, out=slot.host_index)
+        # Freed before the new step, so that its memory, still in the cache, is used again.
+        self.values = dict(slot.values)
+        if self.locator.order:
+            start_B = self.locator.rows(counter)
+            for name, rows in self.short.items():
+                self.values[name] = rows.take(start_B, self.wide.get(name))
+            for rows, target in self.targets[self.turn]:
+                rows.fill(start_B, target)
+        self.wait += time.perf_counter() - start
+
+    def divide(self, parts: int) -> None:
+        self.size = self.locator.batch // parts
+
+    def raw(self, k: int) -> dict[str, Tensor]:
+        if self.size == self.locator.batch:
+            return dict(self.values)
+        return {name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}
+
+    def close(self) -> None:
+        pass
+
+
+class Locator:
+    """Maps counters to rows; errors name the sample, and bounds are checked before anything is copied."""
+
+    def __init__(self, source: Source, batch: int, seed: int, shuffle: bool, share: tuple[int, int]):
+        rank, world = share
+        # This rank's items of a step, and the items of all ranks: the stride from one step to the next.
+        self.source, self.batch, self.stride, self.own = source, batch // world, batch, slice(rank, None, world)
+        self.order = Order(source.num_items, seed, shuffle) if source.arrays else None
+        self.steps_B = np.arange(batch)[self.own]
+        lasts = (len(array) - max(1, source.spans[name]) for name, array in source.arrays.items())
+        self.last_row = min(lasts, default=0)
+        assert self.last_row >= 0, "an item is longer than its array"
+
+    def rows(self, counter: int) -> np.ndarray:
+        assert self.order is not None
+        epoch_B, index_B = (column[self.own] for column in self.order.at(counter, self.stride))
+        try:
+            start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
+        except Exception as error:
+            raise self._blame(counter, error) from error
+        # As unsigned numbers, negative ones are huge: one test for both ends.
+        if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
+            wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
+            raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
+        return start_B
+
+    def _blame(self, counter: int, error: Exception) -> Exception:
+        """The error with the number of the first sample that causes it by itself."""
+        assert self.order is not None
+        kind = UserError if isinstance(error, UserError) else RuntimeError
+        for sample in (counter + self.steps_B).tolist():
+            try:
+                self.source.locate(*self.order.at(sample, 1))
+            except Exception as alone:
+                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
+        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
+
+
+# ---- rows in host memory --------------------------------------------------------------------------------------------------
+
+# Rows at least this long are gathered one by one (gather.py); shorter ones (tokens, actions) as whole windows.
+LONG_ROW = 1024
+
+
+def row_bytes(array: np.ndarray) -> int:
+    return array.itemsize * prod(array.shape[1:])
+
+
+def is_long(array: np.ndarray, span: int) -> bool:
+    return row_bytes(array) >= LONG_ROW or span <= 1
+
+
+class ShortRows:
+    """Windows of short rows, gathered whole: one copy per item."""
+
+    def __init__(self, array: np.ndarray, span: int):
+        assert array.flags.c_contiguous, "rows must be contiguous"
+        self.dtype, self.shape = array.dtype, (span, *array.shape[1:])
+        size, count = f"V{row_bytes(array) * span}", max(0, len(array) - span + 1)
+        self.items = np.ndarray(count, size, array, strides=(row_bytes(array),))
+
+    def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
+        """In new memory, converted to `wide`: for a few windows faster than filling prepared memory."""
+        windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
+        return torch.from_numpy(windows if wide is None else windows.astype(wide))
+
+
+class Counters:
+    """Memory for the sample counters of a batch."""
+
+    def __init__(self, batch: int):
+        self.host_index = np.zeros(batch, np.int64)
+        self.values = {"index": torch.from_numpy(self.host_index)}
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same numbers in a wider type."""
+    if value.device.type == "cpu":
+        # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
+        return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))
+    return value.to(dtype)

@@ -1,9 +1,7 @@
-"""Windows of rows copied out of large arrays: into prepared host memory, or on the device from an array that lives there."""
+"""Long rows (images), gathered one by one, and memory for batches of them: all arrays of a batch in one block."""
 
-import mmap
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -11,17 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows at least this long are gathered one by one; shorter ones (tokens, actions) as whole windows, which is one copy per item.
-LONG_ROW = 1024
+from seedbed.data.feed import is_long, row_bytes, torch_dtype
+
 _ALIGN = 64
-
-
-def row_bytes(array: np.ndarray) -> int:
-    return array.itemsize * prod(array.shape[1:])
-
-
-def torch_dtype(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def words(array: np.ndarray) -> Tensor:
@@ -34,36 +24,12 @@ def words(array: np.ndarray) -> Tensor:
         return torch.from_numpy(wide)
 
 
-def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers in a wider type."""
-    if value.device.type == "cpu":
-        # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
-        return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))
-    return value.to(dtype)
-
-
-class DeviceRows:
-    """An array on the device; `gather` needs no host and can be captured in a CUDA graph."""
-
-    def __init__(self, array: np.ndarray, span: int, device: torch.device):
-        self.rows = words(array).to(device)
-        self.dtype = torch_dtype(array.dtype)
-        self.steps = torch.arange(max(1, span), device=device)
-        self.shape = ((span,) if span else ()) + array.shape[1:]
-
-    def gather(self, start_B: Tensor) -> Tensor:
-        index = (start_B[:, None] + self.steps).flatten()
-        return self.rows.index_select(0, index).view(self.dtype).view(len(start_B), *self.shape)
-
-
 class HostRows:
     """An array on the host, perhaps memory-mapped; `fill` copies windows into memory prepared by `target`."""
 
     def __init__(self, array: np.ndarray, span: int, shared: bool):
         assert array.flags.c_contiguous, "rows must be contiguous"
-        self.row, self.span = row_bytes(array), max(1, span)
-        self.dtype, self.shape = array.dtype, ((span,) if span else ()) + array.shape[1:]
-        self.long = self.row >= LONG_ROW or self.span == 1
+        self.row, self.span, self.long = row_bytes(array), max(1, span), is_long(array, span)
         self.steps = np.arange(self.span)
         # torch gathers long rows with all its threads, which would starve the main thread; numpy uses one.
         self.threaded = self.long and not shared
@@ -74,7 +40,6 @@ class HostRows:
         else:
             count = max(0, len(array) - self.span + 1)
             self.items = np.ndarray(count, f"V{self.row * self.span}", array, strides=(self.row,))
-        self.advice = _Advice.on(array)
 
     def target(self, memory: Tensor) -> Any:
         """A batch's bytes in the form that `fill` writes."""
@@ -92,48 +57,6 @@ class HostRows:
         else:
             # The default mode uses a second buffer; bounds were checked before.
             np.take(self.items, index, out=target, mode="clip")
-
-    def take(self, start_B: np.ndarray, wide: np.dtype | None) -> Tensor:
-        """Windows of short rows in new memory, converted to `wide`: for a few of them faster than filling a target."""
-        assert not self.long
-        windows = self.items[start_B].view(self.dtype).reshape(len(start_B), *self.shape)
-        return torch.from_numpy(windows if wide is None else windows.astype(wide))
-
-    def expect_random(self) -> bool:
-        """Turn off read-ahead, since `advise` announces pages; False without a memory map."""
-        if self.advice:
-            self.advice.random()
-        return self.advice is not None
-
-    def advise(self, start_B: np.ndarray) -> None:
-        """Announce the pages that will be read soon, so that the operating system fetches them in parallel."""
-        assert self.advice is not None
-        for start in start_B.tolist():
-            self.advice.will_need(start * self.row, self.span * self.row)
-
-
-@dataclass(frozen=True)
-class _Advice:
-    mapping: mmap.mmap
-    offset: int
-
-    @classmethod
-    def on(cls, array: np.ndarray) -> "_Advice | None":
-        base = array
-        while isinstance(base, np.ndarray) and base.base is not None:
-            base = base.base
-        base = base.obj if isinstance(base, memoryview) else base
-        if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
-            return None
-        return cls(base, array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data)
-
-    def random(self) -> None:
-        self.mapping.madvise(mmap.MADV_RANDOM)
-
-    def will_need(self, offset: int, length: int) -> None:
-        first = self.offset + offset
-        page = first // mmap.PAGESIZE * mmap.PAGESIZE
-        self.mapping.madvise(mmap.MADV_WILLNEED, page, first + length - page)
 
 
 class Slot:
@@ -155,11 +78,6 @@ class Slot:
             self.values[name] = self.bytes[name].view(torch_dtype(dtype)).view(shape)
             start += -(-sizes[name] // _ALIGN) * _ALIGN
         self.host_index = self.values["index"].numpy() if device.type == "cpu" else np.empty(0)
-
-    def parts(self, count: int) -> list[dict[str, Tensor]]:
-        """The same memory as `count` equal micro-batches."""
-        size = len(self.values["index"]) // count
-        return [{name: v[k * size : (k + 1) * size] for name, v in self.values.items()} for k in range(count)]
 
 
 def _memory(num_bytes: int, device: torch.device, pin: bool) -> Tensor:

@@ -22,8 +22,7 @@ from seedbed.data.images import ImageConfig
 from seedbed.data.order import draw
 from seedbed.data.prepare import Say, cache_folder, find_or_build
 from seedbed.data.progress import Progress
-from seedbed.data.store import Store, digest, is_store
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import Store, Writer, digest, is_store
 from seedbed.errors import UserError
 
 # Bump when the same image gives other bytes than before.

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from seedbed.data import limits
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -22,6 +21,8 @@ def write(folder: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) ->
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    from seedbed.data import limits
+
     try:
         about = limits.read_json(folder / FACTS)
         limits.require_header(folder / ARRAYS)

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,6 @@ from seedbed.track import files
 # A thousand tensors need about 100 kB of header; readers allocate what a header claims.
 MAX_HEADER = 8 << 20
 MAX_JSON = 64 << 20
-
-_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-
-
-def is_plain_name(name: object) -> bool:
-    """Whether this is a plain file name: no separators, no parent references, not hidden."""
-    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None
 
 
 def header_problem(start: bytes) -> str:

@@ -4,6 +4,7 @@ It depends on no library's random generator, so it does not change with versions
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,6 @@ import numpy as np
 # Up to this length a permutation is kept as a table (about a second and 80 MB); a longer one is computed in blocks.
 TABLE_LIMIT = 10_000_000
 BLOCK = 1 << 16
-NUM_ROUNDS = 6
 
 _GOLDEN, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -44,26 +44,6 @@ def table(num_items: int, key: int) -> np.ndarray:
     return (np.sort((draw(key, index_N) & ~low) | index_N) & low).astype(np.int64)
 
 
-def feistel(position_N: np.ndarray, num_items: int, key: int) -> np.ndarray:
-    """The images of these positions under a permutation of range(num_items), without a table."""
-    bits = max(2, (num_items - 1).bit_length())
-    right_bits = np.uint64(bits // 2)
-    left_mask, right_mask = np.uint64((1 << (bits - bits // 2)) - 1), np.uint64((1 << (bits // 2)) - 1)
-    keys = [np.uint64(key_of(key, r)) for r in range(NUM_ROUNDS)]
-    result_N = position_N.astype(np.uint64)
-    outside = np.arange(len(result_N))
-    # The network permutes the next power of two; values beyond the end are permuted again until they are inside.
-    while len(outside):
-        walk_N = result_N[outside]
-        left_N, right_N = walk_N >> right_bits, walk_N & right_mask
-        for r in range(0, NUM_ROUNDS, 2):
-            left_N ^= mix(right_N + keys[r]) & left_mask
-            right_N ^= mix(left_N + keys[r + 1]) & right_mask
-        result_N[outside] = (left_N << right_bits) | right_N
-        outside = outside[result_N[outside] >= np.uint64(num_items)]
-    return result_N.astype(np.int64)
-
-
 class Order:
     """Every epoch visits each of `num_items` once; epochs follow each other without a gap, and no state is kept."""
 
@@ -72,6 +52,11 @@ class Order:
         self.num_items, self.seed, self.shuffle = num_items, seed, shuffle
         self._block, self._num_cached = (num_items, 2) if num_items <= TABLE_LIMIT else (BLOCK, 16)
         self._cache: OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._images: Callable[[np.ndarray, int, int], np.ndarray] | None = None
+        if num_items > TABLE_LIMIT:
+            from seedbed.data.large_order import feistel
+
+            self._images = feistel
 
     def at(self, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """The epoch and the item of the global samples start .. start + count - 1; read-only int64 arrays."""
@@ -97,10 +82,10 @@ class Order:
         size = min(self._block, self.num_items - first)
         if not self.shuffle:
             items = np.arange(first, first + size)
-        elif self._block == self.num_items:
+        elif self._images is None:
             items = table(self.num_items, key_of(self.seed, epoch))
         else:
-            items = feistel(np.arange(first, first + size), self.num_items, key_of(self.seed, epoch))
+            items = self._images(np.arange(first, first + size), self.num_items, key_of(self.seed, epoch))
         # One value with stride 0 stands for the whole epoch column.
         epochs = np.broadcast_to(np.int64(epoch), size)
         items.flags.writeable = False

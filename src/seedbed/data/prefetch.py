@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -137,7 +139,7 @@ class Reader:
 
     def __init__(self, source: Source, locator: Locator, num_slots: int, pin: bool):
         self.locator = locator
-        self.rows = {name: HostRows(array, source.spans[name], shared=True) for name, array in source.arrays.items()}
+        self.rows = {name: MappedRows(array, source.spans[name]) for name, array in source.arrays.items()}
         cpu = torch.device("cpu")
         self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(num_slots)]
         self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in self.rows.items()] for slot in self.slots]
@@ -147,6 +149,50 @@ class Reader:
         start_B = self.locator.rows(counter)
         for rows, target in self.targets[slot]:
             rows.fill(start_B, target)
+
+
+class MappedRows(HostRows):
+    """Rows of a memory map whose pages are announced before they are read."""
+
+    def __init__(self, array: np.ndarray, span: int):
+        super().__init__(array, span, shared=True)
+        self.advice = _Advice.on(array)
+
+    def expect_random(self) -> bool:
+        """Turn off read-ahead, since `advise` announces pages; False without a memory map."""
+        if self.advice:
+            self.advice.random()
+        return self.advice is not None
+
+    def advise(self, start_B: np.ndarray) -> None:
+        """Announce the pages that will be read soon, so that the operating system fetches them in parallel."""
+        assert self.advice is not None
+        for start in start_B.tolist():
+            self.advice.will_need(start * self.row, self.span * self.row)
+
+
+@dataclass(frozen=True)
+class _Advice:
+    mapping: mmap.mmap
+    offset: int
+
+    @classmethod
+    def on(cls, array: np.ndarray) -> _Advice | None:
+        base = array
+        while isinstance(base, np.ndarray) and base.base is not None:
+            base = base.base
+        base = base.obj if isinstance(base, memoryview) else base
+        if not isinstance(base, mmap.mmap) or not hasattr(base, "madvise"):
+            return None
+        return cls(base, array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data)
+
+    def random(self) -> None:
+        self.mapping.madvise(mmap.MADV_RANDOM)
+
+    def will_need(self, offset: int, length: int) -> None:
+        first = self.offset + offset
+        page = first // mmap.PAGESIZE * mmap.PAGESIZE
+        self.mapping.madvise(mmap.MADV_WILLNEED, page, first + length - page)
 
 
 class Mapped:
@@ -196,6 +242,12 @@ class Mapped:
         self.reader.fill(counter, slot)
 
 
+def _parts(slot: Slot, count: int) -> list[dict[str, Tensor]]:
+    """A slot's memory as `count` equal micro-batches."""
+    size = len(slot.values["index"]) // count
+    return [{name: v[k * size : (k + 1) * size] for name, v in slot.values.items()} for k in range(count)]
+
+
 class _LendSlot:
     """For a model on the host: the slot itself, released two steps later."""
 
@@ -205,7 +257,7 @@ class _LendSlot:
         self.held: list[int] = []
 
     def divide(self, parts: int) -> None:
-        self.parts = [slot.parts(parts) for slot in self.slots]
+        self.parts = [_parts(slot, parts) for slot in self.slots]
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         if len(self.held) == 2:
@@ -220,10 +272,10 @@ class _CopySlot:
     """For a device without streams: a plain copy."""
 
     def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
-        self.slots, self.static, self.parts = slots, static, static.parts(parts)
+        self.slots, self.static, self.parts = slots, static, _parts(static, parts)
 
     def divide(self, parts: int) -> None:
-        self.parts = self.static.parts(parts)
+        self.parts = _parts(self.static, parts)
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         slot = ahead.get(counter)
@@ -241,7 +293,7 @@ class _CopyAsync:
     """
 
     def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
-        self.slots, self.static, self.parts, self.stride = slots, static, static.parts(parts), stride
+        self.slots, self.static, self.parts, self.stride = slots, static, _parts(static, parts), stride
         self.stream = torch.cuda.Stream(static.memory.device)
         self.buffers = [torch.empty_like(static.memory) for _ in range(2)]
         # The allocator may have returned memory that earlier work on the current stream still uses.
@@ -253,7 +305,7 @@ class _CopyAsync:
         self.in_flight: list[tuple[int, int]] = []
 
     def divide(self, parts: int) -> None:
-        self.parts = self.static.parts(parts)
+        self.parts = _parts(self.static, parts)
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         if self.waiting != counter:

@@ -19,7 +19,7 @@ from seedbed.data.tokenizers import (
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from seedbed.data.store_writer import Writer
+    from seedbed.data.store import Writer
 
 # Bump when the same text and tokenizer give other tokens than before.
 FORMAT = 1
@@ -49,7 +49,7 @@ def find_or_build(path: Path, key: str, build: Callable[[Writer], Store], *, reb
         store = _existing(path, key, rebuild, say) if is_store(path) else None
         if store:
             return store
-        from seedbed.data.store_writer import Writer
+        from seedbed.data.store import Writer
 
         return build(Writer(path, key))
 

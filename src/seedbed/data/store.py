@@ -1,7 +1,13 @@
-"""Stores: a folder of raw little-endian arrays, memory-mapped, with a manifest of checksums."""
+"""Stores: a folder of raw little-endian arrays, memory-mapped, with a manifest of checksums.
+
+They are built aside, hashed as rows pass, resumed after an interruption, and renamed into place.
+"""
+
+from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import hashlib
 import json
 import mmap
@@ -9,15 +15,18 @@ import os
 import random
 import re
 import shlex
+import shutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from seedbed.data import limits
 from seedbed.errors import UserError
+from seedbed.track import files
+from seedbed.track.files import is_plain_name
 
 FORMAT = 1
 CHUNK = 16 << 20
@@ -50,7 +59,7 @@ class Store:
         self.path, self.manifest, self.arrays = path, manifest, arrays
 
     @classmethod
-    def open(cls, path: Path, *, check: bool = True) -> "Store":
+    def open(cls, path: Path, *, check: bool = True) -> Store:
         """Open after quick checks: the manifest is intact, every file has its size, and chunks match their checksums.
 
         Of a store beyond `SURE_BYTES` some chunks are hashed, different ones each time; `check=False` hashes none.
@@ -77,7 +86,7 @@ class Store:
             chunks = random.Random().sample(chunks, SURE_BYTES // CHUNK)
         for name, k in chunks:
             flat = self.arrays[name].reshape(-1).view(np.uint8)
-            if problem := _chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
+            if problem := chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
                 raise damaged(self.path, problem, self.manifest)
         _sound.add(key)
 
@@ -92,19 +101,9 @@ class Store:
 
     def verify(self, progress: Callable[[int, int], None] = lambda done, total: None) -> list[str]:
         """A line for everything that is wrong: hashes by chunk, splits, and values against the recorded range."""
-        wrong = _check_splits(self.manifest)
-        for name, sha in self.manifest["files"].items():
-            if hashlib.sha256((self.path / name).read_bytes()).hexdigest() != sha:
-                wrong.append(f"{name} differs from its checksum")
-        total = sum(array.nbytes for array in self.arrays.values())
-        done = 0
-        for name, array in self.arrays.items():
-            for problem in _check_array(name, array, self.manifest["arrays"][name]):
-                if problem:
-                    wrong.append(problem)
-                done += CHUNK
-                progress(min(done, total), total)
-        return wrong
+        from seedbed.data import store_verify
+
+        return store_verify.problems(self, progress)
 
 
 def damaged(path: Path, what: str, manifest: dict[str, Any] | None = None) -> DamagedStore:
@@ -147,7 +146,7 @@ def _form_problem(manifest: dict[str, Any]) -> str:
     wrong = [k for k in ("arrays", "files", "splits") if not isinstance(manifest.get(k), dict)]
     if wrong or not isinstance(manifest.get("fingerprint"), str):
         return f"lacks {', '.join(wrong) or 'a fingerprint'}"
-    if not all(limits.is_plain_name(name) and isinstance(sha, str) for name, sha in manifest["files"].items()):
+    if not all(is_plain_name(name) and isinstance(sha, str) for name, sha in manifest["files"].items()):
         return "names files outside the store"
     for name, info in manifest["arrays"].items():
         if not isinstance(info, dict) or not _is_array(info):
@@ -191,7 +190,7 @@ def _map(path: Path, name: str, manifest: dict[str, Any]) -> np.ndarray:
 _sound: set[tuple[Any, ...]] = set()
 
 
-def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
+def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
     """What is wrong with one chunk; empty when it is intact."""
     chunk = flat[number * CHUNK : (number + 1) * CHUNK]
     if hashlib.sha256(chunk.data).hexdigest() == sha:
@@ -200,40 +199,7 @@ def _chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
     return f"{name}.bin: chunk {number} (bytes {start:,} to {start + len(chunk) - 1:,}) differs from its checksum"
 
 
-def _check_array(name: str, array: np.ndarray, info: dict[str, Any]) -> Iterator[str]:
-    """One line per chunk, empty when it is intact; after the last one, what is wrong with the values."""
-    flat = array.reshape(-1).view(np.uint8)
-    starts = range(0, flat.size, CHUNK)
-    if len(starts) != len(info["chunks"]):
-        yield f"{name}.bin has {len(starts)} chunks, its manifest names {len(info['chunks'])}"
-    low, high = [], []
-    for start, sha in zip(starts, info["chunks"], strict=False):
-        yield _chunk_problem(name, flat, start // CHUNK, sha)
-        if "max" in info:
-            chunk = flat[start : start + CHUNK]
-            low.append(chunk.view(array.dtype).min())
-            high.append(chunk.view(array.dtype).max())
-    if high and [int(min(low)), int(max(high))] != [info["min"], info["max"]]:
-        yield f"{name}.bin holds values {min(low)} to {max(high)}, its manifest says {info['min']} to {info['max']}"
-    if high and "limit" in info and max(high) >= info["limit"]:
-        yield f"{name}.bin holds {max(high)}, but values must stay below {info['limit']}"
-
-
-def _check_splits(manifest: dict[str, Any]) -> list[str]:
-    """Splits must follow one another and cover all rows."""
-    (num_rows,) = {info["shape"][0] for info in manifest["arrays"].values()}
-    wrong, end = [], 0
-    for name, (start, stop) in sorted(manifest["splits"].items(), key=lambda item: item[1]):
-        if start != end:
-            wrong.append(
-                f"split {name} starts at {start:,}, {'inside' if start < end else 'after a gap to'} the split before ({end:,})"
-            )
-        if stop <= start:
-            wrong.append(f"split {name} is empty ({start:,} to {stop:,})")
-        end = stop
-    if end != num_rows:
-        wrong.append(f"splits end at {end:,}, the arrays have {num_rows:,} rows")
-    return wrong
+# ---- building ---------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -253,3 +219,146 @@ def building(path: Path, say: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+class Writer:
+    """Builds a store in a temporary folder and renames it; continues what a killed process had saved.
+
+    `plan` identifies what is being built: a partial store of another plan is removed.
+    """
+
+    def __init__(self, path: Path, plan: str):
+        self.path, self.plan = path, plan
+        self.aside = path.with_name(f".{path.name}.partial")
+        saved = self._saved()
+        if saved is None and self.aside.exists():
+            shutil.rmtree(self.aside)
+        self.aside.mkdir(parents=True, exist_ok=True)
+        self.state: dict[str, Any] = saved["state"] if saved else {}
+        self._past: dict[str, Any] = saved["arrays"] if saved else {}
+        self.arrays: dict[str, _Growing] = {}
+
+    def array(self, name: str, dtype: np.dtype, row: tuple[int, ...] = ()) -> None:
+        """Start or continue an array; `row` is the shape of its rows."""
+        self.arrays[name] = _Growing(self.aside, name, dtype, row, self._past.get(name))
+
+    def _saved(self) -> dict[str, Any] | None:
+        try:
+            saved = json.loads((self.aside / "progress.json").read_bytes())
+            whole = all(
+                (self.aside / f"{name}.bin").stat().st_size >= past["num_bytes"] for name, past in saved["arrays"].items()
+            )
+        except (OSError, ValueError):
+            return None
+        return saved if whole and saved["plan"] == self.plan else None
+
+    def append(self, name: str, rows: np.ndarray) -> None:
+        self.arrays[name].append(rows)
+
+    def save(self, **state: Any) -> None:
+        """A point from which a killed process continues: bytes are synced first, then the note of their number."""
+        self.state = state
+        for array in self.arrays.values():
+            array.sync()
+        past = {name: array.past() for name, array in self.arrays.items()}
+        files.write_atomic(self.aside / "progress.json", json.dumps({"plan": self.plan, "arrays": past, "state": state}))
+
+    def commit(self, *, splits: dict[str, tuple[int, int]], limits: dict[str, int], extra: list[str], **facts: Any) -> Store:
+        """Write the manifest, move the folder into place, and open it. `extra` names further files inside."""
+        for array in self.arrays.values():
+            array.sync()
+            array.close()
+        manifest: dict[str, Any] = {
+            "format": FORMAT,
+            "arrays": {n: a.info() | ({"limit": limits[n]} if n in limits else {}) for n, a in self.arrays.items()},
+            "files": {name: hashlib.sha256((self.aside / name).read_bytes()).hexdigest() for name in extra},
+            "splits": {name: list(bounds) for name, bounds in splits.items()},
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **facts,
+        }
+        content = {n: [i["dtype"], i["shape"], i["sha256"]] for n, i in manifest["arrays"].items()}
+        manifest["fingerprint"] = digest([content, manifest["splits"], facts.get("tokenizer")])[:16]
+        manifest["hash"] = digest(manifest)
+        files.write_atomic(self.aside / "manifest.json", json.dumps(manifest, indent=1))
+        _move_into_place(self.aside, self.path)
+        (self.path / "progress.json").unlink(missing_ok=True)
+        return Store.open(self.path, check=False)
+
+    def close(self) -> None:
+        for array in self.arrays.values():
+            array.close()
+
+    def discard(self) -> None:
+        """Remove what was built so far."""
+        self.close()
+        shutil.rmtree(self.aside)
+
+
+class _Growing:
+    """One array while it is written, hashed chunk by chunk."""
+
+    def __init__(self, folder: Path, name: str, dtype: np.dtype, row: tuple[int, ...], past: dict[str, Any] | None):
+        assert dtype.str in DTYPES
+        self.dtype, self.row = dtype, row
+        past = past or {"num_bytes": 0, "chunks": [], "min": None, "max": None}
+        self.num_bytes, self.chunks = past["num_bytes"], past["chunks"]
+        self.low, self.high = past["min"], past["max"]
+        file = folder / f"{name}.bin"
+        self.fd: int | None = files.open_append(file)
+        os.ftruncate(self.fd, self.num_bytes)
+        with open(file, "rb") as handle:
+            handle.seek(len(self.chunks) * CHUNK)
+            self.hash = hashlib.sha256(handle.read())
+
+    def append(self, rows: np.ndarray) -> None:
+        assert self.fd is not None and rows.shape[1:] == self.row and rows.dtype == self.dtype
+        if not rows.size:
+            return
+        if self.dtype.kind in "iu":
+            low, high = int(rows.min()), int(rows.max())
+            self.low = low if self.low is None else min(self.low, low)
+            self.high = high if self.high is None else max(self.high, high)
+        written = rows.tobytes()
+        files.write(self.fd, written)
+        data = memoryview(written)
+        while data:
+            room = CHUNK - self.num_bytes % CHUNK
+            self.hash.update(data[:room])
+            self.num_bytes += len(data[:room])
+            if self.num_bytes % CHUNK == 0:
+                self.chunks.append(self.hash.hexdigest())
+                self.hash = hashlib.sha256()
+            data = data[room:]
+
+    def sync(self) -> None:
+        assert self.fd is not None
+        files.fsync(self.fd)
+
+    def close(self) -> None:
+        if self.fd is not None:
+            os.close(self.fd)
+            self.fd = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_bytes // (self.dtype.itemsize * prod(self.row))
+
+    def past(self) -> dict[str, Any]:
+        return {"num_bytes": self.num_bytes, "chunks": self.chunks, "min": self.low, "max": self.high}
+
+    def info(self) -> dict[str, Any]:
+        chunks = self.chunks + ([self.hash.hexdigest()] if self.num_bytes % CHUNK else [])
+        shape = [self.num_rows, *self.row]
+        extent = {} if self.high is None else {"min": self.low, "max": self.high}
+        return {"dtype": self.dtype.str, "shape": shape, "sha256": digest(chunks), "chunks": chunks, **extent}
+
+
+def _move_into_place(aside: Path, path: Path) -> None:
+    """Rename; an existing store is renamed first, and removed once the new one is in place."""
+    old = path.with_name(f".{path.name}.old-{os.getpid()}")
+    if path.exists():
+        files.replace(path, old)
+    files.replace(aside, path)
+    files.sync_folder(path.parent)
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.old-*"):
+        shutil.rmtree(leftover, ignore_errors=True)

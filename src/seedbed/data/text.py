@@ -129,6 +129,12 @@ class TextData(Data):
     store: Store | None  # None where only a part was kept for inference
     vocab_size: int
 
+    def unigram_entropy(self) -> float:
+        """In nats per token, of the first million training tokens: the loss of a model that ignores its input."""
+        counts = np.bincount(self.train.tokens[: 1 << 20].astype(np.int64), minlength=self.vocab_size)
+        share = counts[counts > 0] / counts.sum()
+        return float(-(share * np.log(share)).sum())
+
 
 def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> TextData:
     """The data of a text config: prepared if missing, opened, checked."""

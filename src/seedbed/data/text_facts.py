@@ -20,13 +20,6 @@ def decode_row(tokenizer: Any, row_T: Tensor) -> str:
     return tokenizer.decode(row_T.tolist())
 
 
-def entropy(tokens: np.ndarray, vocab: int) -> float:
-    """The unigram entropy in nats per token."""
-    counts = np.bincount(tokens[: 1 << 20].astype(np.int64), minlength=vocab)
-    share = counts[counts > 0] / counts.sum()
-    return float(-(share * np.log(share)).sum())
-
-
 def text_of(data: TextData) -> Callable[[], str] | None:
     """The text that was tokenised, read lazily; None where there is none or it is too long to search."""
     if data.tokenizer is None or data.facts["num_bytes"] > MAX_TEXT:

@@ -29,7 +29,7 @@ from seedbed.data.tokenizers import (
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from seedbed.data.store_writer import Writer
+    from seedbed.data.store import Writer
 
 # A killed preparation loses at most this much text, or time.
 SAVE_EVERY, SAVE_SECONDS = 32 << 20, 5.0

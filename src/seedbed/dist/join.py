@@ -1,23 +1,27 @@
-"""Joining the other processes of a run, and what cannot be spread over them."""
-
-from __future__ import annotations
+"""Joining the other processes of a run, their collectives, and what cannot be spread over them."""
 
 import datetime
+import json
 import os
-from typing import TYPE_CHECKING
-
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 import torch
 import torch.distributed as dist
-
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from seedbed.config import Config, Dist
-from seedbed.dist.ranks import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import UserError
+import contextlib
+from collections.abc import Iterator
+from seedbed.config import Dist
 
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
+# Gradients are reduced in buckets of this many bytes: large enough for the network, small compared to the weights.
+BUCKET_BYTES = 64 << 20
 
 
 def join(degrees: Dist, device: str) -> Ranks:
@@ -33,9 +37,73 @@ def join(degrees: Dist, device: str) -> Ranks:
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
     mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.shard > 1 else None  # costs seconds to load
-    ranks = Ranks(degrees, rank, mesh, control)
-    ranks.background = Ranks(degrees, rank, mesh, background)
+    ranks = GroupRanks(degrees, rank, mesh, control)
+    ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
+
+
+class GroupRanks(Ranks):
+    """One rank of several, in torch's process group; `control` is the group of JSON messages."""
+
+    def __init__(self, degrees: Dist, rank: int, mesh: DeviceMesh | None = None, control: Any = None) -> None:
+        super().__init__(degrees, rank)
+        self.mesh, self._control = mesh, control
+
+    def all_reduce_sum(self, value: Tensor) -> Tensor:
+        value = value.detach().clone()
+        dist.all_reduce(value)
+        return value
+
+    def sum_over_shards(self, value: Tensor) -> Tensor:
+        if self.degrees.shard == 1:
+            return value
+        assert self.mesh is not None
+        value = value.detach().clone()
+        dist.all_reduce(value, group=self.mesh.get_group("shard"))
+        return value
+
+    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
+        for bucket in _buckets(tensors):
+            flat = torch.cat([t.reshape(-1) for t in bucket])
+            dist.all_reduce(flat)
+            flat /= self.world
+            sizes = [t.numel() for t in bucket]
+            for tensor, part in zip(bucket, flat.split(sizes), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def broadcast_(self, tensors: Iterable[Tensor]) -> None:
+        for tensor in tensors:
+            dist.broadcast(tensor, 0)
+
+    def all_gather_object(self, value: Any) -> list[Any]:
+        data = json.dumps(value).encode()
+        sizes = torch.zeros(self.world, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        dist.all_reduce(sizes, group=self._control)
+        padded = torch.zeros(int(sizes.max()), dtype=torch.uint8)
+        padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        gathered = [torch.empty_like(padded) for _ in range(self.world)]
+        dist.all_gather(gathered, padded, group=self._control)
+        return [json.loads(p[:n].numpy().tobytes()) for p, n in zip(gathered, sizes.tolist(), strict=True)]
+
+    def close(self) -> None:
+        self.barrier()
+        dist.destroy_process_group()
+
+
+def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Consecutive tensors of one dtype, at most BUCKET_BYTES together."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        num_bytes = tensor.numel() * tensor.element_size()
+        if bucket and (size + num_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += num_bytes
+    if bucket:
+        yield bucket
 
 
 def require(degrees: Dist, num: int) -> None:
@@ -84,3 +152,16 @@ def require_settings(config: Config) -> None:
     for key, (value, why) in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
         if getattr(config, key) == value:
             raise UserError(f"{key}={str(value).lower()} does not go with dist.shard={config.dist.shard}: {why}")
+
+
+@contextlib.contextmanager
+def fake_ranks(degrees: Dist) -> Iterator[GroupRanks]:
+    """Rank 0 of `degrees.world` ranks; the others do not exist and collectives send nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    assert not dist.is_initialized(), "a real process group exists"
+    dist.init_process_group("fake", rank=0, world_size=degrees.world, store=FakeStore())
+    try:
+        yield GroupRanks(degrees, 0, make_mesh(degrees, "cpu"))
+    finally:
+        dist.destroy_process_group()

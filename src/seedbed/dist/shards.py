@@ -1,7 +1,5 @@
 """Weights sharded over ranks by FSDP2: gathered unit by unit during a step, and all at once for evaluation."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
@@ -11,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from seedbed.dist.ranks import Ranks, local
+from seedbed.dist import Ranks, local
 
 
 class Rows(NamedTuple):

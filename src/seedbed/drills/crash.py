@@ -1,7 +1,5 @@
 """Drills in which the process, the disk or the power fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Drills of damaged files, concurrent processes, clock jumps and changed configs."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

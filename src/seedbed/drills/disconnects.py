@@ -1,7 +1,5 @@
 """Drills of closed terminals, killed parent processes and slow web clients."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """Faults: functions that, called in a run's process, patch what will fail there."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Drills of mirror services and of other ranks."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -4,8 +4,6 @@ Synced bytes stay; later ones are truncated, zeroed or kept at random. A new fil
 is undone or kept.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -3,8 +3,6 @@
 Every run is forked from this process, which has torch loaded and no threads, so it starts in milliseconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import runpy

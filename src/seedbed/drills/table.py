@@ -1,7 +1,5 @@
 """The list of drills, how they run, and their results as a table, as JSON and as a page."""
 
-from __future__ import annotations
-
 import json
 import re
 import tempfile

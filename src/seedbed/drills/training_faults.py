@@ -1,7 +1,5 @@
 """Drills of non-finite values, out of memory, failing data threads, hanging steps and changed sizes."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

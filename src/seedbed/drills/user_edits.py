@@ -1,7 +1,5 @@
 """Drills of very large step numbers, moved and removed folders, edited configs and damaged manifests."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Dry run: two steps, an evaluation, a sample, a save and a resume, compared bit for bit. Nothing is kept."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import closing
 from pathlib import Path
@@ -48,7 +46,7 @@ def _repeat_second_step(run: Run, wanted: checkpoint_loading.Checkpoint, console
     """Take the second step from the first checkpoint. Returns the largest difference of each tensor that differs."""
     checkpoint.remove(wanted.path)
     recipe, config = local.saved_config(run)
-    job = local.open_job(run, recipe, config, recipe.open_data(config), console, resumed=True)
+    job = local.open_job(local.Launch(run, recipe, config, console, resumed=True), recipe.open_data(config))
     assert job.step == 1, "the second checkpoint was removed"
     advance(job, 1)
     return _differences(job, wanted)

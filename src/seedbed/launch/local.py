@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 import signal
 import statistics
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,30 +17,46 @@ import torch
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.dist.ranks import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
-from seedbed.recipes import Recipe, find, open_saved, remember
+from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
-from seedbed.report.mirrors import keep, mirrored
 from seedbed.report.model_table import model_text
-from seedbed.report.verdict import closing_verdict
+from seedbed.report.run_report import closing_verdict
 from seedbed.track import clocks, code
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
-from seedbed.train import capabilities, checkpoint
+from seedbed.train import checkpoint
 from seedbed.train.engine import pick_device
 from seedbed.train.job import Job
 from seedbed.train.loop import fit
 from seedbed.train.stepper import build
 from seedbed.train.summary import summarise
+from seedbed.train.system import describe
 
 if TYPE_CHECKING:
     from seedbed.report.mirrors.choose import Choice
 
 # The quick checks before the first step: a failure stops the run, is only reported, or the checks are skipped.
 Check = Literal["quick", "force", "skip"]
+
+
+@dataclass
+class Launch:
+    """A run that this process starts or resumes, and how; `until` and `patience` may end it early."""
+
+    run: Run
+    recipe: Recipe
+    config: Config
+    console: Console
+    resumed: bool = False
+    until: int = 0
+    patience: int = 0
+    anomaly: bool = False
+    ranks: Ranks = SINGLE
+    clock: Stopwatch = field(default_factory=lambda: Stopwatch(since=time.monotonic()))
 
 
 def train(
@@ -67,14 +83,29 @@ def train(
     with ranks_of(config) as ranks:
         pick_device(config.device)
         if not ranks.is_primary:
+            from seedbed.launch.ranks import train_non_primary
+
             return train_non_primary(ranks, root, recipe, anomaly)
         remember(recipe, config)
         state = code.state(Path.cwd(), root)
         code.require_clean(state, dirty)
         run = Run.create(root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
         run.wall = clock.split
-        keep(run, mirrors)
-        return _start(run, recipe, config, base, ranks, check, anomaly, until, clock)
+        if mirrors:
+            from seedbed.report.mirrors import choose
+
+            choose.keep(run, mirrors)
+        with run.lock(), closing(Console(run.path / "console.log")) as console:
+            launch = Launch(run, recipe, config, console, until=until, anomaly=anomaly, ranks=ranks, clock=clock)
+            try:
+                data = open_run(launch, base)
+            except UserError:
+                shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run folder
+                raise
+            except Exception as error:
+                run.set_status("failed", error=str(error)[:500])
+                raise
+            return run_training(launch, data) if may_start(launch, data, check) else EXIT_FAILED
 
 
 def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
@@ -86,126 +117,51 @@ def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
     return join_ranks(config)
 
 
-def _start(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    base: Config,
-    ranks: Ranks,
-    check: Check,
-    anomaly: bool,
-    until: int,
-    clock: Stopwatch,
-) -> int:
-    """Open the data of a new run, check it and train it."""
-    preset = run.config_json()["preset"]
-    with run.lock(), closing(Console(run.path / "console.log")) as console:
-        try:
-            data = open_run(run, recipe, config, base, console, clock)
-        except UserError:
-            shutil.rmtree(run.path)  # nothing was trained: a mistyped path leaves no run folder
-            raise
-        except Exception as error:
-            run.set_status("failed", error=str(error)[:500])
-            raise
-        if not preflight(run, recipe, preset, config, data, console, check, clock):
-            return EXIT_FAILED
-        about = {"anomaly": anomaly, "until": until, "ranks": ranks, "clock": clock}
-        return run_training(run, recipe, config, data, console, resumed=False, **about)
-
-
-def open_run(run: Run, recipe: Recipe, config: Config, base: Config, console: Console, clock: Stopwatch) -> Data:
+def open_run(launch: Launch, base: Config) -> Data:
     """Copy the recipe files into the run folder, print the config and open the data."""
-    copy_recipe_files(recipe, run)
-    print_config(run, config, base, console)
+    run, console = launch.run, launch.console
+    copy_recipe_files(launch.recipe, run)
+    print_config(run, base, console)
     if missing := code.left_out(run.code_json()):
         console.warn(missing)
-    with clock.timer("data"):
-        return recipe.open_data(config)
+    with launch.clock.timer("data"):
+        return launch.recipe.open_data(launch.config)
 
 
-def demo(root: Path) -> int:
-    """Train gpt/demo, then print commands to try next."""
-    status = train("gpt/demo", [], root=root, why="the demo: watch a small GPT learn", dirty=True, check="quick")
-    if status == EXIT_OK:
-        name = max((p for p in root.iterdir() if p.is_dir()), key=lambda p: p.stat().st_mtime).name
-        command = _command()
-        print("\nNow try:")
-        print(f'  {command} sample {name} --prompt "The statement " --tokens 300')
-        print(f"  {command} train gpt/demo model.depth=2 -m 'is half the depth enough?'")
-        print(f"  {command} runs list")
-        print(f"  {command} serve")
-    return status
-
-
-def _command() -> str:
-    """How to call this program from the shell: its name, or its path when it is not on PATH."""
-    found, called = shutil.which("seedbed"), Path(sys.argv[0])
-    if called.name != "seedbed" or (found and Path(found).resolve() == called.resolve()):
-        return "seedbed"
-    return str(called.relative_to(Path.cwd()) if called.is_absolute() and called.is_relative_to(Path.cwd()) else called)
-
-
-def preflight(
-    run: Run, recipe: Recipe, preset: str, config: Config, data: Data, console: Console, check: str, clock: Stopwatch
-) -> bool:
-    """Whether training may start. The findings, or that checks were skipped, are written into the run's folder."""
+def may_start(launch: Launch, data: Data, check: Check) -> bool:
+    """Whether the quick checks, where they are asked for, let training start."""
     if check == "skip":
-        run.event(0, "preflight", outcome="skipped")
+        launch.run.event(0, "preflight", outcome="skipped")
         return True
-    from seedbed.checks.preflight import before_training
+    from seedbed.launch.quick_checks import are_passed
 
-    with clock.timer("preflight"):
-        report = before_training(recipe, preset, config, root=run.path.parent, folder=run.path, say=console.line, data=data)
-    errors, warnings = ([f.id for f in report.of(severity)] for severity in ("err", "warn"))
-    outcome = "forced" if errors and check == "force" else "failed" if errors else "passed"
-    run.event(0, "preflight", outcome=outcome, errors=errors, warnings=warnings)
-    if outcome == "failed":
-        reason = f"preflight: {', '.join(errors)}"
-        run.set_status("failed", error=reason)
-        run.close()
-        console.line(f"wall    {clocks.split_line(clock.split())}")
-        console.line(f"{reason}: not started; fix it, or start anyway with --force", style="bold")
-    return outcome != "failed"
+    return are_passed(launch, data, check)
 
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
     """The recipe and config of a run folder."""
+    from seedbed.recipes.saved import open_saved
     from seedbed.track import edits
 
     return open_saved(edits.verified_config(run), run.path)
 
 
-def run_training(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    data: Data,
-    console: Console,
-    *,
-    resumed: bool,
-    anomaly: bool = False,
-    patience: int = 0,
-    until: int = 0,
-    ranks: Ranks = SINGLE,
-    clock: Stopwatch | None = None,
-) -> int:
-    clock = clock or Stopwatch(since=time.monotonic())
+def run_training(launch: Launch, data: Data) -> int:
+    """Train a run that is locked, to its end or to where it is stopped; returns the exit code."""
+    run, clock, resumed = launch.run, launch.clock, launch.resumed
     clock.start("build")
     run.wall = clock.split
-    preset = run.config_json()["preset"]
-    facts = {"run": run.name, "preset": preset, "config": configs.to_json(config), "resumed": resumed, "until": until}
-    ranks.broadcast_object(facts)
+    facts = {"run": run.name, "preset": run.config_json()["preset"], "config": configs.to_json(launch.config)}
+    launch.ranks.broadcast_object({**facts, "resumed": resumed, "until": launch.until})
     if not resumed:
-        run.set_status("running", step=0, last_step=config.steps)
+        run.set_status("running", step=0, last_step=launch.config.steps)
     begun = not resumed  # a refused resume leaves the status unchanged
-    with mirrored(run, console.line, console.warn):
+    with _mirrored(run, launch.console):
         try:
-            about = {"resumed": resumed, "patience": patience, "until": until, "ranks": ranks, "clock": clock}
-            job = open_job(run, recipe, config, data, console, **about)
+            job = open_job(launch, data)
             begun = True
             job.async_saves = saves_async(job.engine.device)
-            with _anomaly_mode(job, anomaly):
+            with anomaly_mode(job, launch.anomaly):
                 status = fit(job)
         except BaseException as error:
             if begun or not isinstance(error, UserError):
@@ -216,7 +172,16 @@ def run_training(
         return close_job(job, status)
 
 
-def _anomaly_mode(job: Job, wanted: bool) -> AbstractContextManager[None]:
+def _mirrored(run: Run, console: Console) -> AbstractContextManager[None]:
+    """While the block runs, rows and events of the run go to its mirrors too."""
+    if not (run.path / "mirrors.json").exists():
+        return nullcontext()
+    from seedbed.report.mirrors import choose
+
+    return choose.mirrored(run, console.line, console.warn)
+
+
+def anomaly_mode(job: Job, wanted: bool) -> AbstractContextManager[None]:
     if not wanted:
         return nullcontext()
     from seedbed.train.anomaly import detecting
@@ -229,50 +194,23 @@ def saves_async(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
-    """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""
-    from seedbed.launch.ranks import NonPrimaryRun, null_console
-
-    facts = ranks.broadcast_object(None)
-    run = NonPrimaryRun(root / facts["run"])
-    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
-    console = null_console()
-    options = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
-    job = open_job(run, recipe, config, recipe.open_data(config), console, **options)
-    with _anomaly_mode(job, anomaly):
-        return _exit_code(job, fit(job))
-
-
-def open_job(
-    run: Run,
-    recipe: Recipe,
-    config: Config,
-    data: Data,
-    console: Console,
-    *,
-    resumed: bool,
-    patience: int = 0,
-    until: int = 0,
-    ranks: Ranks = SINGLE,
-    clock: Stopwatch | None = None,
-) -> Job:
+def open_job(launch: Launch, data: Data) -> Job:
     """Build a run's job, print its facts, and restore its newest checkpoint when it is resumed."""
-    engine = build(recipe, config, data, ranks=ranks)
-    about = None if resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
-    clock = clock or Stopwatch()
-    job = Job(run, config, engine.system, data, engine, console, patience=patience, until=until, clock=clock)
+    run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
+    engine = build(launch.recipe, config, data, ranks=launch.ranks)
+    about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
+    job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
     for name, value in _startup_facts(job).items():
         console.line(f"  {name:<18} {value}")
-    if resumed:
+    if launch.resumed:
         from seedbed.launch.resume import restore_newest
 
-        history = restore_newest(job, recipe)
-        run.change_config(config, recipe.preset(run.config_json()["preset"]), history)
+        restore_newest(job, launch.recipe)
     else:
         run.event(0, "start", device=device_name(engine.device), data=data.facts)
-        if ranks.is_primary:
-            recipe.save_inference_data(data, run.path)
-    if about and ranks.is_primary:
+        if primary:
+            launch.recipe.save_inference_data(data, run.path)
+    if about and primary:
         _save_model_table(run, console, about)
     return job
 
@@ -295,7 +233,7 @@ def _startup_facts(job: Job) -> dict[str, Any]:
         facts["ranks"] = (
             f"{degrees.world}: {degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {job.config.micro_batch}"
         )
-    return facts | job.data.facts | capabilities.describe(job.system)
+    return facts | job.data.facts | describe(job.system)
 
 
 def device_name(device: torch.device) -> str:
@@ -305,9 +243,9 @@ def device_name(device: torch.device) -> str:
 def copy_recipe_files(recipe: Recipe, run: Run) -> None:
     """Copy a user's recipe file into the run folder, unless it contains a secret."""
     for path in recipe.files() if recipe.name.endswith(".py") else ():
-        from seedbed.track import secrets
+        from seedbed.track import code_patch
 
-        if what := secrets.found(path.read_bytes()):
+        if what := code_patch.found(path.read_bytes()):
             run.warn(f"{path.name} holds {what}, so it is not copied into the run folder; read it from the environment instead")
         else:
             shutil.copy2(path, run.path / path.name)
@@ -323,7 +261,7 @@ def close_job(job: Job, status: str) -> int:
         saved = (run.path / "checkpoints" / checkpoint.folder_name(job.step)).is_dir()
         what = "checkpoint saved" if saved else "but its checkpoint could not be written"
         console.line(f"stopped at step {job.step}{asked}, {what}; continue with: seedbed resume {run.name}")
-        return _exit_code(job, status)
+        return exit_code(job, status)
     job.clock.start("report")
     verdict = _verdict(job)
     run.set_status(status, verdict=verdict)
@@ -334,7 +272,7 @@ def close_job(job: Job, status: str) -> int:
     _print_wall_time(job, status)
     console.line(f"report  {run.path / 'report.md'}")
     console.line(f"plot    {run.path / 'plots' / 'loss.png'}")
-    return _exit_code(job, status)
+    return exit_code(job, status)
 
 
 def _print_wall_time(job: Job, status: str) -> None:
@@ -344,7 +282,7 @@ def _print_wall_time(job: Job, status: str) -> None:
         job.console.line(f"wall    {clocks.split_line(job.run.wall())}")
 
 
-def _exit_code(job: Job, status: str) -> int:
+def exit_code(job: Job, status: str) -> int:
     if job.run.was_removed:
         return EXIT_USER
     if status == "interrupted" and not job.stop_signal and job.until:
@@ -365,7 +303,7 @@ def _verdict(job: Job) -> str:
     return closing_verdict({"device": job.engine.device.type, "precision": job.config.precision, **execution, **medians})
 
 
-def print_config(run: Run, config: Config, base: Config, console: Console) -> None:
+def print_config(run: Run, base: Config, console: Console) -> None:
     """Print the config and what differs from the preset, before anything is trained."""
     facts = run.config_json()
     parent = Run.open(run.path.parent, facts["parent"]) if facts["parent"] else None

@@ -1,12 +1,11 @@
 """Trains several runs as one stacked model. Each run writes its own folder, as if it trained alone."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
-from seedbed.launch.local import close_job, open_job, saved_config
+from seedbed.launch.local import Launch, close_job, open_job, saved_config
+from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 from seedbed.train.capabilities import packable
@@ -58,7 +57,7 @@ def open_quietly(run: Run, stack: ExitStack) -> Job:
     recipe, config = saved_config(run)
     begun = bool(run.status())
     run.set_status("running")
-    return open_job(run, recipe, config, recipe.open_data(config), console, resumed=begun)
+    return open_job(Launch(run, recipe, config, console, resumed=begun, clock=Stopwatch()), recipe.open_data(config))
 
 
 def as_pack(jobs: list[Job]) -> Pack:

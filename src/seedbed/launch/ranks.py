@@ -1,17 +1,20 @@
-"""Ranks of one run: joining the process group, and the run folder and console of non-primary ranks."""
-
-from __future__ import annotations
+"""Ranks of one run: joining the process group, and training on non-primary ranks."""
 
 import contextlib
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from seedbed.config import Config
+from seedbed.config.saved import from_json
+from seedbed.dist import Ranks
 from seedbed.dist.join import join, require_settings
-from seedbed.dist.ranks import Ranks
+from seedbed.launch import local
+from seedbed.recipes import Recipe
 from seedbed.track.console import Console
 from seedbed.track.run import Run
+from seedbed.train.loop import fit
 
 
 @contextlib.contextmanager
@@ -32,11 +35,14 @@ class NonPrimaryRun(Run):
 
     def set_status(self, status: str, **facts: Any) -> None: ...
 
-    def change_config(self, config: Any, base: Any = None, history: list[dict[str, Any]] | None = None) -> None: ...
 
-    def rewind(self, step: int, *, events: bool = True) -> None: ...
-
-
-def null_console() -> Console:
-    """A console that discards everything; only the primary rank prints."""
-    return Console(stream=open(os.devnull, "w"))
+def train_non_primary(ranks: Ranks, root: Path, recipe: Recipe, anomaly: bool) -> int:
+    """Training on non-primary ranks: the same steps without output. Waits until the primary rank has opened the data."""
+    facts = ranks.broadcast_object(None)
+    run = NonPrimaryRun(root / facts["run"])
+    config = from_json(recipe.preset(facts["preset"]), facts["config"])
+    with open(os.devnull, "w") as nothing:  # only the primary rank prints
+        how = {"resumed": facts["resumed"], "until": facts["until"], "ranks": ranks}
+        job = local.open_job(local.Launch(run, recipe, config, Console(stream=nothing), **how), recipe.open_data(config))
+        with local.anomaly_mode(job, anomaly):
+            return local.exit_code(job, fit(job))

@@ -8,25 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
-from seedbed.config import Config
-from seedbed.dist.ranks import Ranks
+from seedbed.config import Config, flat
 from seedbed.errors import EXIT_FAILED, UserError
-from seedbed.launch.local import (
-    Check,
-    device_name,
-    open_run,
-    preflight,
-    ranks_of,
-    run_training,
-    saved_config,
-    train_non_primary,
-)
+from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training, saved_config
 from seedbed.recipes import Recipe
-from seedbed.report.mirrors import keep
-from seedbed.track import clocks
+from seedbed.track import clocks, code_changes
+from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.train import checkpoint_loading, progress, saving
 from seedbed.train.job import Job
 
@@ -50,31 +40,24 @@ def resume(
     recipe, _, config = config_to_resume(run, assignments, force)
     with ranks_of(config) as ranks:
         if not ranks.is_primary:
+            from seedbed.launch.ranks import train_non_primary
+
             return train_non_primary(ranks, root, recipe, anomaly=False)
-        return _resume_locked(run, assignments, force, check, until, mirrors, ranks, clock)
+        with run.lock(), closing(Console(run.path / "console.log")) as console:
+            recipe, saved, config = config_to_resume(run, assignments, force)
+            if mirrors is not None:
+                from seedbed.report.mirrors import choose
 
-
-def _resume_locked(
-    run: Run,
-    assignments: list[str],
-    force: bool,
-    check: Check,
-    until: int,
-    mirrors: Sequence[Choice] | None,
-    ranks: Ranks,
-    clock: Stopwatch,
-) -> int:
-    with run.lock(), closing(Console(run.path / "console.log")) as console:
-        recipe, saved, config = config_to_resume(run, assignments, force)
-        if mirrors is not None:
-            keep(run, mirrors)
-        for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
-            console.line(f"changed on resume: {key} {old} -> {new}" + (", the learning rate is kept" if key == "batch" else ""))
-        if run.status().get("status") == "queued":
-            return _start_queued(run, recipe, config, console, check, until, ranks, clock)
-        with clock.timer("data"):
-            data = recipe.open_data(config)
-        return run_training(run, recipe, config, data, console, resumed=True, until=until, ranks=ranks, clock=clock)
+                choose.keep(run, mirrors)
+            for key, (old, new) in configs.diff(configs.flatten(saved), configs.flatten(config)).items():
+                more = ", the learning rate is kept" if key == "batch" else ""
+                console.line(f"changed on resume: {key} {old} -> {new}{more}")
+            launch = Launch(run, recipe, config, console, resumed=True, until=until, ranks=ranks, clock=clock)
+            if run.status().get("status") == "queued":
+                return _start_queued(launch, check)
+            with clock.timer("data"):
+                data = recipe.open_data(config)
+            return run_training(launch, data)
 
 
 def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
@@ -92,26 +75,22 @@ def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Rec
     return recipe, saved, config
 
 
-def _start_queued(
-    run: Run, recipe: Recipe, config: Config, console: Console, check: Check, until: int, ranks: Ranks, clock: Stopwatch
-) -> int:
+def _start_queued(launch: Launch, check: Check) -> int:
     """Begin a run that was created by a Slurm submission."""
-    preset = run.config_json()["preset"]
-    base = recipe.preset(preset)
-    run.change_config(config, base)
-    run.rewind(-1)  # an earlier first start may have been interrupted
+    run, launch.resumed = launch.run, False
+    base = launch.recipe.preset(run.config_json()["preset"])
+    change_config(run, launch.config, base)
+    rewind(run, -1)  # an earlier first start may have been interrupted
     try:
-        data = open_run(run, recipe, config, base, console, clock)
+        data = open_run(launch, base)
     except UserError as problem:
         run.set_status("failed", error=str(problem))
         raise
-    if not preflight(run, recipe, preset, config, data, console, check, clock):
-        return EXIT_FAILED
-    return run_training(run, recipe, config, data, console, resumed=False, until=until, ranks=ranks, clock=clock)
+    return run_training(launch, data) if may_start(launch, data, check) else EXIT_FAILED
 
 
-def restore_newest(job: Job, recipe: Recipe) -> list[dict[str, Any]]:
-    """Restore the newest checkpoint. A refusal changes nothing. Returns the settings that changed during the run, by step."""
+def restore_newest(job: Job, recipe: Recipe) -> None:
+    """Restore the newest checkpoint, and record the settings that changed. A refusal changes nothing."""
     run, folder = job.run, job.run.path / "checkpoints"
     saved = checkpoint_loading.load_newest(folder, job.console.line, job.part)
     facts, now = run.config_json(), flat(configs.to_json(job.config))
@@ -128,18 +107,16 @@ def restore_newest(job: Job, recipe: Recipe) -> list[dict[str, Any]]:
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
         history = [past for past in facts.get("history") or [] if past["step"] < job.step]
         history += [{"step": job.step, "changed": changed}] if changed else []
-    run.rewind(job.step)
-    facts = {"changed": changed, "code": _record_code_changes(job, recipe)}
-    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in facts.items() if value})
-    return history
+    if not job.ranks.is_primary:
+        return
+    rewind(run, job.step)
+    about = {"changed": changed, "code": _record_code_changes(job, recipe)}
+    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in about.items() if value})
+    change_config(run, job.config, recipe.preset(facts["preset"]), history)
 
 
 def _record_code_changes(job: Job, recipe: Recipe) -> dict[str, Any]:
     """Report and record how the code differs from that of the earlier part of the run."""
-    if not job.ranks.is_primary:
-        return {}
-    from seedbed.track import code_changes
-
     changed = code_changes.since_last(job.run, recipe.files() if recipe.name.endswith(".py") else ())
     if changed:
         job.console.warn(f"resumed with other code: {code_changes.describe(changed)}")

@@ -15,9 +15,10 @@ from seedbed.config import Config
 from seedbed.errors import EXIT_OK, UserError
 from seedbed.launch import slurm_script
 from seedbed.launch.slurm_script import Layout, Resources, Script
-from seedbed.recipes import Recipe, find, find_saved, named_code, remember
+from seedbed.recipes import Recipe, find, named_code, remember
+from seedbed.recipes.saved import find_saved
 from seedbed.report import slurm_queue
-from seedbed.track import code, files, locks, names
+from seedbed.track import code, files, folders
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import one_line
@@ -69,7 +70,7 @@ def train(
     title, trusted = full_name(recipe.name, preset), named_code(recipe, config)
     if options.dry:
         taken = set(os.listdir(options.root)) if options.root.is_dir() else set()
-        called = names.check_name(run_name) if run_name else names.new_name(recipe.name, datetime.datetime.now(), taken)
+        called = folders.check_name(run_name) if run_name else folders.new_name(recipe.name, datetime.datetime.now(), taken)
         return _show(_run_script(title, options.root / called, options, [], resources, plan, trusted))
     _require_sbatch()
     remember(recipe, config)
@@ -155,13 +156,13 @@ def sweep_job_of(found: Sweep, retry: bool) -> SweepJob:
 
 def _require_locks(folder: Path) -> None:
     """Claims of trials are file locks, which some shared disks do not support."""
-    fd = locks.open_lock(folder / "lock")
+    fd = folders.open_lock(folder / "lock")
     try:
-        locks.try_lock(fd)
+        folders.try_lock(fd)
     except OSError as error:
         raise UserError(f"{folder} is on a disk without file locks ({error.strerror}): use slurm.workers=1") from None
     finally:
-        locks.release(fd)
+        folders.release(fd)
 
 
 def cancel(root: Path, name: str) -> int:

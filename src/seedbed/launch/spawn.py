@@ -1,21 +1,49 @@
 """Starts the ranks of a run on this machine as processes of one command, and ends them together."""
 
-from __future__ import annotations
-
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
+from seedbed import config as configs
 from seedbed import isolated
-from seedbed.launch.processes import PARENT_PIPE
-from seedbed.train import signals
+from seedbed.config import Config
+from seedbed.errors import UserError
+from seedbed.launch import num_processes
+from seedbed.recipes.saved import open_saved
+from seedbed.track.run import Run
+from seedbed.train import guard
 
+# Most processes that a run's folder can start by itself; the command line may ask for more.
+MAX_UNASKED = max(8, os.cpu_count() or 1)
+# A pipe that is closed when the command ends, and the seconds that ranks then have to save.
+PARENT_PIPE, ORPHAN_GRACE = "SEEDBED_PARENT_PIPE", 300.0
 # Seconds to wait for the other ranks once one has failed: before SIGTERM, after it, and after SIGKILL.
 GRACE = {0: 1.0, signal.SIGTERM: 10.0, signal.SIGKILL: 10.0}
+
+
+def to_resume(root: Path, name: str, assignments: list[str]) -> int:
+    """Number of processes that `resume` must start."""
+
+    def config() -> Config:
+        run = Run.open(root, name)
+        from seedbed.track.edits import verified_config
+
+        return configs.override(open_saved(verified_config(run), run.path)[1], assignments)
+
+    world = num_processes(config)
+    if world > MAX_UNASKED and not any(word.startswith("dist.") for word in assignments):
+        raise UserError(
+            f"run {name} needs {world} processes, and this machine has {os.cpu_count()} cores; "
+            f"to start them anyway: seedbed resume {name} dist.replicate=N dist.shard=M"
+        )
+    return world
 
 
 def start(num: int) -> int:
@@ -40,7 +68,7 @@ def start(num: int) -> int:
             if process.poll() is None:
                 process.send_signal(number)
 
-    caught = (number for number in signals.STOPPING if not signals.is_ignored(number))
+    caught = (number for number in guard.STOPPING if not guard.is_ignored(number))
     handlers: dict[int, Any] = {number: signal.signal(number, pass_on) for number in caught}
     try:
         for rank in range(num):
@@ -50,7 +78,7 @@ def start(num: int) -> int:
         return _wait_for(ranks, stops)
     finally:
         _end(ranks)
-        signals.restore(handlers)
+        guard.restore_signals(handlers)
         os.close(ours)
         os.close(theirs)
 
@@ -86,3 +114,19 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def end_with_parent() -> None:
+    """In a rank: send itself SIGTERM, which saves, when the command that started it has ended for any reason."""
+    given = os.environ.pop(PARENT_PIPE, None)
+    if given is None:
+        return
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            os.read(int(given), 1)  # nothing is written to the pipe: the read returns when it is closed
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(ORPHAN_GRACE)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()

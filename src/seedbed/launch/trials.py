@@ -1,7 +1,5 @@
 """Trains trials of a sweep on this machine, alone or as packs."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import traceback
@@ -22,6 +20,7 @@ from seedbed.track.run import Run
 from seedbed.train import capabilities
 from seedbed.train.engine import pick_device
 from seedbed.train.oom import is_out_of_memory
+from seedbed.train.system import flops_per_item
 from seedbed.tune.estimate import estimate_costs
 from seedbed.tune.packing.pack import why_not_packed
 from seedbed.tune.sweep.folder import Trial
@@ -85,7 +84,7 @@ def _split_by_cost(workspace: Workspace, pack: list[Trial], configs: dict[int, C
     # Trials with equal model and data settings share one build, which takes a second.
     kinds = {t.number: repr((configs[t.number].model, configs[t.number].data)) for t in pack}
     built = {kinds[t.number]: configs[t.number] for t in pack}
-    flops = {kind: capabilities.flops_per_item(workspace.recipe.build(config, data)) for kind, config in built.items()}
+    flops = {kind: flops_per_item(workspace.recipe.build(config, data)) for kind, config in built.items()}
     costs = {number: flops[kind] for number, kind in kinds.items()}
     parts: list[list[Trial]] = []
     for trial in sorted(pack, key=lambda t: -costs[t.number]):
@@ -151,9 +150,8 @@ def _train_alone(workspace: Workspace, trial: Trial) -> Outcome:
         with _run_of(workspace, trial) as (run, resumed), _console(run) as console:
             data = workspace.recipe.open_data(config)
             try:
-                status = local.run_training(
-                    run, workspace.recipe, config, data, console, resumed=resumed, patience=workspace.patience
-                )
+                how = {"resumed": resumed, "patience": workspace.patience}
+                status = local.run_training(local.Launch(run, workspace.recipe, config, console, **how), data)
             except Exception:
                 console.line(traceback.format_exc())
                 raise
@@ -192,7 +190,7 @@ def _new_run(workspace: Workspace, trial: Trial, name: str) -> Run:
     run = Run.create(sweep.root, workspace.recipe.name, workspace.preset, config, **about)
     local.copy_recipe_files(workspace.recipe, run)
     with _console(run) as console:
-        local.print_config(run, config, workspace.base, console)
+        local.print_config(run, workspace.base, console)
     return run
 
 

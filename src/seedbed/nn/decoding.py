@@ -1,17 +1,20 @@
-"""Autoregressive decoding, with or without a cache. B rows, V vocabulary, N tokens of history.
+"""Autoregressive decoding: rows of tokens are extended, tokens are drawn from logits, keys and values are cached.
 
-When the context is full, its last half is read again and generation continues from there: `window_start` is the policy.
+B rows, V vocabulary, N tokens of history, L layers, H heads, T slots, D head width. When the context is full, its last half is
+read again and generation continues from there: `window_start` is the policy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from seedbed.nn.sampling import Sampling, pick, window_start
+from seedbed.errors import UserError
 
 READ_EVERY = 16  # tokens between two reads from a CUDA device; on other devices every token is read at once
 
@@ -70,7 +73,7 @@ class Decoder:
 class CachedDecoder(Decoder):
     """Decodes with a cache: each new token is one forward pass of one token, and on CUDA one graph launch.
 
-    A subclass defines how windows are read (`_fill`), the decode step (`_step`, without host work), and which counters
+    A subclass defines how windows are read (`_fill`), the decode step (`step`, without host work), and which counters
     on the device a step advances.
     """
 
@@ -90,7 +93,7 @@ class CachedDecoder(Decoder):
         """Read all but the last token of each row's window; the last one is the next step's input."""
         raise NotImplementedError
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         """One decode step; `num_slots` is the number of slots in use where the host knows it."""
         raise NotImplementedError
 
@@ -101,31 +104,115 @@ class CachedDecoder(Decoder):
         if full:
             self._fill(full)
         if self.graph is None and not self.why_not_captured:
-            self._capture()
+            from seedbed.nn.decode_graph import capture
+
+            capture(self)
         if self.graph is None:
-            self._step(max(n - s for n, s in zip(self.lengths, self.starts, strict=True)))
+            self.step(max(n - s for n, s in zip(self.lengths, self.starts, strict=True)))
         else:
             self.graph.replay()
         self.lengths = [n + 1 for n in self.lengths]
 
-    def _capture(self) -> None:
-        """Capture the step as one CUDA graph. Warm-up steps rewrite the same slots; counters and generator are restored."""
-        before, rng = [c.clone() for c in self.counters], self.generator.get_state()
-        graph = torch.cuda.CUDAGraph()
-        try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                self._step()
-            torch.cuda.current_stream().wait_stream(side)
-            graph.register_generator_state(self.generator)
-            with torch.cuda.graph(graph):
-                self._step()
-            self.graph = graph
-        except RuntimeError as error:
-            torch.cuda.synchronize()
-            self.why_not_captured = str(error).splitlines()[0]
-            self.generator = torch.Generator(self.generator.device)  # the old generator state would stay marked as being captured
-        for counter, value in zip(self.counters, before, strict=True):
-            counter.copy_(value)
-        self.generator.set_state(rng)
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is drawn: temperature 0 takes the likeliest; top_k 0 and top_p 1 are off."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature < math.inf:
+            raise UserError(f"temperature={self.temperature} is out of range: 0 is greedy, 1 samples as trained")
+        if self.top_k < 0:
+            raise UserError(f"top_k={self.top_k} is out of range: 0 keeps all tokens, 40 the forty likeliest")
+        if not 0.0 < self.top_p <= 1.0:
+            raise UserError(f"top_p={self.top_p} is out of range: it must be above 0 and at most 1 (1 keeps all tokens)")
+
+
+def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> Tensor:
+    """One token per row by the Gumbel-max trick: no division, no host, one shape."""
+    if sampling.temperature == 0.0:
+        return logits_BV.argmax(-1)
+    logits_BV = logits_BV.float() / sampling.temperature
+    if 0 < sampling.top_k < logits_BV.shape[-1]:
+        floor_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
+        logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -math.inf)
+    if sampling.top_p < 1.0:
+        logits_BV = logits_BV.masked_fill(logits_BV < _nucleus_floor(logits_BV, sampling.top_p), -math.inf)
+    waits_BV = torch.empty_like(logits_BV).exponential_(generator=generator).clamp_min(1e-20)
+    return (logits_BV - waits_BV.log()).argmax(-1)
+
+
+def _nucleus_floor(logits_BV: Tensor, top_p: float) -> Tensor:
+    """The smallest logit among the likeliest tokens that together reach `top_p`."""
+    sorted_BV = logits_BV.sort(dim=-1, descending=True).values
+    probs_BV = sorted_BV.softmax(-1)
+    before_BV = probs_BV.cumsum(-1) - probs_BV
+    last_B1 = (before_BV < top_p).sum(-1, keepdim=True) - 1
+    return sorted_BV.gather(-1, last_B1.clamp_min(0))
+
+
+def window_start(start: int, num_tokens: int, context: int) -> int:
+    """Where the context window begins when a row holds `num_tokens`; a full window is reduced to its last half."""
+    return start if num_tokens - start <= context else num_tokens - max(1, context // 2)
+
+
+class Cache:
+    """Keys and values of every layer; slot t of a row holds its token number t."""
+
+    def __init__(
+        self, num_layers: int, batch: int, num_heads: int, length: int, head_dim: int, *, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        # Zeros, not empty: a masked slot has weight 0, and 0 x NaN would still be NaN.
+        self.kv_LPBHTD = torch.zeros(num_layers, 2, batch, num_heads, length, head_dim, dtype=dtype, device=device)
+        self.length_B = torch.zeros(batch, dtype=torch.int64, device=device)
+
+    @property
+    def num_slots(self) -> int:
+        return self.kv_LPBHTD.shape[4]
+
+    def prefill(self, rows_N: Tensor) -> list[Prefill]:
+        """One writer per layer for whole prompts in the given rows; the caller sets `length_B` afterwards."""
+        return [Prefill(kv, rows_N) for kv in self.kv_LPBHTD]
+
+    def decode(self, num_slots: int = 0) -> list[Decode]:
+        """One writer per layer for one further token in every row; the caller advances `length_B` afterwards.
+
+        `num_slots` is the number of slots in use, the new one included: attention skips the others. 0 means all.
+        """
+        used_LPBHTD = self.kv_LPBHTD[..., : num_slots or self.num_slots, :]
+        slots_T = torch.arange(used_LPBHTD.shape[4], device=self.length_B.device)
+        # An additive mask, made once: from a boolean one every layer would make its own.
+        hidden_B11T = (slots_T > self.length_B[:, None])[:, None, None]
+        mask_B11T = torch.zeros_like(hidden_B11T, dtype=used_LPBHTD.dtype).masked_fill(hidden_B11T, float("-inf"))
+        rows_B = torch.arange(len(self.length_B), device=self.length_B.device)
+        return [Decode(kv, rows_B, self.length_B, mask_B11T) for kv in used_LPBHTD]
+
+
+class Prefill:
+    """Stores a prompt's keys and values; attention is plainly causal, since nothing precedes the prompt."""
+
+    def __init__(self, kv_PBHTD: Tensor, rows_N: Tensor) -> None:
+        self.kv, self.rows = kv_PBHTD, rows_N
+
+    def update(self, k_NHtD: Tensor, v_NHtD: Tensor) -> tuple[Tensor, Tensor, None]:
+        """Keys, values and mask to attend with."""
+        num_tokens = k_NHtD.shape[2]
+        self.kv[0, self.rows, :, :num_tokens] = k_NHtD
+        self.kv[1, self.rows, :, :num_tokens] = v_NHtD
+        return k_NHtD, v_NHtD, None
+
+
+class Decode:
+    """Appends one token per row, each at its own length; attention sees the filled slots."""
+
+    def __init__(self, kv_PBHTD: Tensor, rows_B: Tensor, length_B: Tensor, mask_B11T: Tensor) -> None:
+        self.kv, self.rows, self.length, self.mask = kv_PBHTD, rows_B, length_B, mask_B11T
+
+    def update(self, k_BH1D: Tensor, v_BH1D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and mask to attend with."""
+        self.kv[0, self.rows, :, self.length] = k_BH1D[:, :, 0]
+        self.kv[1, self.rows, :, self.length] = v_BH1D[:, :, 0]
+        return self.kv[0], self.kv[1], self.mask

@@ -6,9 +6,9 @@ B batch, T tokens, D width, M vectors of a modulation (a gate where there is a b
 import torch
 from torch import Tensor
 
-from seedbed.nn.fused import DTYPES, HAS_TRITON
+from seedbed.nn import HAS_TRITON
 
-MAX_WIDTH = 2048
+MAX_WIDTH, DTYPES = 2048, (torch.float32, torch.bfloat16, torch.float16)
 # False once the kernels have given other results than plain code on this machine.
 trusted = True
 

@@ -1,21 +1,22 @@
-"""Initialisation: storage for modules built on the meta device, and random fills that are equal on every device."""
+"""Parameters: how they are initialised, equally on every device, and how an optimizer is to treat them."""
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seedbed.nn.groups import declaration_of
-
 
 def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
     """Give a module built on the meta device storage filled with NaN, so that a missing initialisation shows at once.
 
-    Unlike `Module.to_empty`, it keeps the declarations of the parameters.
+    Unlike `Module.to_empty`, it keeps the declarations of the parameters. Inside `shapes_only` nothing happens.
     """
+    if _shapes_only:
+        return module
     for child in module.modules():
         assert not list(child.buffers(recurse=False)), "buffers would be left uninitialised; compute them in forward"
         for name, old in child.named_parameters(recurse=False):
@@ -31,6 +32,8 @@ def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Mod
 @torch.no_grad()
 def normal_(param: Tensor, std: float, generator: torch.Generator) -> None:
     """Normal numbers drawn on the CPU, so that a seed gives the same model on every device; std 0 fills with zeros."""
+    if param.is_meta:
+        return
     if std == 0.0:
         param.zero_()
         return
@@ -52,8 +55,75 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+_shapes_only = False
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules that are built and initialised inside stay on the meta device: a model of any size costs no memory."""
+    global _shapes_only
+    _shapes_only = True
+    try:
+        yield
+    finally:
+        _shapes_only = False
+
+
 @contextlib.contextmanager
 def on_meta() -> Iterator[None]:
     """Modules created inside have shapes and no storage; `materialize` or a checkpoint provides it."""
     with torch.device("meta"), _Unfilled():
         yield
+
+
+# ---- how an optimizer treats a parameter, declared where it is created ---------------------------------------------------
+
+KINDS = ("matrix", "embed", "head", "scalar")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A parameter's kind, learning-rate factor, weight decay (None: by kind) and the heights of matrices fused in it."""
+
+    kind: str
+    lr_scale: float = 1.0
+    decay: bool | None = None
+    rows: tuple[int, ...] = ()
+
+
+def declare(param: Tensor, kind: str, lr_scale: float = 1.0, decay: bool | None = None, rows: tuple[int, ...] = ()) -> Any:
+    """Attach a declaration to `param`. `rows` names the heights of matrices fused into one for a single matmul."""
+    assert kind in KINDS, f"kind {kind!r} is not one of {KINDS}"
+    assert not rows or sum(rows) == param.shape[0], f"rows {rows} do not add up to {param.shape[0]}"
+    param.declaration = Declaration(kind, lr_scale, decay, rows)  # type: ignore[attr-defined]
+    return param
+
+
+def declaration_of(param: Tensor) -> Declaration | None:
+    """What was declared for `param`, or None."""
+    return getattr(param, "declaration", None)
+
+
+def kind_of(name: str, module: nn.Module, param: Tensor) -> str:
+    """The declared kind; undeclared weights of Linear are matrices, of Embedding embeddings, all else scalars."""
+    declared = declaration_of(param)
+    if declared:
+        return declared.kind
+    if name.rpartition(".")[2] == "weight" and param.ndim == 2:
+        if isinstance(module, nn.Linear):
+            return "matrix"
+        if isinstance(module, nn.Embedding):
+            return "embed"
+    return "scalar"
+
+
+def settings_of(param: Tensor) -> tuple[float, bool | None]:
+    """The declared learning-rate factor and decay; (1.0, None) when nothing was declared."""
+    declared = declaration_of(param)
+    return (declared.lr_scale, declared.decay) if declared else (1.0, None)
+
+
+def rows_of(param: Tensor) -> tuple[int, ...]:
+    """The heights of the matrices fused in `param`, top to bottom; one height when it is a single matrix."""
+    declared = declaration_of(param)
+    return (declared.rows if declared else ()) or (param.shape[0],)

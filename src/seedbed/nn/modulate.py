@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn import gated
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, normal_
+from seedbed.nn.init import declare, fill_, normal_
 from seedbed.nn.layers import rms_norm, widen
 
 TIME_PERIOD = 10_000.0

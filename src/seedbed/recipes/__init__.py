@@ -40,9 +40,12 @@ class Recipe:
         return self.presets[_one_of(name, self.presets, f"{self.name} has no preset {name!r}")]()
 
     def open_data(self, config: Config) -> "Data":
-        from seedbed.data.feed import limited
+        data = self.function("data", "open_data")(config)
+        if config.limit == configs.Limit():
+            return data
+        from seedbed.data.limiting import limited
 
-        return limited(self.function("data", "open_data")(config), config.limit)
+        return limited(data, config.limit)
 
     def save_inference_data(self, data: "Data", run: Path) -> None:
         """Save the part of the data that inference needs with a run, by the recipe's `save_inference_data(data, folder)`."""
@@ -107,64 +110,13 @@ def find(name: str) -> tuple[Recipe, str | None]:
     if is_file_name(name):
         from seedbed.recipes import user_files
 
-        recipe = user_files.load_recipe(saved_code(name))
+        recipe = user_files.load_recipe(user_files.code_of(name))
     else:
         title, _, preset = name.partition("/")
         recipe = _from_package(_one_of(title, names(), f"there is no recipe {title!r}"))
     if preset:
         return recipe, _one_of(preset, recipe.presets, f"{recipe.name} has no preset {preset!r}")
     return recipe, next(iter(recipe.presets)) if len(recipe.presets) == 1 else None
-
-
-def find_saved(name: str, folder: Path) -> Recipe:
-    """The recipe that a run's or a sweep's folder names. A file must have been trained from here, or be trusted."""
-    if not is_file_name(name):
-        return find(name)[0]
-    from seedbed import trust
-    from seedbed.recipes import user_files
-
-    code = saved_code(name)
-    trust.require(code, folder, _trusting(folder))
-    return user_files.load_recipe(code)
-
-
-def open_saved(facts: dict[str, Any], folder: Path) -> tuple[Recipe, Config]:
-    """Recipe and config of a run by its config.json: the only way from a run folder to code, which must be trusted."""
-    recipe = find_saved(facts["recipe"], folder)
-    config = configs.from_json(recipe.preset(facts["preset"]), facts["config"])
-    require_trusted(config, folder)
-    return recipe, config
-
-
-def require_trusted(config: Config, folder: Path) -> None:
-    """Refuse functions that the settings in a folder name and the user has neither trained with nor confirmed."""
-    for code in _functions(config):
-        from seedbed import trust
-
-        trust.require(code, folder, _trusting(folder))
-
-
-def confirm_saved(facts: dict[str, Any]) -> "list[trust.Code]":
-    """Trust the code that a run or a sweep names, at the user's request; returns what that is."""
-    from seedbed import trust
-
-    found = [saved_code(facts["recipe"])] if is_file_name(facts["recipe"]) else []
-    for code in found:
-        trust.record(code, "confirmed")
-    if "config" in facts:
-        recipe = find(facts["recipe"])[0]
-        found += confirm_functions(configs.from_json(recipe.preset(facts["preset"]), facts["config"]))
-    return found
-
-
-def confirm_functions(config: Config) -> "list[trust.Code]":
-    """Trust the functions that settings name, at the user's request."""
-    from seedbed import trust
-
-    found = _functions(config)
-    for code in found:
-        trust.record(code, "confirmed")
-    return found
 
 
 def remember(recipe: Recipe, config: Config) -> None:
@@ -177,30 +129,14 @@ def remember(recipe: Recipe, config: Config) -> None:
 
 def named_code(recipe: Recipe, config: Config) -> "list[trust.Code]":
     """All code outside the package that is executed for these settings."""
-    return [*([recipe.code] if recipe.code else []), *_functions(config)]
-
-
-def load_file(name: str) -> ModuleType:
-    """The module in a Python file of the user's; an error while it is loaded names its line."""
-    from seedbed.recipes import user_files
-
-    return user_files.load_module(saved_code(name))
-
-
-def saved_code(name: str) -> "trust.Code":
-    """The recipe file that would be executed, by the name in a run folder."""
-    from seedbed import trust
-    from seedbed.recipes import user_files
-
-    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
-    return trust.inspect(path, user_files.source_of(path))
+    return [*([recipe.code] if recipe.code else []), *function_code(config)]
 
 
 def is_file_name(name: str) -> bool:
     return name.endswith(".py") or ".py:" in name
 
 
-def _functions(config: Config) -> "list[trust.Code]":
+def function_code(config: Config) -> "list[trust.Code]":
     """The modules of functions that settings name; most name none."""
     names = list(configs.function_names(config))
     if not names:
@@ -208,11 +144,6 @@ def _functions(config: Config) -> "list[trust.Code]":
     from seedbed import trust
 
     return [trust.inspect_module(name.partition(":")[0]) for name in names]
-
-
-def _trusting(folder: Path) -> str:
-    verb = "sweep --join" if (folder / "sweep.json").is_file() else "sample"
-    return f"seedbed {verb} {folder.name} --trust"
 
 
 def describe(name: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe, presets_of
-from seedbed.trust import Code
+from seedbed.trust import Code, inspect
 
 
 class _FreshLoader(SourceFileLoader):
@@ -45,6 +45,12 @@ def load_module(code: Code) -> ModuleType:
     if source not in _loaded or _loaded[source][0] != code.sha256:
         _loaded[source] = (code.sha256, _load(code, source))
     return _loaded[source][1]
+
+
+def code_of(name: str) -> Code:
+    """The recipe file that would be executed, by its name on the command line or in a run folder."""
+    path = Path(name.partition(".py:")[0] + ".py" if ".py:" in name else name)
+    return inspect(path, source_of(path))
 
 
 def source_of(path: Path) -> Path:

@@ -7,10 +7,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.errors import UserError
-from seedbed.report import facts
+from seedbed.report import facts, summaries
 from seedbed.track import files, jsonl
-from seedbed.track.run import Run, flat, run_names
+from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 
 Table = list[dict[str, Any]]
 
@@ -49,7 +51,7 @@ def events_of(run: Run) -> Iterator[dict[str, Any]]:
 
 def runs_of(run: Run) -> Iterator[dict[str, Any]]:
     """One row per run with its settings (config.KEY) and results."""
-    short = facts.summary(run)
+    short = summaries.summary(run)
     short.pop("path", None)
     config = run.config_json() if short["status"] != "damaged" else {"config": {}}
     saved = run.status()

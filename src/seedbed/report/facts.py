@@ -1,47 +1,13 @@
 """Summary numbers of runs, for listings and reports; damaged files are tolerated."""
 
-import datetime
 import math
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from seedbed.errors import UserError
-from seedbed.track import files, jsonl
-from seedbed.track.run import Run, run_names
-from seedbed.track.text import age_seconds
+from seedbed.track.run import Run
 
 # Most log points used for the noise band; never more than the last half of the run.
 NUM_LAST = 20
-
-
-def summary(run: Run) -> dict[str, Any]:
-    """Summary of a run for listings, from its small files and the tails of its long ones; a damaged run says why."""
-    keys = ("recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "age", "why")
-    out: dict[str, Any] = {"name": run.name, **dict.fromkeys(keys), "parent": None, "sweep": None, "path": str(run.path)}
-    try:
-        return _summary(run, out)
-    except UserError as problem:
-        why = str(problem)
-    except Exception as error:  # one bad folder must not break the listing
-        why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
-    made = _folder_time(run.path)
-    return {**out, "status": "damaged", "why": why, "created": made, "age": age_seconds(made)}
-
-
-def _summary(run: Run, out: dict[str, Any]) -> dict[str, Any]:
-    config = run.config_json()
-    out |= {key: config.get(key) for key in ("recipe", "preset", "created", "why", "parent", "sweep")}
-    saved = run.status()
-    out |= {key: saved.get(key) for key in ("step", "last_step", "loss", "best")}
-    last = next(iter(reversed(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
-    if _at(last) >= _at(out):
-        out |= {"step": last.get("step"), "loss": last.get("loss")}
-    if out["best"] is None:
-        _, points = evaluations(jsonl.decode(files.tail_lines(run.path / "events.jsonl")))
-        out["best"] = min((value for _, value in points), default=None)
-    return {**out, "status": current_status(run, saved), "age": age_seconds(out["created"])}
 
 
 def current_status(run: Run, saved: dict[str, Any]) -> str:
@@ -58,12 +24,6 @@ def final_status(run: Run, saved: dict[str, Any]) -> str:
     return status if isinstance(status, str) and status != "running" else current_status(run, saved)
 
 
-def summaries(root: Path) -> list[dict[str, Any]]:
-    """Summaries of all runs, newest first, damaged ones included."""
-    found = [summary(Run(Path(root) / name)) for name in run_names(root)]
-    return sorted(found, key=lambda s: (math.inf if s["age"] is None else s["age"], s["name"]))
-
-
 def evaluations(events: Iterable[dict[str, Any]]) -> tuple[str | None, list[tuple[int, float]]]:
     """The number that decides `best`, by name, and its value at each step that measured it."""
     metric, points = None, []
@@ -74,7 +34,7 @@ def evaluations(events: Iterable[dict[str, Any]]) -> tuple[str | None, list[tupl
         name = next(iter(numbers), None)
         if name is not None and name != "time" and metric in (None, name):
             metric = name
-            points.append((int(_at(event)), float(numbers[name])))
+            points.append((int(step_in(event)), float(numbers[name])))
     return metric, points
 
 
@@ -103,11 +63,6 @@ def mean_and_sd(values: list[float]) -> tuple[float, float]:
         return mean / scale, sd / scale
 
 
-def noise_band(deviations: Iterable[float]) -> float:
-    """The larger standard deviation: smaller differences are noise; NaN when none is known."""
-    return max((sd for sd in deviations if math.isfinite(sd)), default=math.nan)
-
-
 def median(rows: list[dict[str, Any]], key: str) -> float | None:
     values = sorted(row[key] for row in rows if is_number(row.get(key)))
     return values[len(values) // 2] if values else None
@@ -121,12 +76,5 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def _at(values: dict[str, Any]) -> float:
+def step_in(values: dict[str, Any]) -> float:
     return values["step"] if is_number(values.get("step")) else -1
-
-
-def _folder_time(path: Path) -> str | None:
-    try:
-        return datetime.datetime.fromtimestamp(os.stat(path).st_mtime).astimezone().isoformat(timespec="seconds")
-    except OSError:
-        return None

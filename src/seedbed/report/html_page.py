@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from pathlib import Path
 
-from seedbed.report import media, svg_charts
+from seedbed.report import svg_charts
 from seedbed.report.svg_charts import Chart, text
 
 _MAX_FILE = 4 << 20
@@ -140,7 +140,7 @@ def folded(title: str, body: str) -> str:
 def embedded(folder: Path, name: str, caption: str) -> str:
     """An image or video of a run, embedded; one outside its folder, too large or of unknown type is only named."""
     path = (folder / name).resolve()
-    kind = media.KINDS.get(path.suffix.lower())
+    kind = KINDS.get(path.suffix.lower())
     if not path.is_relative_to(folder.resolve()) or not path.is_file() or not kind:
         return f"<p class=lead>{text(name)}</p>"
     if path.stat().st_size > _MAX_FILE:
@@ -163,3 +163,14 @@ def _small(path: Path) -> str:
             return ' class="small"' if image.width <= 320 else ""
     except (OSError, ValueError, Image.DecompressionBombError):
         return ""  # the size is left to the browser
+
+
+KINDS = {
+    ".png": "image/png",
+    ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
+}

@@ -2,20 +2,20 @@
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import facts, html_page, journal, run_report, verbs
+from seedbed.report import facts, html_page, html_report, journal, notes, run_report, verbs
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
 from seedbed.report.model_table import model_text
 from seedbed.report.svg_charts import Chart, Line, Point, bar, text
-from seedbed.track import code, jsonl
+from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, is_at_least
-from seedbed.track.run import Run, flat, full_name
-from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, scaled, size
+from seedbed.track.run import Run, full_name
+from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, safe, scaled, size
 
 _NUM_SAMPLES = 6
 _MAX_EVENTS = 400
@@ -120,7 +120,7 @@ def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
     parts = [f'<p class="verdict {kind}">{text(title)}</p><p>{text(numbers)}</p>']
     parts += [f"<p>{text(status['verdict'])}</p>"] if status.get("verdict") else []
     parts += [f"<p class=bad>{text(status['error'])}</p>"] if status.get("error") else []
-    for found in journal.conclusions(run.path.parent, run.name):
+    for found in notes.conclusions(run.path.parent, run.name):
         parts.append(f"<p><b>Conclusion, {text(found['date'])}:</b> {text(found['text'])}</p>")
     return card(*parts)
 
@@ -316,3 +316,46 @@ def _differences(names: Sequence[str], configs: Sequence[dict[str, Any]]) -> str
 def last_sample(run: Run) -> str:
     last = next((e for e in reversed(run.events()) if e.get("kind") == "sample"), None)
     return sample_card(run, last, f"{run.name} at step {number(last.get('step'))}") if last else ""
+
+
+# Page and text of the sweep of that name, or None; passed in, since sweeps are not known here.
+SweepPage = Callable[[Path, str], tuple[str, str] | None]
+
+
+def report_text(runs: Sequence[Run]) -> str:
+    """The facts of runs, as in report.md; later runs are compared with the first."""
+    parts = []
+    for run in runs:
+        parts += [run.name, *(f"  {line}" for line in run_report.fact_lines(run, run.rows(), run.events()))]
+    for other in runs[1:]:
+        parts.append(f"{other.name} against {runs[0].name}: " + "; ".join(journal.verdict(other, runs[0])))
+    return "\n".join(parts)
+
+
+def report_runs(root: Path, names: Sequence[str], *, as_html: bool, out: Path | None, open_sweep: SweepPage) -> int:
+    """Write one HTML file, or print the facts."""
+    if out and not as_html:
+        raise UserError("--out says where the page goes; add --html")
+    sweep = open_sweep(root, Path(names[0]).name) if len(names) == 1 and not (Path(root) / names[0]).is_dir() else None
+    if sweep:
+        title, (page, content) = Path(names[0]).name, sweep
+    else:
+        runs = html_report.chosen(root, names)
+        title = "..".join(run.name for run in runs)
+        page = (html_report.compare_page(runs) if len(runs) > 1 else html_report.run_page(runs[0])) if as_html else ""
+        content = "" if as_html else report_text(runs)
+    if not as_html:
+        print(safe(content))
+        return 0
+    return _write(page, out or Path(f"{title[:120]}.html"))
+
+
+def _write(page: str, out: Path) -> int:
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; name a file with --out")
+    try:
+        files.write_atomic(out, page)
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror})") from None
+    print(f"{out}  ({len(page) / 1e6:.1f} MB; opens in any browser, offline)")
+    return 0

@@ -4,42 +4,31 @@ The generated part of an entry is between two comments and may be rewritten; eve
 """
 
 import contextlib
-import datetime
-import difflib
 import fcntl
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, run_report
 from seedbed.track import code, files
 from seedbed.track.events import is_at_least
-from seedbed.track.run import Run, flat, full_name
-from seedbed.track.text import format_value, number, one_line
+from seedbed.track.run import Run, full_name
+from seedbed.track.text import format_value, one_line
 
 _HEAD = '# Journal\n\nOne entry per run, oldest first; negative results stay. Add a conclusion with `seedbed note RUN "..."`.\n'
 _MAX_CHANGES = 12
 _OPEN = re.compile(r"^- conclusion: open .*\n", re.M)
 # The conclusions directly below the generated part, with indented lines that the user may have added.
 _CONCLUSIONS = re.compile(r"(?:\n- conclusion, .*(?:\n[ \t]+\S.*)*)*")
-_CONCLUSION = re.compile(r"\n- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)")
-
-
 MAX_JOURNAL = 256 << 20
 
 
 def path_of(root: Path) -> Path:
     return Path(root).absolute().parent / "JOURNAL.md"
-
-
-def text(root: Path) -> str:
-    """The text of the journal; empty when there is none."""
-    return _read(path_of(root))
 
 
 def record(run: Run) -> Path:
@@ -51,71 +40,15 @@ def record_as(root: Path, name: str, parts: list[str]) -> Path:
     """Write or update the entry of a run or a sweep: a heading, then its facts."""
     invitation = f'- conclusion: open (`seedbed note {name} "..."`)'
     entry = "\n".join([f"<!-- run {name} -->", *parts, invitation, f"<!-- end {name} -->"])
-    with _editing(root) as (journal, text):
-        old = _find(text, name)
+    with editing(root) as (journal, text):
+        old = find_entry(text, name)
         if old:
-            concluded = _conclusions_end(text, old) > old.end()
-            text = text[: old.start()] + (_closed(entry) if concluded else entry) + text[old.end() :]
+            concluded = conclusions_end(text, old) > old.end()
+            text = text[: old.start()] + (closed(entry) if concluded else entry) + text[old.end() :]
         else:
             text = (text or _HEAD).rstrip("\n") + f"\n\n{entry}\n"
         files.write_atomic(journal, text)
     return journal
-
-
-def note(root: Path, name: str, conclusion: str) -> Path:
-    """Add a dated conclusion to the run's entry, which is kept when the run folder is removed."""
-    conclusion = one_line(conclusion)
-    if not conclusion:
-        raise UserError('the note is empty; write: seedbed note RUN "what we learned"')
-    name = Path(name).name
-    if not _find(_read(path_of(root)), name):
-        record(_open_or_suggest(root, name))
-    with _editing(root) as (journal, text):
-        found = _find(text, name)
-        assert found
-        end = _conclusions_end(text, found)
-        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {escaped(conclusion)}"
-        text = text[: found.start()] + _closed(found[0]) + text[found.end() : end] + line + text[end:]
-        files.write_atomic(journal, text)
-    return journal
-
-
-def conclusions(root: Path, name: str) -> list[dict[str, str]]:
-    """The conclusions on a run, oldest first: date and text."""
-    text = _read(path_of(root))
-    found = _find(text, name)
-    below = text[found.end() : _conclusions_end(text, found)] if found else ""
-    return [{"date": one[1], "text": " ".join(one[2].split())} for one in _CONCLUSION.finditer(below)]
-
-
-def amend(root: Path, name: str, old: str, new: str) -> Path:
-    """Replace the text of a conclusion, keeping its date; refused when it is no longer `old`."""
-    new = one_line(new)
-    if not new:
-        raise UserError("the note is empty; write what was learned")
-    with _editing(root) as (journal, text):
-        found = _find(text, name)
-        end = _conclusions_end(text, found) if found else 0
-        start = found.end() if found else 0
-        same = [one for one in _CONCLUSION.finditer(text, start, end) if " ".join(one[2].split()) == old]
-        if not same:
-            raise UserError("somebody changed this note in the meantime; look at it again")
-        text = text[: same[0].start(2)] + escaped(new) + text[same[0].end(2) :]
-        files.write_atomic(journal, text)
-    return journal
-
-
-def entries(root: Path) -> list[dict[str, str]]:
-    """Every entry in the order of the file: the run, its heading, and the text below."""
-    text = _read(path_of(root))
-    starts = list(re.finditer(r"^<!-- run (\S+) -->\n", text, re.M))
-    out = []
-    for index, start in enumerate(starts):
-        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-        body = text[start.end() : end].replace(f"<!-- end {start[1]} -->\n", "").strip("\n")
-        heading, _, rest = body.partition("\n")
-        out.append({"run": start[1], "title": heading.removeprefix("## "), "text": rest.strip("\n")})
-    return out
 
 
 def finish(run: Run, warn: Callable[[str], None]) -> None:
@@ -144,30 +77,10 @@ def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
         return f"negative result: {word}", "; ".join(shown)
     if word != "done" or parent is None:
         return word, "; ".join(shown)
-    title, comparison = _compare((rows, events), parent)
+    from seedbed.report.comparison import compare
+
+    title, comparison = compare((rows, events), parent)
     return title, "; ".join([*shown, comparison])
-
-
-def _compare(mine: tuple[list[Any], list[Any]], parent: Run) -> tuple[str, str]:
-    theirs = parent.rows(), parent.events()
-    (metric, points), (parent_metric, parent_points) = facts.evaluations(mine[1]), facts.evaluations(theirs[1])
-    last, parent_last = facts.last_losses(mine[0]), facts.last_losses(theirs[0])
-    (mean, sd), (parent_mean, parent_sd) = facts.mean_and_sd(last), facts.mean_and_sd(parent_last)
-    if points and parent_points and metric == parent_metric:
-        what = f"evaluation {metric}"
-        change = min(v for _, v in points) - min(v for _, v in parent_points)
-    else:
-        what, change = "loss", mean - parent_mean
-    if not math.isfinite(change):
-        return "done", f"{parent.name} left no numbers to compare with"
-    band = facts.noise_band((sd, parent_sd))
-    size = f"{what} {number(abs(change))} {'lower' if change < 0 else 'higher'} than {parent.name}"
-    if not math.isfinite(band):
-        return f"done, {'below' if change < 0 else 'above'} {parent.name}", f"{size}; too few rows for a noise band"
-    if abs(change) <= band:
-        return f"no clear difference from {parent.name}", f"{size}: within the noise band of ±{number(band)}"
-    title = f"better than {parent.name}" if change < 0 else f"negative result: worse than {parent.name}"
-    return title, f"{size}: outside the noise band of ±{number(band)}"
 
 
 def _facts(run: Run) -> list[str]:
@@ -231,35 +144,25 @@ def open_optional(root: Path, name: str | None) -> Run | None:
         return None
 
 
-def _open_or_suggest(root: Path, name: str) -> Run:
-    try:
-        return Run.open(root, name)
-    except UserError:
-        near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
-        if near:
-            raise UserError(f"there is no run {name!r}, and no entry for it in the journal; nearest: {', '.join(near)}") from None
-        raise
-
-
-def _conclusions_end(text: str, found: re.Match[str]) -> int:
+def conclusions_end(text: str, found: re.Match[str]) -> int:
     below = _CONCLUSIONS.match(text, found.end())
     assert below, "the pattern matches nothing as well"
     return below.end()
 
 
-def _closed(entry: str) -> str:
+def closed(entry: str) -> str:
     """The generated part of an entry without the placeholder for a conclusion."""
     return _OPEN.sub("", entry)
 
 
-def _find(text: str, name: str) -> re.Match[str] | None:
+def find_entry(text: str, name: str) -> re.Match[str] | None:
     """The generated part of an entry."""
     mark = re.escape(name)
     return re.search(rf"^<!-- run {mark} -->\n.*?^<!-- end {mark} -->$", text, re.M | re.S)
 
 
 @contextlib.contextmanager
-def _editing(root: Path) -> Iterator[tuple[Path, str]]:
+def editing(root: Path) -> Iterator[tuple[Path, str]]:
     """The journal's path and text, locked until the block has written it."""
     # The lock is a separate file: the journal is replaced on every change, and its lock would go with the old file.
     Path(root).mkdir(parents=True, exist_ok=True)
@@ -268,12 +171,12 @@ def _editing(root: Path) -> Iterator[tuple[Path, str]]:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
         journal = path_of(root)
-        yield journal, _read(journal)
+        yield journal, read(journal)
     finally:
         os.close(fd)
 
 
-def _read(journal: Path) -> str:
+def read(journal: Path) -> str:
     try:
         return files.read_regular(journal, MAX_JOURNAL).decode()
     except FileNotFoundError:

@@ -4,10 +4,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from seedbed.report import colour, facts, slurm_queue
+from seedbed.report import facts, slurm_queue, terminal
+from seedbed.report import summaries as known
+from seedbed.report.summaries import age
 from seedbed.track import jsonl
 from seedbed.track.run import full_name
-from seedbed.track.text import age, clip, number, one_line, table
+from seedbed.track.text import clip, number, one_line, table
 
 
 def list_runs(root: Path, as_json: bool) -> int:
@@ -20,7 +22,7 @@ def list_runs(root: Path, as_json: bool) -> int:
 
 def summaries(root: Path) -> list[dict[str, Any]]:
     """All runs, newest first, with their state in the Slurm queue."""
-    found = facts.summaries(root)
+    found = known.summaries(root)
     slurm_queue.add(found)
     return found
 
@@ -51,8 +53,8 @@ def runs_table(found: list[dict[str, Any]]) -> str:
         header.insert(3, "queue")
         for s, cells in zip(found, rows, strict=True):
             cells.insert(3, s.get("queue") or "")
-    on = colour.allowed()
-    paint = {2: lambda part: colour.paint_status(part, on)}
+    on = terminal.allowed()
+    paint = {2: lambda part: terminal.paint_status(part, on)}
     return table(header, rows, right=range(len(header) - 5, len(header) - 1), paint=paint)
 
 

@@ -4,14 +4,16 @@ import io
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.errors import UserError
 from seedbed.report import facts
 from seedbed.track import clocks, code, files
 from seedbed.track.events import KINDS, details, is_at_least
-from seedbed.track.run import Run, flat, full_name
+from seedbed.track.run import Run, full_name
 from seedbed.track.text import clip, duration, format_value, number, one_line, scaled, size
 
 PICTURE = "plots/loss.png"
@@ -220,3 +222,55 @@ def smoothed(values: Sequence[float]) -> list[float]:
         middle = window[len(window) // 4 : len(window) - len(window) // 4]
         out.append(math.fsum(middle) / len(middle))
     return out
+
+
+# ---- what bounded its speed ------------------------------------------------------------------------------------------------
+
+DATA, LAUNCHES, MEMORY, ATTENTION, MATMUL = "data", "host launches", "memory traffic", "attention", "matmul"
+DATA_MATTERS = 0.15  # the share of a step from which waiting for data is named first
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the step ran: what may still be switched on."""
+
+    device: str
+    precision: str = "fp32"
+    compiled: bool = False
+    captured: bool = False
+    tier: str = "device"
+
+
+def closing_verdict(rows_summary: dict[str, Any]) -> str:
+    """One sentence at the end of a run, from figures that it has anyway.
+
+    Reads `device` (cpu, cuda, mps), `precision`, `compiled`, `captured`, `tier`, and of the rows `wait` (share of the time
+    blocked on data) and `mfu`; whatever is missing or None is not used.
+    """
+    known = {k: v for k, v in rows_summary.items() if v is not None}
+    fields = ("device", "precision", "compiled", "captured", "tier")
+    setup = Setup(**{"device": "cpu", "tier": "memory-map", **{k: known[k] for k in fields if k in known}})
+    bound, why = _likely(setup, known.get("wait"), known.get("mfu"))
+    if not bound:
+        return f"{why}; `seedbed profile` shows a step in detail"
+    from seedbed.report import verdict
+
+    return f"{why}. What would help: {verdict.HELP[bound](setup)[0]}"
+
+
+def _likely(setup: Setup, wait: float | None, mfu: float | None) -> tuple[str, str]:
+    """The bound, or "" where these figures cannot tell, and its description."""
+    if wait is not None and wait >= DATA_MATTERS:
+        return DATA, f"bound by data: {wait:.0%} of the time was spent waiting for it"
+    data_text = "not bound by data" if wait is None else f"not bound by data ({wait:.1%} of the time)"
+    if setup.device != "cuda":
+        return "", f"{data_text}; the rest is computing on the {setup.device}"
+    if setup.precision == "fp32":
+        return MATMUL, f"{data_text}, and fp32 does not use the GPU's matrix units"
+    if mfu is None:
+        return "", f"{data_text}; how busy the GPU was is unknown"
+    if mfu >= 0.35:
+        return MATMUL, f"bound by matmul: {mfu:.0%} of the GPU's nominal peak"
+    if not setup.captured and mfu < 0.15:
+        return LAUNCHES, f"probably bound by host launches: {mfu:.0%} of the GPU's nominal peak, and the step is not captured"
+    return MEMORY, f"probably bound by memory traffic or small matrices: {mfu:.0%} of the GPU's nominal peak"

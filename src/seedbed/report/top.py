@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import colour, facts, listing, redraw, text_plot
-from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, Objects
-from seedbed.track.run import Run, full_name, run_names
-from seedbed.track.text import age, clip, duration, number, scaled, table
+from seedbed.report import facts, listing, summaries, terminal
+from seedbed.report.summaries import age
+from seedbed.track import jsonl
+from seedbed.track.rows import Columns, Objects, tail_lines
+from seedbed.track.run import Run, full_name
+from seedbed.track.run_names import run_names
+from seedbed.track.text import clip, duration, number, scaled, table
 
 _SECONDS = 1.0
 _HEADER = ("run", "recipe", "done", "step", "loss", "best", "items/s", "wait", "mfu", "left", "since")
@@ -19,24 +21,24 @@ def top(root: Path, once: bool, as_json: bool) -> int:
     """A live table of running runs; printed once with `once` or without a terminal."""
     if as_json:
         return jsonl.print_json(training(root))
-    on = colour.allowed()
+    on = terminal.allowed()
 
-    def frame(columns: int, height: int) -> redraw.Frame:
+    def frame(columns: int, height: int) -> terminal.Frame:
         return _top_lines(root, columns, height, on), False
 
-    return redraw.show(frame, _SECONDS, once)
+    return terminal.show(frame, _SECONDS, once)
 
 
 def training(root: Path) -> list[dict[str, Any]]:
     """The running runs with their current speed, newest first."""
     runs = [run for name in run_names(root) if (run := Run(Path(root) / name)).is_running()]
-    found = [{**facts.summary(run), **pace(run)} for run in runs]
+    found = [{**summaries.summary(run), **pace(run)} for run in runs]
     return sorted(found, key=lambda s: s["age"] if s["age"] is not None else 0.0)
 
 
 def pace(run: Run) -> dict[str, Any]:
     """Recent speed of a run and its time left."""
-    rows = [row for row in jsonl.decode(files.tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
+    rows = [row for row in jsonl.decode(tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
     last: dict[str, Any] = rows[-1] if rows else {}
     out = {key: last.get(key) for key in ("items_per_s", "wait", "mfu")}
     timed = [row for row in rows if facts.is_number(row.get("seconds"))]
@@ -55,11 +57,11 @@ def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
     shown = table(_HEADER, [_cells(s) for s in found], right=range(3, len(_HEADER)), max_width=columns).splitlines()
     head, *rest = shown[: max(height - 2, 2)]
     more = [f"and {len(shown) - 1 - len(rest)} more"] if len(shown) - 1 > len(rest) else []
-    return [f"{len(found)} training in {root}", colour.paint(head, "bold", on), *rest, *more]
+    return [f"{len(found)} training in {root}", terminal.paint(head, "bold", on), *rest, *more]
 
 
 def _last_runs(root: Path, most: int) -> list[str]:
-    found = listing.folded(facts.summaries(root))[: max(min(most, 5), 0)]
+    found = listing.folded(summaries.summaries(root))[: max(min(most, 5), 0)]
     return ["", "last runs", *listing.runs_table(found).splitlines()] if found else []
 
 
@@ -84,20 +86,20 @@ def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
     run.config_json()
     rows, events = Columns(run.path / "rows.jsonl"), Objects(run.path / "events.jsonl")
     fine = "utf" in (sys.stdout.encoding or "").lower()
-    on = colour.allowed()
+    on = terminal.allowed()
 
-    def frame(columns: int, height: int) -> redraw.Frame:
+    def frame(columns: int, height: int) -> terminal.Frame:
         if not run.path.is_dir():
             raise UserError(f"run {run.name} is gone: its folder was removed or renamed")
         rows.refresh()
         events.refresh()
-        canvas = text_plot.Canvas(columns, min(height - 4, 40), log, fine, on)
+        canvas = terminal.Canvas(columns, min(height - 4, 40), log, fine, on)
         return _watch_lines(run, key, rows, events.found, canvas), not run.is_running()
 
-    return redraw.show(frame, _SECONDS, once)
+    return terminal.show(frame, _SECONDS, once)
 
 
-def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: text_plot.Canvas) -> list[str]:
+def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: terminal.Canvas) -> list[str]:
     steps = rows.column("step")
     line = [(x, y) for x, y in zip(steps, rows.column(key), strict=True) if x == x and y == y]
     dots = [(e["step"], e[key]) for e in events if e.get("kind") == "eval" and _has(e, key)]
@@ -109,21 +111,21 @@ def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]]
         raise UserError(
             f"run {run.name} has no number {key!r}; there are: {', '.join(k for k in known if k not in ('step', 'time'))}"
         )
-    return [*_title(run, key, line, dots, canvas), *text_plot.draw(line, dots, canvas)]
+    return [*_title(run, key, line, dots, canvas), *terminal.draw(line, dots, canvas)]
 
 
 def _has(event: dict[str, Any], key: str) -> bool:
     return facts.is_number(event.get(key)) and facts.is_number(event.get("step"))
 
 
-def _title(run: Run, key: str, line: list[text_plot.Point], dots: list[text_plot.Point], canvas: text_plot.Canvas) -> list[str]:
-    short, speed = facts.summary(run), pace(run)
+def _title(run: Run, key: str, line: list[terminal.Point], dots: list[terminal.Point], canvas: terminal.Canvas) -> list[str]:
+    short, speed = summaries.summary(run), pace(run)
     of = f"/{number(short['last_step'])}" if short["last_step"] else ""
     words = [f"step {number(short['step'])}{of}"]
     words += [f"{key} {number(float(line[-1][1]))}"] if line else []
     words += [f"best {number(float(min(y for _, y in dots)))}"] if dots else []
     words += [f"{scaled(speed['items_per_s'])} items/s"] if facts.is_number(speed["items_per_s"]) else []
     words += [f"{duration(speed['seconds_left'])} left"] if speed["seconds_left"] and short["status"] == "running" else []
-    head = f"{run.name}  {colour.paint_status(short['status'], canvas.colours)}"
+    head = f"{run.name}  {terminal.paint_status(short['status'], canvas.colours)}"
     marks = "" if not dots else "   ● evaluation" if canvas.fine else "   o evaluation"
     return [head, "  ".join(words) + marks, ""]

@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import facts, journal, slurm_queue
+from seedbed.report import facts, journal, notes, slurm_queue, summaries
 from seedbed.report.model_table import model_text
-from seedbed.track import clocks, code, files, jsonl
+from seedbed.report.summaries import age
+from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
 from seedbed.track.jsonl import print_json
-from seedbed.track.run import Run, flat, full_name
-from seedbed.track.text import age, clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
+from seedbed.track.rows import tail_lines
+from seedbed.track.run import Run, full_name
+from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
 
 _NUM_ROWS, _NUM_EVENTS = 5, 8
 
@@ -23,10 +25,10 @@ _NUM_ROWS, _NUM_EVENTS = 5, 8
 def show(root: Path, name: str, as_json: bool) -> int:
     """Show one run: facts, last rows and events, checkpoints."""
     run = Run.open(root, name)
-    config, status, short = run.config_json(), run.status(), facts.summary(run)
+    config, status, short = run.config_json(), run.status(), summaries.summary(run)
     slurm_queue.add([short])
-    rows = jsonl.decode(files.tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
-    events = jsonl.decode(files.tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
+    rows = jsonl.decode(tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
+    events = jsonl.decode(tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
     checkpoints, best = run.checkpoints()
     if as_json:
         more = {"rows": rows, "events": events, "checkpoints": checkpoints, "best_checkpoint": best}
@@ -159,13 +161,21 @@ def results_in_words(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def _is_run(run: Run) -> bool:
+    """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
+    with contextlib.suppress(UserError):
+        run.config_json()
+        return True
+    return "version" in run.code_json()
+
+
 def remove(root: Path, names: list[str], yes: bool) -> int:
     """Delete run folders permanently; their journal entries stay."""
     runs = [Run.open(root, name) for name in dict.fromkeys(names)]
     for run in runs:
         if run.path.is_symlink():
             raise UserError(f"{run.path} is a link to {os.readlink(run.path)}; remove the link yourself, the target stays")
-        if not run.is_ours():
+        if not _is_run(run):
             raise UserError(f"{run.path} is no run: it holds neither config.json nor code.json of one; remove it yourself")
     if not yes and not _agreed(runs):
         print("nothing was removed")
@@ -186,7 +196,7 @@ def _agreed(runs: list[Run]) -> bool:
     if not sys.stdin.isatty():
         raise UserError("removing a run cannot be undone; add --yes when there is no terminal")
     for run in runs:
-        short = facts.summary(run)
+        short = summaries.summary(run)
         print(f"{run.name}  {short['status']}, step {number(short['step'])}, {size(_folder_size(run.path))}")
     with contextlib.suppress(EOFError):
         return input("delete permanently? [y/N] ").strip().lower() in ("y", "yes")
@@ -194,14 +204,14 @@ def _agreed(runs: list[Run]) -> bool:
 
 
 def note(root: Path, name: str, words: list[str]) -> int:
-    path = journal.note(root, name, " ".join(words))
+    path = notes.note(root, name, " ".join(words))
     print(f"noted in {path}")
     return 0
 
 
 def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     """Print the journal, or the entry of one run."""
-    found = journal.entries(root)
+    found = notes.entries(root)
     if name is not None:
         wanted = Path(name).name
         found = [entry for entry in found if entry["run"] == wanted]
@@ -212,7 +222,7 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     if name is not None:
         print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
     elif found:
-        print(safe(journal.text(root)), end="")
+        print(safe(notes.text(root)), end="")
     else:
         print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
     return 0

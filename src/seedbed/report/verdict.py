@@ -1,23 +1,10 @@
-"""Verdicts: what bounds a step and what would help, as functions of measured shares. Does not import torch."""
+"""Verdicts of profiles: what bounds a step and what would help, as functions of measured shares. Does not import torch."""
 
 from dataclasses import dataclass
-from typing import Any
 
-DATA, LAUNCHES, MEMORY, ATTENTION, MATMUL = "data", "host launches", "memory traffic", "attention", "matmul"
+from seedbed.report.run_report import ATTENTION, DATA, DATA_MATTERS, LAUNCHES, MATMUL, MEMORY, Setup
 
-# Waiting is named first above these shares, even where a useful part is larger.
-DATA_MATTERS, GAP_MATTERS = 0.15, 0.30
-
-
-@dataclass(frozen=True)
-class Setup:
-    """How the step ran: what may still be switched on."""
-
-    device: str
-    precision: str = "fp32"
-    compiled: bool = False
-    captured: bool = False
-    tier: str = "device"
+GAP_MATTERS = 0.30  # the share of an idle device from which host launches are named first
 
 
 @dataclass(frozen=True)
@@ -54,7 +41,7 @@ def judge(shares: Shares, setup: Setup) -> Verdict:
     else:
         waits = {DATA: shares.data, LAUNCHES: shares.gap}
         bound, share = max({**parts, **waits}.items(), key=lambda item: item[1])
-    return Verdict(bound, share, tuple(_HELP[bound](setup)))
+    return Verdict(bound, share, tuple(HELP[bound](setup)))
 
 
 def _for_data(setup: Setup) -> list[str]:
@@ -97,37 +84,4 @@ def _for_matmul(setup: Setup) -> list[str]:
     return ["this is where a step should spend its time; widths in multiples of 128 suit the hardware best"]
 
 
-_HELP = {DATA: _for_data, LAUNCHES: _for_launches, MEMORY: _for_memory, ATTENTION: _for_attention, MATMUL: _for_matmul}
-
-
-def closing_verdict(rows_summary: dict[str, Any]) -> str:
-    """One sentence at the end of a run, from figures that it has anyway.
-
-    Reads `device` (cpu, cuda, mps), `precision`, `compiled`, `captured`, `tier`, and of the rows `wait` (share of the time
-    blocked on data) and `mfu`; whatever is missing or None is not used.
-    """
-    known = {k: v for k, v in rows_summary.items() if v is not None}
-    fields = ("device", "precision", "compiled", "captured", "tier")
-    setup = Setup(**{"device": "cpu", "tier": "memory-map", **{k: known[k] for k in fields if k in known}})
-    bound, why = _likely(setup, known.get("wait"), known.get("mfu"))
-    if not bound:
-        return f"{why}; `seedbed profile` shows a step in detail"
-    return f"{why}. What would help: {_HELP[bound](setup)[0]}"
-
-
-def _likely(setup: Setup, wait: float | None, mfu: float | None) -> tuple[str, str]:
-    """The bound, or "" where these figures cannot tell, and its description."""
-    if wait is not None and wait >= DATA_MATTERS:
-        return DATA, f"bound by data: {wait:.0%} of the time was spent waiting for it"
-    data_text = "not bound by data" if wait is None else f"not bound by data ({wait:.1%} of the time)"
-    if setup.device != "cuda":
-        return "", f"{data_text}; the rest is computing on the {setup.device}"
-    if setup.precision == "fp32":
-        return MATMUL, f"{data_text}, and fp32 does not use the GPU's matrix units"
-    if mfu is None:
-        return "", f"{data_text}; how busy the GPU was is unknown"
-    if mfu >= 0.35:
-        return MATMUL, f"bound by matmul: {mfu:.0%} of the GPU's nominal peak"
-    if not setup.captured and mfu < 0.15:
-        return LAUNCHES, f"probably bound by host launches: {mfu:.0%} of the GPU's nominal peak, and the step is not captured"
-    return MEMORY, f"probably bound by memory traffic or small matrices: {mfu:.0%} of the GPU's nominal peak"
+HELP = {DATA: _for_data, LAUNCHES: _for_launches, MEMORY: _for_memory, ATTENTION: _for_attention, MATMUL: _for_matmul}

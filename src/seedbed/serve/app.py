@@ -19,8 +19,9 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from seedbed.errors import UserError
-from seedbed.report import journal
-from seedbed.serve import files, views
+from seedbed.report import notes
+from seedbed.report.html_page import KINDS
+from seedbed.serve import views
 from seedbed.serve.live import Live
 from seedbed.serve.messages import Json
 from seedbed.serve.playground import Playground
@@ -112,7 +113,7 @@ def plotly_bundle() -> Path | None:
 
 async def _file(index: RunIndex, request: Request) -> Response:
     given = request.path_params
-    return await run_in_threadpool(files.file_response, index, given["kind"], given["name"], given["path"])
+    return await run_in_threadpool(file_response, index, given["kind"], given["name"], given["path"])
 
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -183,13 +184,13 @@ async def _note(index: RunIndex, request: Request) -> Response:
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB") from None
     if not isinstance(text, str) or not isinstance(old, str | None) or not is_name(name):
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB")
-    change = functools.partial(journal.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
+    change = functools.partial(notes.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
     await run_in_threadpool(change)
     return Json(await run_in_threadpool(views.notes, index, name))
 
 
 def _add(index: RunIndex, name: str, text: str) -> Path:
-    return journal.note(index.root, name, text)
+    return notes.note(index.root, name, text)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -202,3 +203,36 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _explained(request: Request, error: Exception) -> Response:
     return Json({"error": str(error)}, 404 if request.method == "GET" else 409)
+
+
+# Other types are not served: an HTML or script file in a run folder must not run with our origin.
+KINDS = {
+    **KINDS,
+    ".wav": "audio/wav",
+    **dict.fromkeys((".txt", ".md", ".log", ".json", ".jsonl", ".csv", ".patch"), "text/plain; charset=utf-8"),
+}
+
+
+def file_response(index: RunIndex, kind: str, name: str, path: str) -> Response:
+    found = resolved(index, kind, name, path)
+    if not os.access(found, os.R_OK):
+        raise HTTPException(404)
+    # Plots of a running sweep are replaced under the same name, so browsers must revalidate.
+    return FileResponse(found, media_type=KINDS[found.suffix.lower()], headers={"cache-control": "no-cache"})
+
+
+def resolved(index: RunIndex, kind: str, name: str, path: str) -> Path:
+    """The resolved path of a file of a run or a sweep; 404 for missing files and for path traversal, links included."""
+    top = {"runs": index.root, "sweeps": index.root.parent / "sweeps"}.get(kind)
+    if top is None or not is_name(name) or "\0" in path or "\\" in path:
+        raise HTTPException(404)
+    try:
+        base = (top / name).resolve(strict=True)
+        found = (base / path).resolve(strict=True)
+    except (OSError, ValueError, RuntimeError):
+        raise HTTPException(404) from None
+    # The run's folder may be a link; nothing inside may point outside of it.
+    hidden = any(part.startswith(".") for part in Path(path).parts)
+    if hidden or not found.is_relative_to(base) or not found.is_file() or found.suffix.lower() not in KINDS:
+        raise HTTPException(404)
+    return found

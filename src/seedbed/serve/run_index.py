@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import facts
-from seedbed.track import files, jsonl
-from seedbed.track.rows import Columns, Objects, thumbnail
-from seedbed.track.run import Run, full_name, run_names
+from seedbed.report import facts, summaries
+from seedbed.track import jsonl
+from seedbed.track.rows import Columns, Objects, tail_lines, thumbnail
+from seedbed.track.run import Run, full_name
+from seedbed.track.run_names import run_names
 
 # Limit of the cached rows of recently viewed runs.
 MAX_BYTES = 96 << 20
@@ -149,9 +150,9 @@ def _safe_summary(run: Run) -> dict[str, Any]:
 
 def _summary(run: Run) -> dict[str, Any]:
     """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss."""
-    short = facts.summary(run)
-    row = next(iter(reversed(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
-    metric, _ = facts.evaluations(jsonl.decode(files.tail_lines(run.path / "events.jsonl", 8192)))
+    short = summaries.summary(run)
+    row = next(iter(reversed(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
+    metric, _ = facts.evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl", 8192)))
     known = {key: short[key] for key in _SHOWN}
     title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
     measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}

@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 import numpy as np
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import checkpoints, facts, journal
-from seedbed.serve.downsample import clip_to, downsample, smooth
+from seedbed.report import checkpoints, comparison, facts, journal
+from seedbed.report.notes import conclusions
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.track.text import format_value
 
 # Curves that are never smoothed.
@@ -95,7 +95,7 @@ def time_line(index: RunIndex, name: str) -> list[dict[str, Any]]:
 
 def notes(index: RunIndex, name: str) -> list[dict[str, str]]:
     try:
-        return journal.conclusions(index.root, name)
+        return conclusions(index.root, name)
     except UserError:
         return []
 
@@ -257,7 +257,7 @@ def _level(index: RunIndex, name: str) -> dict[str, Any]:
 def _delta(base: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
     """Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses."""
     by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
-    change, band = one[by] - base[by], facts.noise_band((base["sd"], one["sd"]))
+    change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
     word = "unknown" if math.isnan(change) or math.isnan(band) else "same" if abs(change) <= band else "other"
     if word == "other":
         word = "better" if change < 0 else "worse"
@@ -301,7 +301,7 @@ _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:
     """The journal's entries, newest first, with conclusion, plot and whether the result was negative."""
-    out = [_entry(index, entry) for entry in journal.entries(index.root)]
+    out = [_entry(index, entry) for entry in notes.entries(index.root)]
     return out[::-1]
 
 
@@ -334,3 +334,38 @@ def _picture(index: RunIndex, link: str | None) -> str | None:
             name, *rest = path.relative_to(top).parts
             return address(kind, name, "/".join(rest))
     return None
+
+
+def downsample(x: np.ndarray, y: np.ndarray, num: int) -> tuple[np.ndarray, np.ndarray]:
+    """At most about `num` points: both ends, and minimum and maximum of equal buckets."""
+    known = ~np.isnan(y) & ~np.isnan(x)
+    x, y = x[known], y[known]
+    if len(y) <= num:
+        return x, y
+    width = -(-len(y) // max((num - 2) // 2, 1))
+    rows = -(-len(y) // width)
+    # The last bucket is padded with its last point, which changes neither extreme.
+    grid = np.append(y, np.full(rows * width - len(y), y[-1])).reshape(rows, width)
+    first = np.arange(rows) * width
+    kept = np.concatenate([first + grid.argmin(1), first + grid.argmax(1), [0, len(y) - 1]])
+    kept = np.unique(np.minimum(kept, len(y) - 1))
+    return x[kept], y[kept]
+
+
+def smooth(y: np.ndarray, weight: float) -> np.ndarray:
+    """Bias-corrected exponential moving average; non-finite values are skipped."""
+    out, level, total = np.empty_like(y), 0.0, 0.0
+    for index, value in enumerate(y.tolist()):
+        if math.isfinite(value):
+            level, total = weight * level + (1 - weight) * value, weight * total + (1 - weight)
+        out[index] = level / total if total else np.nan
+    return out
+
+
+def clip_to(x: np.ndarray, y: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:
+    """The points between `low` and `high` and one more on each side, so that lines reach the edge of the chart."""
+    inside = np.flatnonzero((x >= low) & (x <= high))
+    if not len(inside):
+        return x[:0], y[:0]
+    part = slice(max(inside[0] - 1, 0), inside[-1] + 2)
+    return x[part], y[part]

@@ -1,7 +1,5 @@
 """The exported page: our own files, and ONNX Runtime Web from the user's npm. Nothing comes from a stranger's server at play."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import shutil

@@ -1,11 +1,19 @@
-"""Wall-time accounting of a run: named timers on a monotonic clock, continued across processes through checkpoints."""
+"""Clocks of a run: timers by kind of work, continued across processes through checkpoints, and rates between two readings."""
+
+from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
 
 # The parts of a run's wall time in display order: timer name and label.
 PARTS = {
@@ -92,10 +100,6 @@ class Stopwatch:
         """The timer that runs now."""
         return self._timer
 
-    @property
-    def total(self) -> float:
-        return sum(self.state().values())
-
     def state(self) -> dict[str, float]:
         """Seconds per timer over all processes, ready for JSON; `go_on_from` loads them."""
         return {name: self[name] for name in dict.fromkeys((*self._earlier, *self._timers()))}
@@ -149,3 +153,48 @@ def process_start() -> float:
     # A sandbox may count ticks from another origin: an impossible age is ignored.
     known = time.monotonic() - _IMPORTED
     return time.monotonic() - age if known - 0.02 <= age <= known + 60.0 else _IMPORTED
+
+
+def memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: device memory on CUDA, host memory elsewhere."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
+
+
+class Meter:
+    """Turns counters into rates between two readings. MFU is left out where the peak is unknown."""
+
+    def __init__(self, flops_per_item: float, device: torch.device, precision: str) -> None:
+        import torch
+
+        self.flops, self.device = flops_per_item, device
+        self.nominal = self.measured = None
+        if device.type == "cuda" and precision in ("bf16", "fp16") and flops_per_item:
+            from seedbed.track.flops import measured_peak, nominal_peak
+
+            self.nominal = nominal_peak(torch.cuda.get_device_name(device))
+            self.measured = measured_peak(device)
+        self._last = (0, 0.0, 0.0)
+
+    def start(self, items: int, seconds: float, wait: float) -> None:
+        """Start counting here: earlier steps belong to another process or to the warm-up."""
+        self._last = (items, seconds, wait)
+
+    def read(self, items: int, seconds: float, wait: float) -> dict[str, float]:
+        """Rates since the last reading, given totals of items, training seconds and seconds blocked on data."""
+        last_items, last_seconds, last_wait = self._last
+        self._last = (items, seconds, wait)
+        elapsed = seconds - last_seconds
+        out = {"seconds": round(seconds, 4), "memory": memory_bytes(self.device)}
+        if elapsed <= 0 or items <= last_items:
+            return out
+        rate = (items - last_items) / elapsed
+        out |= {"items_per_s": round(rate, 2), "wait": round(max(wait - last_wait, 0.0) / elapsed, 4)}
+        for name, peak in (("mfu", self.nominal), ("mfu_measured", self.measured)):
+            if peak:
+                out[name] = round(rate * self.flops / peak, 4)
+        return out

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config import diff
-from seedbed.track import code
+from seedbed.track import code, files, jsonl
 from seedbed.track.run import Run
 
 Changes = dict[str, tuple[Any, Any]]
@@ -32,7 +32,8 @@ def record(run: Run, step: int, changed: Changes) -> None:
     kept = [past for past in facts.get("resumed") or [] if past["step"] <= step]
     new = [*kept, {"step": step, "changed": {key: list(pair) for key, pair in changed.items()}}] if changed else kept
     if new != (facts.get("resumed") or []):
-        run.write_code({**facts, "resumed": new})
+        run.kept_files["code.json"] = jsonl.pretty({**facts, "resumed": new})
+        files.write_atomic(run.locate() / "code.json", run.kept_files["code.json"])
 
 
 def describe(changed: Changes) -> str:

@@ -1,14 +1,17 @@
 """Uncommitted changes as one patch: tracked changes and new files, without what is large or looks like a secret."""
 
+import fnmatch
+import math
 import os
 import re
 import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 
-from seedbed.track import files, secrets
+from seedbed.track import files
 from seedbed.track.code import git_call, git_output
 
 MAX_PATCH = 2_000_000
@@ -48,7 +51,7 @@ def _secret_in(path: Path) -> str:
     if path.is_symlink():
         return ""
     try:
-        return secrets.found(files.read_regular(path, MAX_FILE))
+        return found(files.read_regular(path, MAX_FILE))
     except OSError as error:
         return f"what cannot be read: {error.strerror}"
 
@@ -60,7 +63,7 @@ def _without_secrets(text: str) -> tuple[str, list[str]]:
         heading = part.partition("\n")[0]
         same = re.fullmatch(r"diff --git \"?a/(.*?)\"? \"?b/\1\"?", heading)
         name = same[1] if same else heading.removeprefix("diff --git ")
-        what = "may hold secrets" if same and secrets.named(name) else secrets.found(part.encode(errors="surrogateescape"))
+        what = "may hold secrets" if same and named(name) else found(part.encode(errors="surrogateescape"))
         if part and what:
             left_out.append(f"{name} ({what if what.startswith('may') else f'holds {what}'})")
         else:
@@ -76,7 +79,7 @@ def _select(top: Path, untracked: Iterable[str]) -> tuple[list[str], list[str]]:
         size = path.lstat().st_size if os.path.lexists(path) else 0
         if name.endswith("/"):
             left_out.append(f"{name} (a repository of its own)")
-        elif secrets.named(name):
+        elif named(name):
             left_out.append(f"{name} (may hold secrets)")
         elif size > MAX_FILE or total + size > MAX_PATCH:
             left_out.append(f"{name} ({size:,} bytes)")
@@ -98,3 +101,93 @@ def _git_head(top: Path, *words: str, env: dict[str, str], limit: int) -> bytes 
         if cut:
             process.kill()
     return text if cut or process.returncode == 0 else None
+
+
+# Matched against every part of a path, in lower case.
+_NAMES = (
+    *(".env", ".env.*", "*.env", ".envrc", "*.envrc", "_netrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
+    *(".git-credentials", ".dockercfg", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "wallet.dat"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.pk8", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg", "*.age", "*.ovpn"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*kubeconfig*", "*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.*"),
+    *("*credential*", "*secret*", "*password*", "*passwd*", "token", "token.*", "*.token", "*_token", "*-token", "*_token.*"),
+    *("*-token.*", "auth.json", "*apikey*", "*api_key*", "*api-key*", "*service-account*.json", "*service_account*.json"),
+)
+
+
+# Source files may have such names; these extensions are exempt.
+_SOURCES = (".py", ".ipynb", ".pyi", ".md", ".rst")
+
+
+_SOURCE_NAMES = re.compile(r"(secrets?|credentials?|passwords?|api_?keys?|local_settings|settings_local|auth_config)\.\w+")
+
+
+_FORMS = {
+    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{20}",
+    "an AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
+    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
+    "a GitLab token": r"\bglpat-[\w-]{20}",
+    "a Slack token": r"\bxox[abeprs]-[\w-]{10}",
+    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30}",
+    "an API key": r"\bsk-[A-Za-z0-9_-]{20}|\bAIza[\w-]{35}|\b[sr]k_live_[A-Za-z0-9]{16}|\bSG\.[\w-]{16,}\.[\w-]{16,}",
+    "a package token": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-AgEIcHlwaS5vcmc[\w-]{20}",
+    "a JSON web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
+    "a password in an address": r"\b[a-z][a-z0-9+.-]{0,20}://[^/\s:@{}<>$]{1,100}:[^/\s:@{}<>$]{3,100}@[\w.-]",
+}
+
+
+_KNOWN = {what: re.compile(pattern) for what, pattern in _FORMS.items()}
+
+
+_WORD = r"(?:secret|token|passwd|password|api[_-]?key|access[_-]?key|private[_-]?key|auth|credential)"
+
+
+# TOKEN=... as shells and .env files write it, and token = "..." as programs do. All repeats are bounded: lines may be long.
+_GAP, _MORE = r"[ \t]{0,40}", "[A-Z0-9_]{0,60}"
+
+
+_ENVIRONMENT = re.compile(rf"^[+ -]?{_GAP}(?:export )?{_MORE}{_WORD.upper()}{_MORE}=([^\s\"'$(<]{{8,500}})$", re.M)
+
+
+_ASSIGNED = re.compile(
+    rf"(?i)(?:^|[^a-z]){_WORD}(?![a-z])[\w-]{{0,60}}[\"']?{_GAP}[:=]{_GAP}[\"']([^\"'\s]{{20,200}})[\"']", re.M
+)
+
+
+def named(path: str) -> bool:
+    """Whether a path looks like that of a secret."""
+    name = PurePath(path).name.lower()
+    if name.endswith(_SOURCES):
+        parts = [part.lower() for part in PurePath(path).parent.parts]
+        return bool(_SOURCE_NAMES.fullmatch(name)) or _matches(parts)
+    return _matches([part.lower() for part in PurePath(path).parts])
+
+
+def _matches(parts: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in _NAMES)
+
+
+def found(content: bytes) -> str:
+    """The kind of secret that a file contains, without repeating it; empty when there is none."""
+    text = content.decode("utf-8", "replace")
+    for what, pattern in _KNOWN.items():
+        if pattern.search(text):
+            return what
+    if any(not one[1].isdigit() for one in _ENVIRONMENT.finditer(text)):
+        return "a secret in a variable"
+    return "a secret in an assignment" if any(_is_random(one[1]) for one in _ASSIGNED.finditer(text)) else ""
+
+
+def _is_random(value: str) -> bool:
+    """Whether a string looks random: hexadecimal, or letters and digits of high entropy."""
+    if re.fullmatch(r"[0-9a-fA-F]{32,}", value):
+        return len(set(value)) > 6
+    if "://" in value or value.startswith(("/", ".", "<", "{", "$")) or (value.count("/") == 1 and len(value) < 60):
+        return False
+    classes = [re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
+    return all(classes) and _entropy(value) > 3.6
+
+
+def _entropy(value: str) -> float:
+    """Bits per character."""
+    shares = [count / len(value) for count in Counter(value).values()]
+    return -math.fsum(share * math.log2(share) for share in shares)

@@ -11,9 +11,8 @@ from typing import Any, TextIO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from seedbed.config import diff
+from seedbed.config import diff, flat
 from seedbed.track import files
-from seedbed.track.run import flat
 from seedbed.track.text import clip, config_lines, duration, format_value, number, safe, scaled, size, wrapped
 
 _WIDTH = 100

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from seedbed import config as configs
+from seedbed.config import flat
+from seedbed.config.saved import translated
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
-from seedbed.track.names import step_names, step_of
-from seedbed.track.run import Run, flat
+from seedbed.track.folders import step_names, step_of
+from seedbed.track.run import Run
 from seedbed.track.text import clip, format_value
 
 Changes = dict[str, tuple[Any, Any]]
@@ -107,5 +109,5 @@ def _newest_origin(run: Run) -> tuple[int, dict[str, Any]]:
 def _changes_since(written_by: dict[str, Any], values: dict[str, Any]) -> Changes:
     """The settings that differ from those of a checkpoint; keys that only one version has are ignored."""
     found = written_by.get("config")
-    before, now = (configs.translated(flat(v)) if isinstance(v, dict) else {} for v in (found, values))
+    before, now = (translated(flat(v)) if isinstance(v, dict) else {} for v in (found, values))
     return {key: pair for key, pair in configs.diff(before, now).items() if key in before and key in now}

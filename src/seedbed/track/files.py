@@ -161,19 +161,6 @@ def read_regular(path: Path | str, limit: int) -> bytes:
     return content
 
 
-def tail_lines(path: Path, num_bytes: int = 1 << 15) -> list[bytes]:
-    """The whole lines among the last `num_bytes` of a file; none when it cannot be read."""
-    try:
-        with open(open_regular(path), "rb") as file:
-            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
-            file.seek(start)
-            lines = file.read(num_bytes).split(b"\n")
-    except OSError:
-        return []
-    # The first part may lack its beginning, the last one is empty or still being written.
-    return lines[1 if start else 0 : -1]
-
-
 # Temporary names: files of `write_atomic`, and folders of runs that are being created or removed.
 _ASIDE_FILE = re.compile(r"\..+\.\d+-\d+\.tmp", re.DOTALL)
 _ASIDE_FOLDER = re.compile(r"\.(new-\d+|removed-.+)-\d+\.tmp", re.DOTALL)
@@ -195,3 +182,11 @@ def leftover_folders(root: Path, older_than: float = 3600.0) -> Iterator[Path]:
             found = path.lstat()
             if _ASIDE_FOLDER.fullmatch(path.name) and stat.S_ISDIR(found.st_mode) and now - found.st_mtime > older_than:
                 yield path
+
+
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether this is a plain file name: no separators, no parent references, not hidden."""
+    return isinstance(name, str) and _PLAIN.fullmatch(name) is not None

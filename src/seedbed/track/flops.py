@@ -1,9 +1,7 @@
-"""Rates and utilisation: items per second, data wait, memory, and MFU against nominal and measured peaks."""
+"""The peak rate of a GPU in FLOP/s: nominal by its name, and measured."""
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -60,46 +58,3 @@ def measured_peak(device: torch.device, size: int = 8192, seconds: float = 0.2) 
         torch.cuda.synchronize(device)
         count += 10
     return 2.0 * size**3 * count / (time.perf_counter() - start)
-
-
-def memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: device memory on CUDA, host memory elsewhere."""
-    import torch
-
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
-
-
-class Meter:
-    """Turns counters into rates between two readings. MFU is left out where the peak is unknown."""
-
-    def __init__(self, flops_per_item: float, device: torch.device, precision: str) -> None:
-        import torch
-
-        self.flops, self.device = flops_per_item, device
-        self.nominal = self.measured = None
-        if device.type == "cuda" and precision in ("bf16", "fp16") and flops_per_item:
-            self.nominal = nominal_peak(torch.cuda.get_device_name(device))
-            self.measured = measured_peak(device)
-        self._last = (0, 0.0, 0.0)
-
-    def start(self, items: int, seconds: float, wait: float) -> None:
-        """Start counting here: earlier steps belong to another process or to the warm-up."""
-        self._last = (items, seconds, wait)
-
-    def read(self, items: int, seconds: float, wait: float) -> dict[str, float]:
-        """Rates since the last reading, given totals of items, training seconds and seconds blocked on data."""
-        last_items, last_seconds, last_wait = self._last
-        self._last = (items, seconds, wait)
-        elapsed = seconds - last_seconds
-        out = {"seconds": round(seconds, 4), "memory": memory_bytes(self.device)}
-        if elapsed <= 0 or items <= last_items:
-            return out
-        rate = (items - last_items) / elapsed
-        out |= {"items_per_s": round(rate, 2), "wait": round(max(wait - last_wait, 0.0) / elapsed, 4)}
-        for name, peak in (("mfu", self.nominal), ("mfu_measured", self.measured)):
-            if peak:
-                out[name] = round(rate * self.flops / peak, 4)
-        return out

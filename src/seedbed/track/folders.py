@@ -1,13 +1,154 @@
-"""Handle of a run's folder during training: a renamed folder is followed, a removed one is created again."""
+"""Folders of runs and checkpoints: their names, the lock of the process that trains, and a handle that follows a rename."""
 
 import contextlib
+import datetime
 import fcntl
+import hashlib
 import os
-import sys
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container
 from pathlib import Path
 
-from seedbed.track import files
+from seedbed.errors import UserError
+from seedbed.track import files, jsonl
+
+# ---- names of runs: date, recipe and two words ------------------------------------------------------------------------------
+
+_FIRST_WORDS = """
+amber autumn basalt blue bold brave bright bronze candid cedar civil clear clever copper coral crimson crisp dawn deep
+early eager fair fern fleet frost gentle gilded glad golden grand green hardy hazel honest humble indigo ivory jade keen
+kind late light lively lofty lucid lunar mellow mild misty noble north ochre olive open patient plain proud quiet rapid
+rare russet rustic sage scarlet silent silver smooth solar spring steady still stone summer sunny swift tidy topaz true
+velvet violet vivid warm west wide wild winter wise young
+"""
+
+_SECOND_WORDS = """
+acorn alder anemone aspen aster badger barley beech birch bramble briar brook burdock cherry chestnut clover cosmos
+cowslip crane crocus cypress dahlia daisy dogwood elder elm falcon fennel finch flax foxglove garnet gentian ginkgo
+grove harrow hawthorn heath heron hickory holly iris ivy jasmine juniper kestrel larch lark laurel lichen lilac linden
+lotus lupin magnolia mallow maple marten meadow mint mistle myrtle nettle oak orchard orchid osprey otter peony pine
+plover poplar poppy quince reed robin rowan sedge sorrel sparrow spruce swallow teasel thistle thrush thyme tulip
+vetch walnut willow wren yarrow yew
+"""
+
+_FIRST, _SECOND = _FIRST_WORDS.split(), _SECOND_WORDS.split()
+_LEGAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def two_words(seed: int) -> str:
+    """Two words joined by a dash, by a hash of the seed."""
+    number = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:8], "big")
+    number, second = divmod(number, len(_SECOND))
+    return f"{_FIRST[number % len(_FIRST)]}-{_SECOND[second]}"
+
+
+def new_name(recipe: str, moment: datetime.datetime, taken: Container[str]) -> str:
+    """A free name such as 2026-03-01-gpt-amber-wren for a run that starts at `moment`."""
+    title = re.sub(r"[^a-z0-9]+", "-", Path(recipe).stem.lower()).strip("-")[:40] or "run"
+    seed = int(moment.timestamp() * 1e6)
+    for attempt in range(100_000):
+        name = f"{moment:%Y-%m-%d}-{title}-{two_words(seed + attempt)}"
+        if name not in taken:
+            return name
+    raise UserError(f"no free run name is left for {title} on {moment:%Y-%m-%d}; choose one with --run NAME")
+
+
+def check_name(name: str) -> str:
+    """`name` if it is a valid run name: no slash, no leading dot, no special characters."""
+    if not _LEGAL.fullmatch(name):
+        raise UserError(f"{name!r} cannot name a run: use letters, digits, dots, dashes and underscores, 100 at most")
+    return name
+
+
+# ---- names of checkpoints: by step ------------------------------------------------------------------------------------------
+
+# Six digits, more where the step needs them: a name with other zeros, or with anything behind, is not one of ours.
+_NAME = re.compile(r"step-(\d{6}|[1-9]\d{6,18})")
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:06d}"
+
+
+def step_of(name: str) -> int | None:
+    """The step in a checkpoint folder's name; None for other names."""
+    found = _NAME.fullmatch(name) if name.isascii() else None
+    return int(found[1]) if found else None
+
+
+def step_names(folder: Path) -> list[str]:
+    """The checkpoint folders by step, oldest first; links, files and other names are ignored."""
+    try:
+        with os.scandir(folder) as entries:
+            found = [e.name for e in entries if step_of(e.name) is not None and e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+    return sorted(found, key=lambda name: step_of(name) or 0)
+
+
+# ---- locks: held by one process, released by the system when it dies, never inherited by its children -------------------------
+
+# Locks belong to open files, which a forked child shares: it must close them, or a dead parent would seem alive.
+_held: set[int] = set()
+
+
+def _release_in_child() -> None:
+    for fd in _held:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file, created if missing; `release` closes it."""
+    fd = files.open_append(path)  # no symbolic links: the file is written to
+    _held.add(fd)
+    return fd
+
+
+def try_lock(fd: int) -> bool:
+    """Try to take the lock; OSError on a disk without locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def sign(fd: int) -> None:
+    """Write the holder of the lock into the file."""
+    since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+    with contextlib.suppress(OSError):
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, jsonl.encode({"pid": os.getpid(), "host": os.uname().nodename, "since": since}), 0)
+
+
+def release(fd: int) -> None:
+    _held.discard(fd)
+    os.close(fd)
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a live process holds the lock; the test takes the lock for an instant."""
+    try:
+        fd = files.open_regular(path)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+# ---- a folder during training -------------------------------------------------------------------------------------------------
 
 
 class FolderHandle:
@@ -28,41 +169,5 @@ class FolderHandle:
             return True
         return (found.st_dev, found.st_ino) == self._key
 
-    def find(self) -> Path | None:
-        """The folder's current path; None when it was removed or the system cannot tell."""
-        with contextlib.suppress(OSError):
-            if sys.platform == "darwin":
-                name = fcntl.fcntl(self.fd, fcntl.F_GETPATH, bytes(1024)).rstrip(b"\0")
-            else:
-                name = os.readlink(b"/proc/self/fd/%d" % self.fd)
-            path = Path(os.fsdecode(name))
-            # Some network disks change inode numbers: a folder that is not reported as deleted still exists.
-            return path if self.is_at(path) or (path.is_dir() and not name.endswith(b" (deleted)")) else None
-        return None
-
     def close(self) -> None:
         os.close(self.fd)
-
-
-def like(path: Path, found: Path) -> Path:
-    """The new path of a folder, relative if the old one was."""
-    return found if path.is_absolute() else Path(os.path.relpath(found))
-
-
-def recreate(path: Path, content: Mapping[str, bytes], opened: Iterable[tuple[str, files.Appender]]) -> Path:
-    """Create a folder next to the removed one, with these files and the content of the open ones."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}-rescued")
-    number = 1
-    while True:
-        try:
-            new.mkdir()
-            break
-        except FileExistsError:
-            number += 1
-            new = path.with_name(f"{path.name}-rescued-{number}")
-    for name in ("samples", "checkpoints"):
-        (new / name).mkdir()
-    for name, data in (*content.items(), *((name, appender.content()) for name, appender in opened)):
-        files.write_atomic(new / name, data)
-    return new

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.track import files, jsonl
+from seedbed.track.files import open_regular
 
 _CHUNK = 1 << 22
 # Size of the chunks in which a thumbnail looks for whole lines; rows are a few hundred bytes.
@@ -175,3 +176,16 @@ def _value(line: bytes, key: str) -> float:
         return _number(json.loads(line.decode()).get(key))
     except (ValueError, AttributeError, RecursionError):
         return math.nan
+
+
+def tail_lines(path: Path, num_bytes: int = 1 << 15) -> list[bytes]:
+    """The whole lines among the last `num_bytes` of a file; none when it cannot be read."""
+    try:
+        with open(open_regular(path), "rb") as file:
+            start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
+            file.seek(start)
+            lines = file.read(num_bytes).split(b"\n")
+    except OSError:
+        return []
+    # The first part may lack its beginning, the last one is empty or still being written.
+    return lines[1 if start else 0 : -1]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from seedbed.config import flat
 from seedbed.errors import UserError
-from seedbed.track import events, files, folders, jsonl, locks, names
-from seedbed.track.names import step_names
+from seedbed.track import events, files, folders, jsonl
 from seedbed.track.text import format_value
 
 
@@ -34,17 +34,17 @@ class Run:
     def __init__(self, path: Path):
         self.path = path
         self.name = path.name
-        self.warn = _warn
+        self.warn: Callable[[str], None] = lambda text: print(f"seedbed: warning: {text}", file=sys.stderr)
         self.listeners: list[Listener] = []
         self.wall: Callable[[], dict[str, float]] | None = None  # seconds by kind of work, of the process that trains it
         self.was_removed = False
         self.on_removed: Callable[[], None] = lambda: None
-        self._appenders: dict[str, files.Appender] = {}
+        self.appenders: dict[str, files.Appender] = {}
         self._failing: set[str] = set()
-        self._step = 0
+        self.last_step = 0
         self._held: folders.FolderHandle | None = None
-        self._kept_files: dict[str, bytes] = {}
-        self._new_lock: int | None = None
+        self.kept_files: dict[str, bytes] = {}
+        self.new_lock: int | None = None
 
     @classmethod
     def create(
@@ -64,14 +64,14 @@ class Run:
         """Create a run folder atomically. Differences from `base`, the preset's config, are recorded."""
         root = Path(root)
         parent = cls.open(root, parent).name if parent else None
-        if name is not None and os.path.lexists(root / names.check_name(name)):
+        if name is not None and os.path.lexists(root / folders.check_name(name)):
             raise UserError(f"run {name} exists already; choose another --run NAME, or continue with: seedbed resume {name}")
         now = datetime.datetime.now().astimezone()
         facts = {
             "id": os.urandom(8).hex(),
             "recipe": recipe,
             "preset": preset,
-            **_described(config, base),
+            **described(config, base),
             "parent": parent,
             **({"sweep": sweep} if sweep else {}),
             "why": why,
@@ -95,52 +95,45 @@ class Run:
         path = root / name
         if name and Path(name).name == name and not name.startswith(".") and os.path.isdir(path):
             return cls(path)
-        import difflib
+        from seedbed.track.run_names import refuse
 
-        known = run_names(root)
-        if not known:
-            raise UserError(f"there is no run {name!r}: {root} holds no runs yet; start one with: seedbed train RECIPE/PRESET")
-        near = difflib.get_close_matches(name, known, 3, 0.4) or [n for n in known if name and name in n][-3:] or known[-3:]
-        raise UserError(f"there is no run {name!r} in {root}; nearest: {', '.join(near)}")
+        refuse(root, name)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the run for this process; a UserError names the process that holds it."""
         try:
-            fd = locks.open_lock(self.path / "lock")
+            fd = folders.open_lock(self.path / "lock")
         except OSError as error:
             raise UserError(f"run {self.name} cannot be locked ({error.strerror}); is the folder writable?") from None
         try:
             self._acquire(fd)
-            locks.sign(fd, _now())
+            folders.sign(fd)
             for leftover in files.leftover_files(self.path):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
-            self._open_folder()
+            with contextlib.suppress(OSError):
+                self._held = folders.FolderHandle(self.path)
+            # What is needed to create the folder again, should it be removed.
+            self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(p.name for p in self.path.glob("*.py")))
             yield
         finally:
             self._close_folder()
-            locks.release(fd)
-
-    def _open_folder(self) -> None:
-        """Open the folder, and keep in memory the files needed to create it again."""
-        with contextlib.suppress(OSError):
-            self._held = folders.FolderHandle(self.path)
-        self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(path.name for path in self.path.glob("*.py")))
+            folders.release(fd)
 
     def remember(self, *names: str) -> None:
         """Keep the content of small files in memory, in case the folder is removed during training."""
         for name in names:
             with contextlib.suppress(OSError):
-                self._kept_files[name] = (self.path / name).read_bytes()
+                self.kept_files[name] = (self.path / name).read_bytes()
 
     def _close_folder(self) -> None:
         if self._held is not None:
             self._held.close()
             self._held = None
-        if self._new_lock is not None:
-            locks.release(self._new_lock)
-            self._new_lock = None
+        if self.new_lock is not None:
+            folders.release(self.new_lock)
+            self.new_lock = None
 
     def locate(self) -> Path:
         """The current path of the run's folder, looked up before every write while the run is locked.
@@ -148,46 +141,18 @@ class Run:
         A renamed folder is followed. A removed one is created again under another name, and `on_removed` is called.
         """
         held = self._held
-        if held is None or held.is_at(self.path):
-            return self.path
-        self._held = None  # no recursion by the writes below
-        old, found = self.path, held.find()
-        if found is None:
-            held = self._recreate(held)
-        elif found != Path(os.path.realpath(old)):
-            self.path = folders.like(old, found)
-            self.warn(f"the run's folder {old} was renamed: going on in {self.path}")
-        if self.path != old:
-            self.name = self.path.name
-            self.event(self._step, "moved", path=str(self.path), was=str(old), removed=found is None)
-        self._held = held
-        return self.path
+        if held is not None and not held.is_at(self.path):
+            from seedbed.track import moved_folder
 
-    def _recreate(self, held: folders.FolderHandle) -> folders.FolderHandle:
-        """Create a folder next to the removed one; keep the old handle when that fails."""
-        old = self.path
-        try:
-            self.path = folders.recreate(old, self._kept_files, self._appenders.items())
-            self.close()
-            self._new_lock = locks.open_lock(self.path / "lock")
-            locks.try_lock(self._new_lock)
-            locks.sign(self._new_lock, _now())
-            new = folders.FolderHandle(self.path)
-            held.close()
-            self.warn(f"the run's folder {old} was removed: what is left of the run goes to {self.path}, and it stops there")
-        except OSError as error:
-            new = held
-            self._warn_once("", error)
-        if not self.was_removed:
-            self.was_removed = True
-            self.on_removed()
-        return new
+            self._held = None  # no recursion by the writes that follow
+            self._held = moved_folder.follow(self, held)
+        return self.path
 
     def _acquire(self, fd: int) -> None:
         deadline = time.monotonic() + 0.5
         while True:
             try:
-                if locks.try_lock(fd):
+                if folders.try_lock(fd):
                     return
             except OSError as error:
                 self.warn(f"{self.path} is on a disk without locks ({error.strerror}): train this run from one process only")
@@ -207,14 +172,7 @@ class Run:
 
     def is_running(self) -> bool:
         """Whether a live process holds the lock, whatever status.json says."""
-        return locks.is_locked(self.path / "lock")
-
-    def is_ours(self) -> bool:
-        """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
-        with contextlib.suppress(UserError):
-            self.config_json()
-            return True
-        return "version" in self.code_json()
+        return folders.is_locked(self.path / "lock")
 
     def config_json(self) -> dict[str, Any]:
         """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
@@ -227,35 +185,18 @@ class Run:
             raise UserError(f"{self.path / 'config.json'} is damaged: it holds values of another kind than we write")
         return facts
 
-    @property
-    def id(self) -> str | None:
-        """Unique id of the run, independent of its folder's name; None for runs of older versions."""
-        return self.config_json().get("id")
-
     def origin(self, config: Any) -> dict[str, Any]:
         """What a checkpoint records about its run; empty in a folder that is not a run, such as those of checks."""
         from seedbed import config as configs
 
         if not (self.path / "config.json").exists():
             return {}
-        return {"id": self.id, "name": self.name, "hash": configs.digest(config), "config": configs.to_json(config)}
-
-    def change_config(self, config: Any, base: Any = None, history: list[dict[str, Any]] | None = None) -> None:
-        """Update config.json to the settings from now on; without `base`, changes are added to the recorded ones.
-
-        `history` lists the changes during the run, by the step from which they apply.
-        """
-        self.locate()
-        facts = self.config_json()
-        new = {**facts, **_described(config, base), **({} if history is None else {"history": history})}
-        if base is None:
-            from seedbed.config import diff
-
-            since = {key: now for key, (_, now) in diff(flat(facts["config"]), flat(new["config"])).items()}
-            new["changes"] = {**(facts.get("changes") or {}), **since}
-        if new != facts:
-            self._kept_files["config.json"] = jsonl.pretty(new)
-            files.write_atomic(self.path / "config.json", self._kept_files["config.json"])
+        return {
+            "id": self.config_json().get("id"),
+            "name": self.name,
+            "hash": configs.digest(config),
+            "config": configs.to_json(config),
+        }
 
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
@@ -263,11 +204,6 @@ class Run:
             return jsonl.read_object(self.path / "code.json")
         except UserError:
             return {}
-
-    def write_code(self, facts: dict[str, Any]) -> None:
-        """Replace code.json."""
-        self._kept_files["code.json"] = jsonl.pretty(facts)
-        files.write_atomic(self.locate() / "code.json", self._kept_files["code.json"])
 
     def status(self) -> dict[str, Any]:
         """status.json as it was last written; empty when it is lost."""
@@ -286,18 +222,18 @@ class Run:
             files.write_atomic(self.path / "status.json", jsonl.pretty(values))
             self._failing.discard("status.json")
         except OSError as error:
-            self._warn_once("status.json", error)
+            self.warn_once("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
         """Append one log point to rows.jsonl."""
-        self._step = values.get("step", self._step)
+        self.last_step = values.get("step", self.last_step)
         self._append("rows.jsonl", values)
         for listener in self.listeners:
             listener.row(values)
 
     def event(self, step: int, kind: str, **facts: Any) -> None:
         """Append to events.jsonl. `kind` is one of seedbed.track.events; the first number of an "eval" decides `best`."""
-        self._step = step
+        self.last_step = step
         values = {"step": step, "kind": kind, **facts}
         if events.is_at_least("notice", values):
             values["severity"] = events.severity_of(values)
@@ -310,25 +246,25 @@ class Run:
         self.locate()
         line = jsonl.encode(values)
         try:
-            appender = self._appenders.get(name)
+            appender = self.appenders.get(name)
             if appender is None:
-                appender = self._appenders[name] = files.Appender(self.path / name)
+                appender = self.appenders[name] = files.Appender(self.path / name)
             appender.write(line)
             self._failing.discard(name)
         except OSError as error:
-            self._warn_once(name, error)
+            self.warn_once(name, error)
 
     def sync(self) -> None:
         """fsync rows and events, so that a checkpoint never survives a power cut without them."""
-        for name, appender in self._appenders.items():
+        for name, appender in self.appenders.items():
             try:
                 appender.sync()
             except OSError as error:
-                self._warn_once(name, error)
+                self.warn_once(name, error)
         with contextlib.suppress(OSError):
             files.sync_folder(self.path)
 
-    def _warn_once(self, name: str, error: OSError) -> None:
+    def warn_once(self, name: str, error: OSError) -> None:
         """Warn once per series of failed writes instead of raising: training can continue without them."""
         if name not in self._failing:
             self._failing.add(name)
@@ -341,38 +277,15 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         return jsonl.read(self.path / "events.jsonl")
 
-    def rewind(self, step: int, *, events: bool = True) -> None:
-        """Drop rows (and events) after `step` and any partial last line: training will write them again."""
-        self.locate()
-        self.close()
-        for name in ("rows.jsonl", "events.jsonl") if events else ("rows.jsonl",):
-            path = self.path / name
-            old = self._whole(path)
-            kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
-            if kept != old:
-                files.write_atomic(path, kept)
-        for listener in self.listeners:
-            listener.rewind(step)
-
-    @staticmethod
-    def _whole(path: Path) -> bytes:
-        try:
-            with open(files.open_regular(path), "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror})") from None
-
     def close(self) -> None:
         """Close the open files; the next row opens them again."""
-        for appender in self._appenders.values():
+        for appender in self.appenders.values():
             appender.close()
-        self._appenders.clear()
+        self.appenders.clear()
 
     def checkpoints(self) -> tuple[list[str], str | None]:
         """Names of the checkpoint folders, oldest first, and the one that `best` points at."""
-        found, best = step_names(self.path / "checkpoints"), None
+        found, best = folders.step_names(self.path / "checkpoints"), None
         with contextlib.suppress(OSError):
             best = os.readlink(self.path / "checkpoints" / "best")
         return found, best if best in found else None
@@ -415,23 +328,6 @@ def _is_history(value: Any) -> bool:
     )
 
 
-def run_names(root: Path) -> list[str]:
-    """Names of all folders that may be runs, sorted."""
-    try:
-        with os.scandir(root) as entries:
-            return sorted(e.name for e in entries if not e.name.startswith(".") and _may_be_run(e))
-    except OSError:
-        return []
-
-
-def _may_be_run(entry: os.DirEntry[str]) -> bool:
-    """A folder, or an entry that cannot be examined, such as a link to itself: it is listed with the reason."""
-    try:
-        return entry.is_dir()
-    except OSError:
-        return True
-
-
 def full_name(recipe: str, preset: str) -> str:
     """How a recipe and its preset are written on the command line: gpt/demo, or path/to/file.py:preset."""
     if not recipe.endswith(".py"):
@@ -439,19 +335,11 @@ def full_name(recipe: str, preset: str) -> str:
     return f"{min(recipe, os.path.relpath(recipe), key=len)}:{preset}"
 
 
-def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten a nested config to dotted keys."""
-    found = {}
-    for key, value in values.items():
-        found.update(flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
-    return found
-
-
 def _words(values: dict[str, Any]) -> list[str]:
     return [f"{key}={format_value(value)}" for key, value in values.items()]
 
 
-def _described(config: Any, base: Any) -> dict[str, Any]:
+def described(config: Any, base: Any) -> dict[str, Any]:
     """The parts of config.json derived from the values; `changes` are those that differ from the preset."""
     from seedbed import config as configs
 
@@ -484,7 +372,7 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
 def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: datetime.datetime) -> Path:
     try:
         while True:
-            path = root / (name or names.new_name(recipe, now, set(os.listdir(root))))
+            path = root / (name or folders.new_name(recipe, now, set(os.listdir(root))))
             try:
                 # Renaming a folder onto one that holds something fails, so two processes cannot share a name.
                 files.replace(aside, path)
@@ -502,15 +390,5 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
         raise
 
 
-def _is_upto(line: bytes, step: int) -> bool:
-    found = jsonl.decode([line])
-    at = found[0].get("step") if found else None
-    return bool(found) and not (isinstance(at, int | float) and at > step)
-
-
 def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def _warn(text: str) -> None:
-    print(f"seedbed: warning: {text}", file=sys.stderr)

@@ -1,6 +1,5 @@
 """Formatting of numbers, durations and tables as plain text that is safe to print on a terminal."""
 
-import datetime
 import math
 import os
 import re
@@ -66,26 +65,6 @@ def duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24}d {hours % 24:02d}h"
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def age(created: Any, now: datetime.datetime | None = None) -> str:
-    """How long ago an ISO time was, in its largest unit; a clock that jumped gives `now`."""
-    seconds = age_seconds(created, now)
-    if seconds is None:
-        return "-"
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if seconds >= length:
-            return f"{int(seconds // length)}{unit}"
-    return "now"
-
-
-def age_seconds(created: Any, now: datetime.datetime | None = None) -> float | None:
-    """Seconds since an ISO time, never negative; None when it is no time."""
-    try:
-        moment = datetime.datetime.fromisoformat(created).astimezone()
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
-    return max(((now or datetime.datetime.now().astimezone()) - moment).total_seconds(), 0.0)
 
 
 def width() -> int:

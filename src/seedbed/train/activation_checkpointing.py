@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope, current_kernels
+from seedbed.nn.layers import attention_scope, cuda_ops, current_kernels
 
 if TYPE_CHECKING:
     from seedbed.train.system import System
@@ -32,7 +32,7 @@ KEPT = {
     _aten._scaled_dot_product_flash_attention_for_cpu.default,
     _aten._scaled_dot_product_efficient_attention.default,
     _aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.seedbed.narrow_attention.default,
+    *([torch.ops.seedbed.narrow_attention.default] if cuda_ops else []),
 }
 
 

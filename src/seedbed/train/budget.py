@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from seedbed.train.job import Job
 
 # Seconds over which the steps of a budget are timed; log points correct the estimate.
-TIMED = 0.75
+TIMED = 0.3
 
 
 def fix_length(job: Job) -> None:

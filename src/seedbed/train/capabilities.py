@@ -1,25 +1,26 @@
-"""What a recipe's `System` may offer beyond its ten methods: protocols found by `isinstance`.
+"""What a recipe's `System` may offer to people, to instruments and to several ranks: protocols found by `isinstance`.
 
 Where a capability has a default, callers use the function of the same name; where it has none, `require` raises the error.
+What every training run asks for is in system.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
+from seedbed.train.system import System, named_optimizers
 
 if TYPE_CHECKING:
     from seedbed.config import Config, Dist
     from seedbed.train.engine import EvalEngine
     from seedbed.train.player import Player
     from seedbed.train.probe import Probe
-    from seedbed.train.system import Batch, Request, Sample, System
-    from seedbed.train.watch import Alarm
+    from seedbed.train.system import Batch, Request, Sample
 
 T = TypeVar("T")
 
@@ -72,7 +73,7 @@ def require(system: System, capability: type[T], problem: str) -> T:
     return system
 
 
-# ---- what training and its instruments can use -------------------------------------------------------------------------
+# ---- what instruments can use ------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -118,40 +119,6 @@ def probe(system: System, batch: Batch) -> Probe | None:
 
 
 @runtime_checkable
-class Described(Protocol):
-    def describe(self) -> dict[str, Any]:
-        """What is printed before step 0, next to the number of parameters."""
-        ...
-
-
-def describe(system: System) -> dict[str, Any]:
-    return system.describe() if isinstance(system, Described) else {}
-
-
-@runtime_checkable
-class CountsFlops(Protocol):
-    def flops_per_item(self) -> float:
-        """Floating-point operations to train on one item, forward and backward."""
-        ...
-
-
-def flops_per_item(system: System) -> float:
-    """Floating-point operations to train on one item; 0 when unknown."""
-    return float(system.flops_per_item()) if isinstance(system, CountsFlops) else 0.0
-
-
-@runtime_checkable
-class HasAlarms(Protocol):
-    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        """What the recipe's own measurements warn of at a log point; each kind is raised once in a run."""
-        ...
-
-
-def alarms(system: System, measured: dict[str, float], progress: float) -> list[Alarm]:
-    return system.alarms(measured, progress) if isinstance(system, HasAlarms) else []
-
-
-@runtime_checkable
 class HasVariants(Protocol):
     def variants(self, num_steps: int) -> tuple[Hashable, ...]:
         """All values that `variant` takes in a run, the first one first: checks look at all of them."""
@@ -174,19 +141,7 @@ def row_stride(system: System) -> int:
     return system.row_stride() if isinstance(system, Strided) else 1
 
 
-# ---- optimizers and ranks ----------------------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class HasOptimizers(Protocol):
-    def named_optimizers(self) -> dict[str, nn.Module]:
-        """The modules that have an optimizer of their own, by its name. "main" is the one of the loss."""
-        ...
-
-
-def named_optimizers(system: System) -> dict[str, nn.Module]:
-    """The modules by the name of their optimizer; one called "main" unless the recipe says otherwise."""
-    return system.named_optimizers() if isinstance(system, HasOptimizers) else {"main": system}
+# ---- several ranks -----------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -209,17 +164,6 @@ class SingleRank(Protocol):
 
 def single_rank_reason(system: System) -> str:
     return system.single_rank_reason() if isinstance(system, SingleRank) else ""
-
-
-@runtime_checkable
-class HasRankLocalBuffers(Protocol):
-    def rank_local_buffers(self) -> frozenset[str]:
-        """Saved buffers that differ between ranks; checkpoints keep the primary rank's, with the optimizer."""
-        ...
-
-
-def rank_local_buffers(system: System) -> frozenset[str]:
-    return system.rank_local_buffers() if isinstance(system, HasRankLocalBuffers) else frozenset()
 
 
 def require_possible(system: System, config: Config, degrees: Dist) -> None:

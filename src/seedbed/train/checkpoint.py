@@ -19,9 +19,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files
-from seedbed.track.names import folder_name, step_names, step_of
+from seedbed.track.folders import folder_name, step_names, step_of
 
 if TYPE_CHECKING:
     from seedbed.dist.shards import Rows

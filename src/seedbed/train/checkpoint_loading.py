@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from seedbed.data import limits
-from seedbed.dist.ranks import Ranks
+from seedbed.dist import Ranks
 from seedbed.errors import UserError
-from seedbed.track.names import step_of
+from seedbed.track.files import is_plain_name
+from seedbed.track.folders import step_of
 from seedbed.train.checkpoint import FORMAT, FULL, Part, digest, hash_file, steps_in
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _require_files(path: Path, manifest: dict[str, Any]) -> None:
     if not isinstance(hashes, dict) or not isinstance(shards, dict):
         raise Damaged(f"{path.name}/manifest.json is not a manifest")
     for name in (*hashes, *shards):
-        if not limits.is_plain_name(name) or not (name == "state.json" or name.endswith(".safetensors")):
+        if not is_plain_name(name) or not (name == "state.json" or name.endswith(".safetensors")):
             raise Damaged(f"{path.name}/manifest.json names {name!r}, which is no file of a checkpoint")
     if "state.json" not in hashes:
         raise Damaged(f"{path.name}/manifest.json names no state.json")

@@ -3,8 +3,6 @@
 A second start of the same preset loads what the first one compiled.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import errno

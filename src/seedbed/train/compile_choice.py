@@ -1,4 +1,7 @@
-"""`compile=auto`: compile only when that saves more time in the rest of the run than it takes."""
+"""`compile=auto`: compile only when that saves more time in the rest of the run than it takes.
+
+Eager steps are timed once per config and machine; later starts know their time and are compiled at once.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ _IRRELEVANT = ("steps=1", "seed=1", "keep=1", "budget=none", "every.log=1", "eve
 
 
 def decide(job: Job) -> None:
-    """Time eager steps and compile if that pays in the rest of the run; the decision is stored and reported."""
-    seconds = budget.time_steps(job, TIMED)
+    """Compile if that pays in the rest of the run, and prepare the step; the decision is stored and reported."""
+    seconds = _known().get(_key(job), {}).get("step") or _eager_seconds(job)
     rest = job.config.budget or (job.num_steps - job.step) * seconds
     saved = rest if job.config.budget else rest * (1.0 - 1.0 / SPEED_UP)  # a budget buys more steps in the same time
     cost = expected_seconds(job)
@@ -39,32 +42,42 @@ def decide(job: Job) -> None:
     job.console.line(f"compile=auto: {mode}; {what}")
     job.run.event(job.step, "compile", mode=mode, expected_seconds=cost, expected_saving=saved)
     job.stepper.runner.settle(mode)
+    start = time.perf_counter()
+    job.stepper.runner.prepare()
     if mode != "off":
-        start = time.perf_counter()
-        job.stepper.runner.prepare()
-        remember(job, time.perf_counter() - start)
+        remember(job, time.perf_counter() - start, seconds)
+
+
+def _eager_seconds(job: Job) -> float:
+    """Seconds of an eager step; with a budget they do not matter and are not measured."""
+    if job.config.budget:
+        return 0.0
+    job.stepper.runner.prepare()
+    return budget.time_steps(job, TIMED)
 
 
 def expected_seconds(job: Job) -> float:
     """How long compiling will take: a share of the first time on this machine, or estimated by the number of layers."""
     known = _known().get(_key(job))
-    if known is not None:
-        return CACHED * known
+    if known:
+        return CACHED * known["compile"]
     units = {_shape(unit): unit for unit in units_to_compile(job.system, job.system.auto_compile)}
     return SECONDS_PER_LAYER * sum(_num_layers(unit) for unit in units.values())
 
 
-def remember(job: Job, seconds: float) -> None:
-    """Store how long the first compilation took; a disk that cannot be written is ignored."""
+def remember(job: Job, compile_seconds: float, step_seconds: float) -> None:
+    """Store how long the first compilation and an eager step took; a disk that cannot be written is ignored."""
+    known, key = _known(), _key(job)
+    first = known.get(key, {"compile": compile_seconds})
     with contextlib.suppress(OSError):
-        write_atomic(_path(), json.dumps({_key(job): seconds} | _known()))
+        write_atomic(_path(), json.dumps({**known, key: {**first, "step": step_seconds or first.get("step", 0.0)}}))
 
 
-def _known() -> dict[str, float]:
+def _known() -> dict[str, dict[str, float]]:
     try:
         found = json.loads(_path().read_text(encoding="utf-8"))
-        return {str(k): float(v) for k, v in found.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        return {str(k): {"compile": float(v["compile"]), "step": float(v["step"])} for k, v in found.items()}
+    except (OSError, ValueError, AttributeError, TypeError, KeyError):
         return {}
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from seedbed.dist.ranks import local
+from seedbed.dist import local
 
 
 class Ema:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.dist.ranks import SINGLE, Ranks, local
+from seedbed.dist import SINGLE, Ranks, local
 from seedbed.errors import UserError
-from seedbed.train import capabilities
-from seedbed.train.optim import BACKEND, Optimizer, gradients, param_groups
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
+from seedbed.train.system import named_optimizers, rank_local_buffers
 
 if TYPE_CHECKING:
     from seedbed.dist.shards import Rows, Shards
@@ -120,8 +119,8 @@ class Engine(EvalEngine):
     def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = SINGLE) -> None:
         super().__init__(system, config, device, ranks)
         self._change_layers()
-        self.compiled = {part for part, on in _compiled_parts(config).items() if on}
-        modules = capabilities.named_optimizers(system)
+        self.compiled = {part for part in ("autograd", "optimizer") if getattr(config, f"compile_{part}")}
+        modules = named_optimizers(system)
         self.optimizers = {
             name: Optimizer(param_groups(module, config.optim, _prefix_of(module, system)), config.optim)
             for name, module in modules.items()
@@ -141,7 +140,7 @@ class Engine(EvalEngine):
         self.growth_tracker = {n: torch.zeros((), device=device) for n in self.scale}
         self._part, self._num_parts, self._share = 0, 1, None
         self._buffers = list(saved_buffers(system).values())
-        self._agreed_buffers = [b for n, b in saved_buffers(system).items() if n not in capabilities.rank_local_buffers(system)]
+        self._agreed_buffers = [b for n, b in saved_buffers(system).items() if n not in rank_local_buffers(system)]
         self._before: list[Tensor] = []
         self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
@@ -159,8 +158,9 @@ class Engine(EvalEngine):
             checkpoint_units(self.system, self.config.remat, self.device)
         if self.ranks.degrees.shard > 1:
             from seedbed.dist.shards import shard
+            from seedbed.train.capabilities import shard_units
 
-            self.shards = shard(self.system, capabilities.shard_units(self.system), self.ranks, self.device)
+            self.shards = shard(self.system, shard_units(self.system), self.ranks, self.device)
 
     @property
     def progress(self) -> Tensor:
@@ -209,7 +209,7 @@ class Engine(EvalEngine):
             self.ema.update(self._step_scalars[_EMA] * (1.0 - self.halted))
         if self.ema2:
             self.ema2.update(self._step_scalars[_EMA2] * (1.0 - self.halted))
-        return {**out, **{_norm_name(n): v for n, v in self.norms.items()}}
+        return {**out, **{"grad_norm" if n == "main" else f"grad_norm_{n}": v for n, v in self.norms.items()}}
 
     def _update_in_parts(self, batches: list[Batch]) -> dict[str, Tensor]:
         """One update from micro-batches of all ranks, each weighted by its share of the step's targets."""
@@ -228,7 +228,9 @@ class Engine(EvalEngine):
         by_shape = all(isinstance(count, int) for count in counts)  # the same on every rank
         if by_shape and len(counts) == 1:
             return [None]
-        counts_K = torch.stack([_as_float(count, self.device) for count in counts])
+        # `full` makes no host tensor, which a captured step could not copy.
+        made = (c.float() if isinstance(c, Tensor) else torch.full((), float(c), device=self.device) for c in counts)
+        counts_K = torch.stack(list(made))
         total = counts_K.sum()
         if not by_shape and not self.ranks.is_single:
             return list((counts_K * self.ranks.world / self.ranks.all_reduce_sum(total).clamp_min(1.0)).unbind())
@@ -369,7 +371,7 @@ class Engine(EvalEngine):
         optim = {f"{name}.{n}": t for name, o in self.optimizers.items() for n, t in o.tensors().items()}
         optim |= {f"{n}.scale": t for n, t in self.scale.items()} | {f"{n}.{STORED}": t for n, t in self.growth_tracker.items()}
         weights: dict[str, Tensor] = {n: local(p) for n, p in self.system.named_parameters()}
-        working = capabilities.rank_local_buffers(self.system)
+        working = rank_local_buffers(self.system)
         for name, buffer in saved_buffers(self.system).items():
             (optim if name in working else weights)[name] = buffer
         files = {"model": weights, "optim": optim}
@@ -421,20 +423,8 @@ def saved_buffers(system: System) -> dict[str, Tensor]:
     return {n: b for n, b in system.named_buffers() if n in keys}
 
 
-def _compiled_parts(config: Config) -> dict[str, bool]:
-    return {"autograd": config.compile_autograd, "optimizer": config.compile_optimizer}
-
-
 def _not_finite(x: Tensor) -> Tensor:
     return (x - x) != 0  # two cheap kernels; isfinite is four
-
-
-def _as_float(count: Tensor | int, device: torch.device) -> Tensor:
-    return count.float() if isinstance(count, Tensor) else torch.full((), float(count), device=device)
-
-
-def _norm_name(optimizer: str) -> str:
-    return "grad_norm" if optimizer == "main" else f"grad_norm_{optimizer}"
 
 
 def _prefix_of(module: torch.nn.Module, system: System) -> str:

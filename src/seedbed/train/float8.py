@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from seedbed.errors import UserError
-from seedbed.nn.groups import kind_of
+from seedbed.nn.init import kind_of
 
 if TYPE_CHECKING:
     from seedbed.train.system import System

@@ -1,17 +1,39 @@
-"""Guards on the host: what to do when a step was not finite or the loss spiked."""
+"""Guards of a run on the host: loss spikes, stop signals, the garbage collector, stalled steps, and out of memory.
 
+None of them costs a step more than a few comparisons: signals and the watchdog set or read counters, and garbage is collected
+between steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import gc
+import os
+import signal
+import threading
+import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from math import isfinite, sqrt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from seedbed.config import Guard
+from seedbed.errors import EXIT_STALLED, UserError
+
+if TYPE_CHECKING:
+    from seedbed.train.job import Job
+
+
+# ---- loss spikes and incidents ---------------------------------------------------------------------------------------------
 
 # Clean runs on batches of 8, three seeds of 800 steps: 8 to 11 alarms without it, none with it; injected spikes are far above.
 TAIL = 3.0
 # Below this share of the first loss the task is solved: single items that still fail make the loss jump by factors, and it
 # recovers by itself. Roll-backs there cost a run that had learned to add half of its steps.
 SOLVED = 0.1
-
-
 # Names in checkpoints of earlier versions.
 RENAMED = {"lesson": "stage"}
 
@@ -87,32 +109,12 @@ class SpikeWatch:
 
 
 class Incidents:
-    """Counts incidents and decides: continue, roll back, or stop. Checkpoints keep its state."""
+    """Counts incidents; rollback.py decides by them. Checkpoints keep its state."""
 
     def __init__(self, guard: Guard) -> None:
         self.guard, self.watch = guard, SpikeWatch(guard)
         self.num_skips = self.num_rollbacks = 0
         self.spikes: deque[int] = deque(maxlen=3)
-
-    def not_finite(self) -> str:
-        """What to do about a non-finite step: "skip", "rollback" or "stop"."""
-        self.num_skips += 1
-        if self.guard.policy == "stop" or (self.guard.policy == "skip" and self.num_skips > self.guard.max_skips):
-            return "stop"
-        return "skip" if self.num_skips <= self.guard.max_skips else self._roll_back()
-
-    def spike(self, step: int) -> str:
-        """What to do about a spike: "warn", and "rollback" at the third within 50 steps."""
-        self.spikes.append(step)
-        crowded = len(self.spikes) == 3 and self.spikes[-1] - self.spikes[0] < 50
-        return self._roll_back() if crowded and self.guard.policy == "rollback" else "warn"
-
-    def _roll_back(self) -> str:
-        self.num_rollbacks += 1
-        self.num_skips = 0
-        self.spikes.clear()
-        self.watch.restart()
-        return "rollback" if self.num_rollbacks <= self.guard.max_rollbacks else "stop"
 
     def state(self) -> dict:
         counts = {"num_skips": self.num_skips, "num_rollbacks": self.num_rollbacks}
@@ -122,3 +124,154 @@ class Incidents:
         self.num_skips, self.num_rollbacks = state["num_skips"], state["num_rollbacks"]
         self.spikes = deque(state["spikes"], maxlen=3)
         self.watch.load_state(state["watch"])
+
+
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class Stoppable(Protocol):
+    stop_signal: int
+
+
+def catch_signals(job: Stoppable) -> dict[int, Any]:
+    """The first signal ends the run at the next step; a second Ctrl-C ends it at once. Returns the previous handlers."""
+
+    def on_signal(number: int, _frame: Any) -> None:
+        if job.stop_signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        job.stop_signal = number
+
+    try:
+        return {number: signal.signal(number, on_signal) for number in STOPPING if not is_ignored(number)}
+    except ValueError:  # not in the main thread: the caller owns the signals
+        return {}
+
+
+def is_ignored(number: int) -> bool:
+    """Whether the parent process set the signal to be ignored, as nohup does."""
+    return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+
+
+def restore_signals(handlers: dict[int, Any]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+_num_collections = 0
+
+
+@contextlib.contextmanager
+def gc_paused() -> Iterator[None]:
+    """Disable automatic collection inside; `gc_collect` still collects. Objects that exist already are frozen."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def gc_collect() -> None:
+    """Collect reference cycles, after an evaluation, a sample or a save.
+
+    Freed memory is returned to the system: left fragmented, it would look like a leak.
+    """
+    global _num_collections
+    gc.collect()
+    _give_back()(0)
+    _num_collections += 1
+
+
+def num_collections() -> int:
+    """How often this process has collected: between two collections there are only steps."""
+    return _num_collections
+
+
+@functools.cache
+def _give_back() -> Callable[[int], int]:
+    """glibc's malloc_trim; other C libraries do not have it."""
+    try:
+        return ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return lambda keep: 0
+
+
+# A disk that hangs would block the report too; then the process ends without it.
+LAST_WORDS = 10.0
+
+
+@contextlib.contextmanager
+def stall_watchdog(job: Job) -> Iterator[None]:
+    """End the process when training in the block makes no progress for longer than `guard.stall` seconds."""
+    limit, over = job.config.guard.stall, threading.Event()
+    if limit is None:
+        yield
+        return
+    thread = threading.Thread(target=_watch, args=(job, limit, over), name="seedbed-watchdog", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _watch(job: Job, limit: float, over: threading.Event) -> None:
+    period = min(limit / 4, 5.0)
+    seen, since = (-1, 0.0), time.monotonic()
+    while not over.wait(period):
+        # This timer still fires when a call in C keeps Python from running.
+        _arm(limit + 60.0)
+        now = (job.step, job.items)
+        if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving have no limit
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > limit:
+            _give_up(job, time.monotonic() - since)
+
+
+def _give_up(job: Job, seconds: float) -> None:
+    _arm(LAST_WORDS)
+    from seedbed.train import stall
+
+    stall.report(job, seconds)
+    os._exit(EXIT_STALLED)
+
+
+def _arm(seconds: float) -> None:
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # no standard error to write to
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+
+def retry_on_oom(job: Job, act: Callable[[Job], None]) -> None:
+    """Run `act(job)`; whenever memory runs out in it, again with smaller micro-batches."""
+    while True:
+        try:
+            return act(job)
+        except (RuntimeError, MemoryError) as error:
+            from seedbed.train import oom
+
+            if not oom.is_out_of_memory(error):
+                raise
+            problem = str(error).strip().partition("\n")[0]
+        # Outside the handler: the error keeps every tensor of the failed step alive.
+        oom.shrink(job, problem)
+
+
+@contextlib.contextmanager
+def explain_oom(job: Job) -> Iterator[None]:
+    """Out of memory outside steps, where smaller micro-batches do not help, ends the run with advice on what does."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        from seedbed.train import oom
+
+        if not oom.is_out_of_memory(error):
+            raise
+        problem = str(error).strip().partition("\n")[0]
+        raise UserError(
+            f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem})\n"
+            f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
+        ) from None

@@ -6,20 +6,22 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.track.clocks import Stopwatch
+from seedbed.track.clocks import Meter, Stopwatch
 from seedbed.track.console import Console
-from seedbed.track.flops import Meter
 from seedbed.track.run import Run
-from seedbed.train import capabilities, checkpoint
+from seedbed.train import checkpoint
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents
-from seedbed.train.saving import Saver
 from seedbed.train.stepper import StepHistory, Stepper
-from seedbed.train.system import System
+from seedbed.train.system import System, flops_per_item
 from seedbed.train.watch import Watch
+
+if TYPE_CHECKING:
+    from seedbed.train.async_saving import Saver
 
 # Log points over which a run's speed is measured.
 NUM_LOG_POINTS = 6
@@ -49,18 +51,19 @@ class Job:
     async_saves: bool = False  # write checkpoints during training; several ranks always do
     pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_LOG_POINTS))
     clock: Stopwatch = field(default_factory=Stopwatch)
+    saver: Saver | None = None  # of asynchronous checkpoints, made with the first one
     stepper: Stepper = field(init=False)
 
     def __post_init__(self) -> None:
         self.ranks = self.engine.ranks
         self.part = checkpoint.Part(self.ranks.background, self.engine.rows, lambda: self.run.origin(self.config))
-        self.saver, self._all_stop = Saver(), False
-        _stop_when_removed(self)
+        self._all_stop = False
+        self.run.on_removed = self._stop_when_removed
         self.stepper = Stepper(self.engine, self.data.train, self.console.line, lambda: self.clock.timer("compile"))
         self.incidents = Incidents(self.config.guard)
         self.step_history = StepHistory()
         self.watch = Watch(self.engine, self.stepper.feed)
-        self.meter = Meter(capabilities.flops_per_item(self.system) / self.num_ranks, self.engine.device, self.config.precision)
+        self.meter = Meter(flops_per_item(self.system) / self.num_ranks, self.engine.device, self.config.precision)
         self.total_items = self.config.steps * self.config.batch
 
     @property
@@ -72,6 +75,11 @@ class Job:
     def is_stopped(self) -> bool:
         """Whether the run was asked to stop, and with several ranks, whether all of them know."""
         return 0 < self.until <= self.step or (bool(self.stop_signal) if self.ranks.is_single else self._all_stop)
+
+    def _stop_when_removed(self) -> None:
+        """Stop a run whose folder was removed at its next step, as after SIGTERM: saved, in a new folder."""
+        self.stop_signal = self.stop_signal or signal.SIGTERM
+        self.console.attach(self.run.path / "console.log")
 
     def stop_together(self) -> None:
         """Stop on every rank, after a step has shared that one of them was asked to."""
@@ -109,13 +117,3 @@ class Action:
 
     def due(self, step: int) -> bool:
         return bool(self.every) and step % self.every == 0
-
-
-def _stop_when_removed(job: Job) -> None:
-    """Stop a run whose folder was removed at its next step, as after SIGTERM: saved, in a new folder."""
-
-    def stop() -> None:
-        job.stop_signal = job.stop_signal or signal.SIGTERM
-        job.console.attach(job.run.path / "console.log")
-
-    job.run.on_removed = stop

@@ -1,24 +1,21 @@
 """The training loop: take a step, read the result of the previous one, accept it or not, and run the actions that are due."""
 
-from __future__ import annotations
-
 from seedbed.errors import UserError
-from seedbed.train import garbage, oom, saving, signals
+from seedbed.train import saving
 from seedbed.train.engine import cpu_threads
-from seedbed.train.evaluation import evaluate, sample, test
+from seedbed.train.guard import catch_signals, explain_oom, gc_collect, gc_paused, restore_signals, retry_on_oom, stall_watchdog
 from seedbed.train.job import Action, Job
-from seedbed.train.reporting import log_step, raise_alarms, set_status, write_history
+from seedbed.train.reporting import evaluate, log_step, raise_alarms, sample, set_status, test, write_history
 from seedbed.train.stepper import StepResult
-from seedbed.train.watchdog import watching
 
 
 def fit(job: Job) -> str:
     """Train until the last step, a signal or an incident that ends the run; returns the run's status."""
-    handlers = signals.catch(job)
+    handlers = catch_signals(job)
     try:
         with cpu_threads(job.system.num_cpu_threads):
-            oom.retry_on_oom(job, warm_up)
-            with garbage.gc_paused(), watching(job), oom.explain_oom(job):
+            retry_on_oom(job, warm_up)
+            with gc_paused(), stall_watchdog(job), explain_oom(job):
                 set_status(job)
                 job.meter.start(job.items, job.clock["train"], job.stepper.feed.wait)
                 job.clock.start("train")
@@ -29,7 +26,7 @@ def fit(job: Job) -> str:
             saving.end_save(job)  # after an error too: measurements are kept
         write_history(job)
         job.stepper.close()
-        signals.restore(handlers)
+        restore_signals(handlers)
     return job.status
 
 
@@ -41,14 +38,14 @@ def _train(job: Job) -> None:
             if settle(job):
                 break
             continue
-        oom.retry_on_oom(job, take_step)
+        retry_on_oom(job, take_step)
         result = job.stepper.pop_result(lag=1)
         if result and not accept_step(job, result):
             continue
         for action in todo:
             if action.due(job.step) and job.step < last_step and settle(job):
                 action.run(job)
-                garbage.gc_collect()
+                gc_collect()
 
 
 def actions(job: Job) -> list[Action]:
@@ -64,7 +61,7 @@ def save(job: Job) -> None:
 
 def take_step(job: Job) -> None:
     """Start the next step; its result is read one step later."""
-    if job.saver.thread and job.saver.is_over:
+    if job.saver and job.saver.is_over:
         saving.end_save(job)
     job.engine.wants_stop = bool(job.stop_signal)
     job.stepper.load(job.step, job.counter, job.num_steps)
@@ -110,11 +107,12 @@ def warm_up(job: Job) -> None:
     with job.clock.timer("compile"):
         job.stepper.feed.load(job.counter)
         job.engine.begin(job.step, job.progress)
-        job.stepper.runner.prepare()
         if job.stepper.runner.is_undecided:
             from seedbed.train import compile_choice
 
             compile_choice.decide(job)
+        else:
+            job.stepper.runner.prepare()
         if job.config.budget and job.step == 0:
             from seedbed.train import budget
 

@@ -5,15 +5,14 @@ The gradient is still that of the whole batch, summed in more parts. Nothing is 
 
 from __future__ import annotations
 
-import contextlib
 import gc
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 
 from seedbed.errors import UserError
+from seedbed.track.changes import change_config
 
 if TYPE_CHECKING:
     from seedbed.train.job import Job
@@ -28,19 +27,6 @@ _OUT_OF_MEMORY = (
 )
 
 
-def retry_on_oom(job: Job, act: Callable[[Job], None]) -> None:
-    """Run `act(job)`; whenever memory runs out in it, again with smaller micro-batches."""
-    while True:
-        try:
-            return act(job)
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            problem = str(error).strip().partition("\n")[0]
-        # Outside the handler: the error keeps every tensor of the failed step alive.
-        _shrink(job, problem)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error of torch, CUDA or Python means that memory ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -52,22 +38,8 @@ def says_out_of_memory(text: str) -> bool:
     return any(words in text.lower() for words in _OUT_OF_MEMORY)
 
 
-@contextlib.contextmanager
-def explain_oom(job: Job) -> Iterator[None]:
-    """Out of memory outside steps, where smaller micro-batches do not help, ends the run with advice on what does."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        problem = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem})\n"
-            f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
-        ) from None
-
-
-def _shrink(job: Job, problem: str) -> None:
+def shrink(job: Job, problem: str) -> None:
+    """Take smaller micro-batches from now on, after a step that ran out of memory; or an error that says what else to do."""
     config, engine = job.config, job.engine
     size = config.batch // config.accum
     parts = config.accum * _smallest_factor(size)
@@ -101,7 +73,7 @@ def _record(job: Job, size: int, problem: str) -> None:
     facts = {"accum": job.config.accum, "micro_batch": size, "batch": job.config.batch}
     job.run.event(job.step + 1, "out_of_memory", what=problem, **facts)
     try:
-        job.run.change_config(job.config)
+        change_config(job.run, job.config)
     except (OSError, UserError) as error:
         job.console.line(f"config.json could not be renewed ({error})")
     job.console.warn(

@@ -1,20 +1,22 @@
-"""Optimizers without host synchronisation: AdamW in one fused call, Muon batched by shape, learning rates as tensors.
+"""Optimizers without host synchronisation, and schedules of the learning rate.
 
-With `skip` = 1 both leave weights and moments exactly as they were, so a bad step need not be undone.
+AdamW is one fused call, Muon is batched by shape, learning rates are tensors. With `skip` = 1 both leave weights and moments
+exactly as they were, so a bad step need not be undone.
 """
 
 import functools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from seedbed.config import Optim
-from seedbed.dist.ranks import local
+from seedbed.config import Optim, Schedule
+from seedbed.dist import local
 from seedbed.errors import UserError
-from seedbed.nn.groups import kind_of, rows_of, settings_of
+from seedbed.nn.init import kind_of, rows_of, settings_of
 from seedbed.train.system import ParamGroup
 
 BACKEND = "inductor"
@@ -74,7 +76,7 @@ class AdamW:
         # With `skip` set on the very first step the count is 0; the kernel returns before it divides by it.
         torch._fused_adamw_(
             self.params,
-            self._gradients(),
+            self.gradients(),
             self.means,
             self.squares,
             [],
@@ -90,22 +92,7 @@ class AdamW:
             found_inf=skip,
         )
 
-    def plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        """The same in plain tensor operations, for a compiler to fuse. `where`, never a product with 0: 0 x NaN is NaN."""
-        optim, keep = self.optim, skip == 0
-        self.count += 1.0 - skip
-        count = self.count.clamp_min(1.0)
-        lr, fix1, fix2 = lr_factor * self.group.lr, 1.0 - optim.beta1**count, (1.0 - optim.beta2**count).sqrt()
-        for param, grad, mean, square in zip(self.params, self._gradients(), self.means, self.squares, strict=True):
-            grad = grad / divisor
-            new_mean = torch.lerp(mean, grad, 1.0 - optim.beta1)
-            new_square = torch.lerp(square, grad * grad, 1.0 - optim.beta2)
-            shrunk = param * (1.0 - lr * self.group.weight_decay)
-            new_param = shrunk - lr / fix1 * new_mean / (new_square.sqrt() / fix2 + optim.eps)
-            for old, new in ((mean, new_mean), (square, new_square), (param, new_param)):
-                old.copy_(torch.where(keep, new, old))
-
-    def _gradients(self) -> list[Tensor]:
+    def gradients(self) -> list[Tensor]:
         """The gradients of this rank's shards."""
         grads = gradients(list(self.group.params.values()))
         return [local(grad) for grad in grads] if self.is_sharded else grads
@@ -189,8 +176,6 @@ class Muon:
             torch._foreach_mul_(weights, shrink)
             torch._foreach_add_(weights, [one[rows] for one, (_, rows) in zip(change.unbind(), mine, strict=True)])
 
-    plain_step = step
-
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         for (_, matrices), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             for (name, _, _), momentum in zip(matrices, momentum_kmn.unbind(), strict=True):
@@ -217,20 +202,97 @@ class Optimizer:
     @functools.cached_property
     def compiled_step(self) -> Callable[[Tensor, Tensor, Tensor], None]:
         """The step as compiled code, equal to `step` up to rounding."""
-        return torch.compile(self._plain_step, backend=BACKEND, dynamic=False)
+        from seedbed.train.compiled_optim import compile_step
 
-    @torch.no_grad()
-    def _plain_step(self, lr_factor: Tensor, divisor: Tensor, skip: Tensor) -> None:
-        for part in self.parts:
-            part.plain_step(lr_factor, divisor, skip)
+        return compile_step(self.parts)
 
     def tensors(self) -> dict[str, Tensor]:
         return {name: tensor for part in self.parts for name, tensor in part.tensors()}
 
-    def audit(self) -> list[dict]:
-        """One row per parameter: name, shape, group, base learning rate, weight decay. For the console and the checks."""
-        return [
-            {"name": n, "shape": tuple(p.shape), "group": g.name, "lr": g.lr, "weight_decay": g.weight_decay}
-            for g in self.groups
-            for n, p in g.params.items()
-        ]
+
+# ---- schedules: pure functions from progress (0 to 1 of the run's items) to a multiplier of the base learning rate ---------
+# A new one is a function under `@shape` or `@curve`, here or in a file of your own; its name is a value of `schedule.kind`.
+
+Curve = Callable[[float, float, Schedule], float]
+
+
+F = TypeVar("F", bound=Curve)
+
+
+# Name to the multiplier: a function of progress, the share of one step and schedule.
+SCHEDULES: dict[str, Curve] = {}
+
+
+def multiplier(schedule: Schedule, progress: float, step: int = 0) -> float:
+    """The factor on every group's base learning rate. `progress` counts the step about to be taken, so the last step sees 1.
+
+    `step` is its number, counted from 1; progress and number give the length of the run.
+    """
+    progress = min(max(progress, 0.0), 1.0)
+    return SCHEDULES[schedule.kind](progress, progress / step if step else 0.0, schedule)
+
+
+def curve(name: str) -> Callable[[F], F]:
+    """Registers a schedule with a warm-up and an end of its own."""
+
+    def register(function: F) -> F:
+        SCHEDULES[name] = function
+        return function
+
+    return register
+
+
+def shape(name: str) -> Callable[[F], F]:
+    """Registers what follows a linear warm-up and ends at the floor: from 1 to 0 by the share done after the warm-up."""
+
+    def register(function: F) -> F:
+        SCHEDULES[name] = functools.partial(_after_warmup, function)
+        return function
+
+    return register
+
+
+def _after_warmup(function: Curve, progress: float, share: float, schedule: Schedule) -> float:
+    if progress < schedule.warmup:
+        return progress / schedule.warmup
+    after = (progress - schedule.warmup) / max(1.0 - schedule.warmup, 1e-12)
+    return schedule.floor + (1.0 - schedule.floor) * function(after, progress, schedule)
+
+
+@shape("constant")
+def _constant(after: float, progress: float, schedule: Schedule) -> float:
+    return 1.0
+
+
+@shape("gpt3")
+def _cosine(after: float, progress: float, schedule: Schedule) -> float:
+    return _cosine_between(1.0, 0.0, after)
+
+
+@shape("linear")
+def _linear(after: float, progress: float, schedule: Schedule) -> float:
+    return 1.0 - _cooldown(progress, schedule)
+
+
+@shape("wsd")
+def _wsd(after: float, progress: float, schedule: Schedule) -> float:
+    return 1.0 - math.sqrt(_cooldown(progress, schedule))
+
+
+@curve("one_cycle")
+def _one_cycle(progress: float, share: float, schedule: Schedule) -> float:
+    """torch's OneCycleLR: a cosine up from 1 / div for the share `warmup` of the run, then one down to 1 / (div x final_div)."""
+    here, peak, last = progress - share, schedule.warmup - share, 1.0 - share
+    first, end = 1.0 / schedule.div, 1.0 / (schedule.div * schedule.final_div)
+    if here <= peak and peak > 0.0:
+        return _cosine_between(first, 1.0, here / peak)
+    return _cosine_between(1.0, end, (here - peak) / max(last - peak, 1e-12))
+
+
+def _cosine_between(start: float, end: float, share: float) -> float:
+    return end + (start - end) * 0.5 * (1.0 + math.cos(math.pi * share))
+
+
+def _cooldown(progress: float, schedule: Schedule) -> float:
+    """Progress through the last `decay` of the run, 0 to 1."""
+    return max(0.0, progress - (1.0 - schedule.decay)) / schedule.decay if schedule.decay else 0.0

@@ -1,26 +1,14 @@
-"""Options of a recipe's samples: a dataclass that the command line, the playground and the recipe read."""
-
-from __future__ import annotations
+"""Options of a recipe's samples as the command line and the playground give them; their dataclass is made of `option`s."""
 
 import types
 import typing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from math import inf
 from typing import Any, NoReturn, TypeVar
 
 from seedbed.errors import UserError
 
 T = TypeVar("T")
-
-
-def option(default: Any, help: str = "", *, low: float = -inf, high: float = inf, needs_data: bool = False) -> Any:
-    """A field of options: its default, one line of help, its valid range, and whether it needs the training data."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high, "needs_data": needs_data})
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """Samples without options."""
 
 
 @dataclass(frozen=True)

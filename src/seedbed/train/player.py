@@ -3,15 +3,11 @@
 Shape suffixes: A control axes, H W pixels, C colours.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
+import numpy as np
 
 # What a rollout is compared with: nothing, the simulator that was recorded, or the recording itself, whose controls then apply.
 NOTHING, SIMULATOR, RECORDING = "nothing", "simulator", "recording"

@@ -1,7 +1,5 @@
 """What a recipe declares so that checks can test it: pure functions, roles of inputs, and expected values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal

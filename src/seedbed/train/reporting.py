@@ -1,14 +1,16 @@
-"""What a run writes at its log points: rows, console lines, alarms, its status and the history of its last steps."""
+"""What a run reports: rows and alarms at its log points, evaluations and samples between steps, its status and last steps."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seedbed.train import capabilities, stepper
-from seedbed.train.schedule import multiplier
+from seedbed.train import checkpoint, saving, stepper
+from seedbed.train.optim import multiplier
+from seedbed.train.system import Request, Sample, alarms
 from seedbed.train.watch import Alarm, Point
 
 if TYPE_CHECKING:
+    from seedbed.data.feed import Source
     from seedbed.train.job import Job
     from seedbed.train.stepper import StepResult
 
@@ -32,7 +34,7 @@ def log_step(job: Job, result: StepResult) -> None:
         budget.adjust_length(job)
     seconds = job.clock["train"], job.stepper.feed.wait
     point = Point(result.step, job.num_steps, *seconds, result.loss, result.lr_factor, progress)
-    raise_alarms(job, result.step, job.watch.look(point, capabilities.alarms(job.system, result.measured, progress)))
+    raise_alarms(job, result.step, job.watch.look(point, alarms(job.system, result.measured, progress)))
 
 
 def raise_alarms(job: Job, step: int, found: list[Alarm]) -> None:
@@ -59,3 +61,73 @@ def write_history(job: Job) -> None:
         job.step_history.write(job.run.path, **facts)
     except OSError as error:
         job.console.line(f"{stepper.HISTORY_FILE} could not be written ({error}); training does not need it")
+
+
+def evaluate(job: Job) -> None:
+    """The recipe's metrics on validation data; the best weights are saved, and a run without progress may stop early."""
+    numbers = _numbers(job, job.data.valid)
+    value = next(iter(numbers.values()))
+    improved = job.best is None or value < job.best
+    if improved:
+        job.best, job.best_step = value, job.step
+    job.run.event(job.step, "eval", **numbers, weights=_weights(job), best=improved, seconds=job.clock["train"])
+    job.console.evaluation(job.step, numbers, improved)
+    with job.clock.timer("eval"):
+        found = job.watch.evaluated(job.step, numbers, job.engine, job.stepper.feed, job.items / job.total_items)
+    raise_alarms(job, job.step, found)
+    if improved and job.step:
+        saving.save(job, best=True)
+    elif job.patience and job.status == "running":
+        _stop_early(job)
+
+
+def test(job: Job) -> None:
+    """The recipe's metrics on the test split, where there is one: at the end, without influence on what is best."""
+    if job.data.test is not None:
+        numbers = _numbers(job, job.data.test)
+        job.run.event(job.step, "test", **numbers, weights=_weights(job))
+        job.console.evaluation(job.step, numbers, improved=False, part="test")
+
+
+def sample(job: Job) -> None:
+    """Draw the recipe's sample for a person to look at."""
+    with job.clock.timer("sample"), job.engine.evaluating():
+        if not job.ranks.is_primary:
+            return job.ranks.barrier()
+        shown = _draw_sample(job)
+        job.ranks.barrier()
+    names = [str(f.relative_to(job.run.path)) for f in shown.files]
+    job.run.event(job.step, "sample", text=shown.text, files=names, **shown.facts)
+    job.console.sample(job.step, shown.text, names)
+
+
+def _numbers(job: Job, source: Source) -> dict[str, float]:
+    with job.clock.timer("eval"), job.engine.evaluating():
+        return job.ranks.broadcast_object(job.system.evaluate(source, job.engine))
+
+
+def _weights(job: Job) -> str:
+    return "ema" if job.engine.ema else "live"
+
+
+def _stop_early(job: Job) -> None:
+    """Stop a run whose evaluations have not improved for too long."""
+    stale = (job.step - job.best_step) // job.config.every.eval
+    if stale >= job.patience:
+        test(job)
+        sample(job)
+        saving.save(job)
+        job.run.event(job.step, "early_stop", evaluations=stale, best_step=job.best_step)
+        job.console.line(f"step {job.step}: {stale} evaluations without a better one; stopping early")
+        job.status = "done"
+
+
+def _draw_sample(job: Job) -> Sample:
+    """The recipe's sample, in the run's folder; an empty one with the reason when it could not be written."""
+    folder = job.run.locate() / "samples"
+    try:
+        folder.mkdir(exist_ok=True)
+        return job.system.sample(Request(folder / checkpoint.folder_name(job.step)), job.engine)
+    except OSError as error:
+        job.console.warn(f"step {job.step}: no sample could be written ({error}); training goes on")
+        return Sample(facts={"error": str(error)})

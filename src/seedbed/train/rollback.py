@@ -6,11 +6,13 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from seedbed.track.changes import rewind
 from seedbed.train import checkpoint, checkpoint_loading, progress, saving
 from seedbed.train.reporting import write_history
 from seedbed.train.stepper import format_number
 
 if TYPE_CHECKING:
+    from seedbed.train.guard import Incidents
     from seedbed.train.job import Job
     from seedbed.train.stepper import StepResult
 
@@ -29,7 +31,7 @@ def on_nonfinite(job: Job, result: StepResult) -> None:
     job.stepper.readback.drop()
     job.step, job.items = result.step, job.items_at(result.step)
     job.engine.halted.fill_(False)
-    answer = job.incidents.not_finite()
+    answer = answer_to_nonfinite(job.incidents)
     what = f"the {'gradient' if isfinite(result.loss) else 'loss'} is not finite"
     _report(job, result, "nonfinite", what, answer)
     _keep_evidence(job, result, what)
@@ -40,11 +42,37 @@ def on_nonfinite(job: Job, result: StepResult) -> None:
 def on_spike(job: Job, result: StepResult) -> bool:
     """Report a loss spike; True when training continues from the present state."""
     limit = job.incidents.watch.limit()  # a roll-back resets it
-    answer = job.incidents.spike(result.step)
+    answer = answer_to_spike(job.incidents, result.step)
     _report(job, result, "spike", f"loss {result.loss:.4g} left its band (limit {limit:.4g})", answer)
     if answer != "warn":
         go_back(job, answer, "diverged")
     return answer == "warn"
+
+
+# ---- skip, roll back or stop ---------------------------------------------------------------------------------------------
+
+
+def answer_to_nonfinite(incidents: Incidents) -> str:
+    """What to do about a non-finite step: "skip", "rollback" or "stop"."""
+    incidents.num_skips += 1
+    if incidents.guard.policy == "stop" or (incidents.guard.policy == "skip" and incidents.num_skips > incidents.guard.max_skips):
+        return "stop"
+    return "skip" if incidents.num_skips <= incidents.guard.max_skips else _roll_back(incidents)
+
+
+def answer_to_spike(incidents: Incidents, step: int) -> str:
+    """What to do about a spike: "warn", and "rollback" at the third within 50 steps."""
+    incidents.spikes.append(step)
+    crowded = len(incidents.spikes) == 3 and incidents.spikes[-1] - incidents.spikes[0] < 50
+    return _roll_back(incidents) if crowded and incidents.guard.policy == "rollback" else "warn"
+
+
+def _roll_back(incidents: Incidents) -> str:
+    incidents.num_rollbacks += 1
+    incidents.num_skips = 0
+    incidents.spikes.clear()
+    incidents.watch.restart()
+    return "rollback" if incidents.num_rollbacks <= incidents.guard.max_rollbacks else "stop"
 
 
 def go_back(job: Job, answer: str, trouble: str) -> None:
@@ -63,7 +91,8 @@ def go_back(job: Job, answer: str, trouble: str) -> None:
     job.incidents.load_state(incidents)
     job.skipped_items = counter - job.items
     saving.forget_after(job, job.step)
-    job.run.rewind(job.step, events=False)
+    if job.ranks.is_primary:
+        rewind(job.run, job.step, events=False)
     job.run.event(before, "rollback", to=job.step, skipped_items=job.skipped_items)
     job.console.line(f"rolled back {before} -> {job.step} ({job.incidents.num_rollbacks} of {job.config.guard.max_rollbacks})")
 
@@ -83,7 +112,7 @@ def _keep_evidence(job: Job, result: StepResult, what: str) -> None:
         return
     saving.end_save(job)
     facts = {"what": what, **{name: format_number(value) for name, value in result.measured.items()}}
-    state = progress.Progress.of(job).to_json() | {"items": job.items - job.config.batch, "incident": facts}
+    state = saving.Progress.of(job).to_json() | {"items": job.items - job.config.batch, "incident": facts}
     try:
         with job.clock.timer("save"):
             checkpoint.save(folder, result.step, job.engine.tensors(), state, job.part)

@@ -1,18 +1,17 @@
-"""When and how a run saves checkpoints: synchronously or in the background, and never a non-finite state."""
+"""When and how a run saves checkpoints, and what they store besides tensors. A non-finite state is never saved."""
 
 from __future__ import annotations
 
-import copy
 import errno
-import threading
+import random
 from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import numpy as np
 
 from seedbed.train import checkpoint, reporting
-from seedbed.train.progress import Progress
 
 if TYPE_CHECKING:
     from seedbed.train.job import Job
@@ -31,6 +30,10 @@ def save(job: Job, best: bool = False) -> bool:
         what = (folder, job.step, job.engine.tensors(), Progress.of(job).to_json(), job.part)
         if job.ranks.is_single and not job.async_saves:
             return _saved(job, lambda: checkpoint.save(*what), best)
+        if job.saver is None:
+            from seedbed.train.async_saving import Saver
+
+            job.saver = Saver()
         job.saver.start(*what, best)
     return True
 
@@ -46,7 +49,7 @@ def save_last(job: Job) -> bool:
 
 def end_save(job: Job) -> bool:
     """Wait for the pending checkpoint, if there is one, and report it; False when it could not be written."""
-    if not job.saver.is_busy:
+    if job.saver is None or not job.saver.is_busy:
         return True
     with job.clock.timer("save"):
         return _saved(job, job.saver.result, job.saver.is_best)
@@ -74,7 +77,9 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     try:
         path = write()
         if job.ranks.is_primary:
-            folder = _require_there(job.run.locate() / "checkpoints", path.name)
+            folder = job.run.locate() / "checkpoints"
+            if not (folder / path.name).is_dir():  # the run's folder was removed, and perhaps created again
+                raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone with its folder", str(folder / path.name))
             if best:
                 checkpoint.mark_best(folder, path)
             checkpoint.prune(folder, job.config.keep)
@@ -87,67 +92,53 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     return True
 
 
-Tensors = dict[str, dict[str, Tensor]]
+# Names in checkpoints of earlier versions.
+RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
 
 
-class Saver:
-    """Asynchronous checkpoints: a snapshot in host memory, then `thread` writes it; threads of several ranks communicate.
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Counters, the best evaluation, and the states of guard, clock, system and global random generators, as JSON values."""
 
-    There is at most one at a time: the next save, and the end of the run, wait for it. `result` returns or raises its outcome.
-    """
+    items: int
+    skipped_items: int
+    total_items: int
+    planned_steps: int
+    best: float | None
+    best_step: int
+    incidents: dict[str, Any]
+    clock: dict[str, Any]
+    system: dict[str, Any]
+    data: str
+    python_rng: list[Any]
+    numpy_rng: list[Any]
+    compile_mode: str | None = None
 
-    def __init__(self) -> None:
-        self.thread: threading.Thread | None = None
-        self._path: Path | None = None
-        self._error: BaseException | None = None
-        self.is_best = False
+    @classmethod
+    def of(cls, job: Job) -> Progress:
+        python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
+        return cls(
+            items=job.items,
+            skipped_items=job.skipped_items,
+            total_items=job.total_items,
+            planned_steps=job.config.steps,
+            compile_mode=job.stepper.runner.mode,
+            best=job.best,
+            best_step=job.best_step,
+            incidents=job.incidents.state(),
+            clock=job.clock.state(),
+            system=job.system.state(),
+            data=job.data.facts.get("fingerprint", ""),
+            python_rng=[python[0], list(python[1]), python[2]],
+            numpy_rng=[kind, np.asarray(keys).tolist(), *rest],
+        )
 
-    @property
-    def is_over(self) -> bool:
-        """Whether a checkpoint has been written or has failed, and `result` was not called yet."""
-        return self.thread is not None and not self.thread.is_alive()
+    @classmethod
+    def load(cls, state: dict[str, Any]) -> Progress:
+        """From a checkpoint of this or an earlier version; unknown keys are ignored."""
+        known = {field.name for field in fields(cls)}
+        current = {RENAMED.get(name, name): value for name, value in state.items()}
+        return cls(**{name: value for name, value in current.items() if name in known})
 
-    @property
-    def is_busy(self) -> bool:
-        return self.thread is not None
-
-    def start(
-        self,
-        folder: Path,
-        step: int,
-        tensors: dict[str, dict[str, Tensor]],
-        state: dict[str, Any],
-        part: checkpoint.Part,
-        best: bool,
-    ) -> None:
-        """Copy everything to the host, and start a thread that writes it."""
-        assert self.thread is None, "a checkpoint is under way"
-        state = copy.deepcopy(state)
-        kept = {file: {n: t.detach().to("cpu", copy=True) for n, t in group.items()} for file, group in tensors.items()}
-        self._path, self._error, self.is_best = None, None, best
-
-        def write() -> None:
-            try:
-                self._path = checkpoint.save(folder, step, kept, state, part)
-            except BaseException as error:  # raised again by `result`
-                self._error = error
-
-        self.thread = threading.Thread(target=write, name="seedbed-saver", daemon=True)
-        self.thread.start()
-
-    def result(self) -> Path:
-        """Wait for the checkpoint; returns its path or raises the error."""
-        assert self.thread is not None
-        self.thread.join()
-        self.thread = None
-        if self._error is not None:
-            raise self._error
-        assert self._path is not None
-        return self._path
-
-
-def _require_there(folder: Path, name: str) -> Path:
-    """The checkpoint folder that was just written; its run's folder may have been removed and created again since."""
-    if not (folder / name).is_dir():
-        raise FileNotFoundError(errno.ENOENT, "the checkpoint is gone with its folder", str(folder / name))
-    return folder
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)

@@ -1,9 +1,8 @@
 """One training step: batch, forward, backward, clip, optimizer; its result is read one step later.
 
-All code that trains, measures or replays steps builds its engine with `build` and takes steps with a `Stepper`.
+All code that trains, measures or replays steps builds its engine with `build` and takes steps with a `Stepper`. Measurements
+leave the device as one small vector, so that the host never waits for them.
 """
-
-from __future__ import annotations
 
 import math
 import random
@@ -12,23 +11,19 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from seedbed import config as configs
-from seedbed.data.feed import Feed
-from seedbed.dist.ranks import SINGLE, Ranks
+from seedbed.config import Config
+from seedbed.data.feed import Feed, Source
+from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files, jsonl
-from seedbed.train.capabilities import require_possible
-from seedbed.train.capture import Parts, Readback, StepRunner, Steps
 from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
-
-if TYPE_CHECKING:
-    from seedbed.config import Config
-    from seedbed.data.feed import Source
-    from seedbed.train.system import System
+from seedbed.train.system import Batch, System
 
 Made = TypeVar("Made", bound=EvalEngine)
 # The history of the last steps, written on incidents and at the end: what `replay` compares with. The data of a step follows from
@@ -60,7 +55,10 @@ def build(
     random.seed(seed)
     np.random.seed(seed % 2**32)
     system = recipe.build(config, data)
-    require_possible(system, config, ranks.degrees)
+    if config.dist.world > 1 or not ranks.is_single:
+        from seedbed.train.capabilities import require_possible
+
+        require_possible(system, config, ranks.degrees)
     if ranks.degrees.shard == 1:  # else its shards go there one by one
         system = system.to(device)
     return make(system, config, device, ranks) if ranks is not SINGLE else make(system, config, device)
@@ -93,11 +91,126 @@ class StepResult:
         return {"loss": self.loss, **self.metrics}
 
 
+class Parts(Protocol):
+    """Where a step's data comes from: a Feed, or the counters of many runs."""
+
+    def part(self, k: int) -> Batch: ...
+
+
+class Steps(Protocol):
+    """What takes the steps: one run's Engine, or the Stack of many. Measurements have the shape of `halted`."""
+
+    system: System
+    config: Config
+    device: torch.device
+    variant: Hashable
+    lr_factor: Tensor
+    halted: Tensor
+    compiled: set[str]
+
+    def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]: ...
+    def dry_run(self) -> AbstractContextManager[None]: ...
+
+
+class EagerRunner:
+    """Calls the engine's step as it is. `capture.StepRunner` compiles and captures it where that is asked for and possible."""
+
+    def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
+        self.engine, self.feed, self.say = engine, feed, say
+        self.mode, self.is_undecided = "off", False
+        self.units: list[nn.Module] = []
+        self.names: list[str] = []
+        self.why_not = self._why_not_captured()
+        self.ready: set[Hashable] = set()
+
+    def __call__(self) -> Tensor:
+        """Run the loaded step; returns its measurements as one tensor, in the order of `names`."""
+        measured = self.engine.step(self.feed.part)
+        measured["lr_factor"], measured["halted"] = self.engine.lr_factor, self.engine.halted
+        self.names = list(measured)
+        shape = self.engine.halted.shape
+        return torch.stack([v.detach().float().reshape(shape) for v in measured.values()])
+
+    def prepare(self) -> None:
+        """Compile and capture for the engine's present variant, changing nothing; here there is nothing to do."""
+        self.ready.add(self.engine.variant)
+
+    def settle(self, mode: str) -> None:
+        """Apply the decision of `compile=auto`, which no eager runner waits for."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Release every captured step and its memory: the next step is captured again."""
+        self.ready.clear()
+        self.why_not = self._why_not_captured()
+
+    @property
+    def how(self) -> str:
+        """In words, for the run's header: how a step runs."""
+        compiled = f"compiled ({', '.join(self._compiled())})" if self._compiled() else "eager"
+        compiled += self._further()
+        return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
+
+    def _compiled(self) -> list[str]:
+        return [*([self.mode] if self.units else []), *sorted(self.engine.compiled)]
+
+    def _further(self) -> str:
+        """What else is not plain about a step."""
+        config, found = self.engine.config, ""
+        if config.remat != "none":
+            found += f", {config.remat} remat"
+        if config.float8:
+            from seedbed.train.float8 import num_float8
+
+            found += f", float8: {num_float8(self.engine.system)} layers converted"
+        return found
+
+    def _why_not_captured(self) -> str:
+        if self.engine.device.type != "cuda":
+            return f"no CUDA graphs on {self.engine.device.type}"
+        if self.engine.config.dist.world > 1:
+            return "several ranks take it together"
+        return "capture=off" if self.engine.config.capture == "off" else ""
+
+
+class Readback:
+    """A short queue of measurement vectors on their way to the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.on_cuda = device.type == "cuda"
+        self.queue: deque[tuple[int, Tensor, torch.cuda.Event | None]] = deque()
+
+    def push(self, step: int, vector: Tensor) -> None:
+        event = None
+        if self.on_cuda:
+            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
+            vector = host.copy_(vector, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self.queue.append((step, vector, event))
+
+    def pop(self, leave: int) -> tuple[int, list[Any]] | None:
+        """The oldest measurements, once more than `leave` are under way."""
+        if len(self.queue) <= leave:
+            return None
+        step, vector, event = self.queue.popleft()
+        if event:
+            event.synchronize()
+        return step, vector.tolist()
+
+    def drop(self) -> None:
+        self.queue.clear()
+
+
 class StepQueue:
     """A step as one call, compiled and captured where asked for, and a queue of results on their way to the host."""
 
     def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
-        self.runner = StepRunner(engine, feed, say)
+        self.runner = EagerRunner(engine, feed, say)
+        if engine.device.type == "cuda" or engine.config.compile != "off" or engine.compiled:
+            from seedbed.train.capture import StepRunner
+
+            self.runner = StepRunner(engine, feed, say)
         self.readback = Readback(engine.device)
 
     def launch(self, step: int) -> None:

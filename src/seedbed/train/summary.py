@@ -1,7 +1,5 @@
 """Model summary: layers with shapes, parameters and FLOPs, from one item passed through the model before step 0."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +9,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from seedbed.data.feed import Data, Feed
-from seedbed.nn.narrow import narrow_attention
-from seedbed.train import capabilities
+from seedbed.nn.layers import cuda_ops
 from seedbed.train.engine import Engine, fork_rng
-from seedbed.train.system import Batch
+from seedbed.train.system import Batch, flops_per_item, named_optimizers
 
 
 def summarise(engine: Engine, data: Data) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def summarise(engine: Engine, data: Data) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in system.parameters()),
         "trained": sum(p.numel() for p in system.parameters() if p.requires_grad),
-        "flops_per_item": float(capabilities.flops_per_item(system)) or None,
+        "flops_per_item": float(flops_per_item(system)) or None,
     }
     before = {name: buffer.clone() for name, buffer in system.named_buffers()}
     state, variant, look = system.state(), engine.variant, _ForwardPass()
@@ -108,7 +105,7 @@ def _attended_narrow(result: Any, q_BTHD: Tensor, *rest: Any) -> float:
 
 _RULES: dict[Any, Any] = {
     F.scaled_dot_product_attention: _attended,
-    narrow_attention._opoverload: _attended_narrow,
+    **({cuda_ops.narrow_attention._opoverload: _attended_narrow} if cuda_ops else {}),
     **dict.fromkeys(
         (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm, Tensor.bmm, Tensor.mm), _inner
     ),
@@ -138,10 +135,7 @@ class _ForwardPass:
         reached = _leaves(still.losses)
         # An optimizer that starts in a later stage has no loss yet.
         waiting = {
-            id(p)
-            for name, module in capabilities.named_optimizers(system).items()
-            if name not in still.turns
-            for p in module.parameters()
+            id(p) for name, module in named_optimizers(system).items() if name not in still.turns for p in module.parameters()
         }
         asked = [(n, p) for n, p in system.named_parameters() if p.requires_grad and id(p) not in waiting]
         self.unreached = [n for n, p in asked if id(p) not in reached]

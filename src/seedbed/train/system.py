@@ -1,20 +1,20 @@
 """The interface between recipes and the loop: a `System` holds a model and its objective.
 
-What a recipe may offer in addition (export, packing, sharding, probes ...) is in capabilities.py.
+Below it, what training asks for where a recipe offers it: protocols found by `isinstance`; capabilities.py has the others.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
-from seedbed.train.options import NoOptions, read_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine, EvalEngine
     from seedbed.train.job import Action
+    from seedbed.train.watch import Alarm
 
 T = TypeVar("T")
 Batch = dict[str, Tensor]
@@ -60,7 +61,21 @@ class Request:
         if kind is None:
             names = f" with the fields {', '.join(old)}" if old else ""
             raise UserError(f"Request.read takes a dataclass of options{names}; declare it as `sample_options` of the System")
+        if not self.options:
+            return kind()
+        from seedbed.train.options import read_options
+
         return read_options(kind, self.options)
+
+
+def option(default: Any, help: str = "", *, low: float = -inf, high: float = inf, needs_data: bool = False) -> Any:
+    """A field of options: its default, one line of help, its valid range, and whether it needs the training data."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high, "needs_data": needs_data})
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Samples without options."""
 
 
 def own_share(items: Iterable[T], engine: EvalEngine) -> Iterable[T]:
@@ -144,3 +159,83 @@ class System(nn.Module):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
+
+
+# ---- capabilities that every training run asks for ----------------------------------------------------------------------
+
+
+@runtime_checkable
+class Described(Protocol):
+    def describe(self) -> dict[str, Any]:
+        """What is printed before step 0, next to the number of parameters."""
+        ...
+
+
+def describe(system: System) -> dict[str, Any]:
+    return system.describe() if isinstance(system, Described) else {}
+
+
+@runtime_checkable
+class CountsFlops(Protocol):
+    def flops_per_item(self) -> float:
+        """Floating-point operations to train on one item, forward and backward."""
+        ...
+
+
+def flops_per_item(system: System) -> float:
+    """Floating-point operations to train on one item; 0 when unknown."""
+    return float(system.flops_per_item()) if isinstance(system, CountsFlops) else 0.0
+
+
+@runtime_checkable
+class HasAlarms(Protocol):
+    def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
+        """What the recipe's own measurements warn of at a log point; each kind is raised once in a run."""
+        ...
+
+
+def alarms(system: System, measured: dict[str, float], progress: float) -> list[Alarm]:
+    return system.alarms(measured, progress) if isinstance(system, HasAlarms) else []
+
+
+@runtime_checkable
+class HasOptimizers(Protocol):
+    def named_optimizers(self) -> dict[str, nn.Module]:
+        """The modules that have an optimizer of their own, by its name. "main" is the one of the loss."""
+        ...
+
+
+def named_optimizers(system: System) -> dict[str, nn.Module]:
+    """The modules by the name of their optimizer; one called "main" unless the recipe says otherwise."""
+    return system.named_optimizers() if isinstance(system, HasOptimizers) else {"main": system}
+
+
+@runtime_checkable
+class HasRankLocalBuffers(Protocol):
+    def rank_local_buffers(self) -> frozenset[str]:
+        """Saved buffers that differ between ranks; checkpoints keep the primary rank's, with the optimizer."""
+        ...
+
+
+def rank_local_buffers(system: System) -> frozenset[str]:
+    return system.rank_local_buffers() if isinstance(system, HasRankLocalBuffers) else frozenset()
+
+
+@runtime_checkable
+class HasBaselines(Protocol):
+    def baselines(self, batch: Batch) -> dict[str, float]:
+        """The losses of trivial predictors by name, easiest first: a model that learns gets below the first."""
+        ...
+
+
+def baselines(system: System, batch: Batch) -> dict[str, float]:
+    """Of the system itself or of its probe; none where neither declares any."""
+    if isinstance(system, HasBaselines):
+        return system.baselines(batch)
+    from seedbed.train import capabilities
+
+    probe = capabilities.probe(system, batch)
+    return probe.baselines(probe.batch) if probe and probe.baselines else {}
+
+
+T = TypeVar("T")

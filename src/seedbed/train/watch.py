@@ -6,12 +6,10 @@ They run at log points, between steps, so a captured step is unchanged. Every ki
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
 import os
 import statistics
-import sys
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,17 +17,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.dist.ranks import local
-from seedbed.nn.eager import eagerly
-from seedbed.train import capabilities, garbage
-from seedbed.train.growth import MEGA, Blocks, Levels
-from seedbed.train.schedule import multiplier
+from seedbed.dist import local
+from seedbed.nn import eagerly
+from seedbed.train import guard
+from seedbed.train.optim import multiplier
+from seedbed.train.stepper import Readback
+from seedbed.train.system import baselines
 
 if TYPE_CHECKING:
     from seedbed.config import Config
     from seedbed.data.feed import Feed
     from seedbed.train.engine import Engine
 
+
+MEGA = 1e6
 # Data: the share of waiting that raises an alarm, over this many steps, and the seconds per step below which none is raised:
 # where the host gathers batches itself, clean runs spend 10 to 60 microseconds a step, ten times that on a busy machine.
 WAIT_SHARE, WAIT_STEPS = 0.10, 100
@@ -39,7 +40,9 @@ WAIT_SECONDS = {"cpu": 1e-3, "cuda": 2e-4, "mps": 2e-4}
 MEMORY_EVERY, MEMORY_FROM, BLOCK, SHORT_BLOCK, CONFIRM = 20, 50, 100, 20, 3
 HOST_RATE, DEVICE_RATE, FAST_RATE = 5 * MEGA / 1000, 0.4 * MEGA / 1000, 50 * MEGA / 1000
 HOST_LEAST, DEVICE_LEAST, MUCH = 3 * MEGA, 0.2 * MEGA, 32 * MEGA
-NUM_SHORT_BLOCKS = 12
+MAX_BLOCKS, NUM_SHORT_BLOCKS = 6, 12
+RISING = 5 / 6  # the share of blocks that must grow: a few may not, because a step was late or a page came back
+STEADY = 0.6  # a leak grows at a constant rate; a cache that fills grows more slowly
 # Layers: a tensor's first moment this far below its own peak, while the model as a whole still learns, is dead.
 DEAD, ALIVE = 1e-6, 1e-3
 LAYERS_FROM, LAYERS_EVERY = 10, 100
@@ -59,6 +62,13 @@ class Alarm:
     why: str
     fix: str
     facts: dict[str, Any] = field(default_factory=dict)
+
+
+def _alarm(kind: str, *facts: Any) -> Alarm:
+    """An alarm in words, which are loaded when one is raised."""
+    from seedbed.train.alarms import ALARMS
+
+    return ALARMS[kind](*facts)
 
 
 class Point(NamedTuple):
@@ -86,10 +96,8 @@ class Watch:
     def look(self, point: Point, own: Sequence[Alarm] = ()) -> list[Alarm]:
         """New alarms at a log point, the recipe's own among them."""
         self.floor.losses.append(point.loss)
-        found = [self.loader.look(point), self.rates.look(point), *self.layers.look(point.step), *own]
-        for memory in self.memories:
-            found.append(memory.look(point))
-        return self._new(found)
+        memory = [memory.look(point) for memory in self.memories]
+        return self._new([self.loader.look(point), self.rates.look(point), *self.layers.look(point.step), *own, *memory])
 
     def evaluated(self, step: int, numbers: dict[str, float], engine: Engine, feed: Feed, progress: float) -> list[Alarm]:
         """New alarms after an evaluation."""
@@ -133,21 +141,7 @@ class Loader:
         wait = statistics.median((b.wait - a.wait) / (b.step - a.step) for a, b in pairs)
         if share < WAIT_SHARE or wait < WAIT_SECONDS[self.feed.device.type]:
             return None
-        return Alarm(
-            "data_wait",
-            f"waiting for data took {share:.0%} of the last {steps} steps, {1e3 * wait:.1f} ms a step (limit 10 %)",
-            f"{type(self.feed.source).__name__}, {self.feed.describe()}",
-            "the device idles while the source is read, and the run takes longer than necessary",
-            _LOADER_FIX[self.feed.tier],
-            {"share": round(share, 4)},
-        )
-
-
-_LOADER_FIX = {
-    "device": "make the source's `locate` and rows cheaper; `seedbed profile` shows the phases",
-    "generated": "make the source's `batch` cheaper; `seedbed profile` shows the phases",
-    "memory-map": "put the data on a faster disk, store it in a narrower dtype, or free memory so that it fits",
-}
+        return _alarm("data_wait", self.feed, steps, share, wait)
 
 
 class HostMemory:
@@ -176,7 +170,7 @@ class HostMemory:
         self.last_step = point.step
         if self.taken < MEMORY_FROM or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
             return None
-        self.last_read, value, part = self.taken, self.read(), garbage.num_collections()
+        self.last_read, value, part = self.taken, self.read(), guard.num_collections()
         suspected = False
         for rate, blocks in self.blocks.items():
             blocks.add(self.taken, value, part if blocks.span == BLOCK else 0)  # short blocks detect fast growth
@@ -185,20 +179,10 @@ class HostMemory:
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
-        garbage.gc_collect()
-        self.levels.add(self.taken, self.read())
+        guard.gc_collect()
+        self.levels.seen.append((self.taken, self.read()))
         slope, grown = self.levels.growth()
-        return self.alarm(slope, grown, point) if slope > 0 else None
-
-    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
-        projected = slope * max(point.last_step - point.step, 0)
-        what = f"host memory grows by {1000 * slope / MEGA:.0f} MB per 1,000 steps ({grown / MEGA:.0f} MB seen)"
-        fix = "store plain numbers (`.item()` at log points, never tensors) and bound every list that grows"
-        share = projected / _available()
-        end = f", {share:.0%} of what is free, and may be killed for it" if share >= 0.1 else ""
-        why = f"neither garbage nor free memory, and at this rate {projected / MEGA:,.0f} MB more before the run ends{end}"
-        facts = {"mb_per_1000_steps": round(1000 * slope / MEGA, 1), "mb_after_sweeps": self.levels.in_mega()}
-        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
+        return _alarm(self.kind, self.levels, slope, grown, point) if slope > 0 else None
 
 
 class DeviceMemory(HostMemory):
@@ -213,13 +197,6 @@ class DeviceMemory(HostMemory):
 
     def read(self) -> float:
         return float(torch.cuda.memory_allocated(self.device))
-
-    def alarm(self, slope: float, grown: float, point: Point) -> Alarm:
-        what = f"GPU memory between steps grows by {200 * slope / MEGA:.1f} MB per 200 steps ({grown / MEGA:.1f} MB seen)"
-        why = "something keeps tensors of past steps alive; the run will end out of memory"
-        fix = "detach what is kept across steps (`x.detach()`), and keep numbers, not tensors"
-        facts = {"mb_per_200_steps": round(200 * slope / MEGA, 2), "mb_after_sweeps": self.levels.in_mega()}
-        return Alarm(self.kind, what, _growing_type(), why, fix, facts)
 
 
 def _resident() -> float | None:
@@ -240,26 +217,6 @@ def _open_statm(pid: int) -> int | None:
         return None
 
 
-def _available() -> float:
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return float("inf")
-
-
-def _growing_type() -> str:
-    """The most frequent type of object created since training began; older objects are frozen and not listed."""
-    new = gc.get_objects()
-    tensors = [x for x in new if type(x) is Tensor]
-    if len(tensors) > 100:
-        size = sum(t.numel() * t.element_size() for t in tensors)
-        shape = Counter(tuple(t.shape) for t in tensors).most_common(1)[0][0]
-        return f"{len(tensors):,} tensors made since the start are alive ({size / MEGA:.0f} MB, most of shape {shape})"
-    kind, count = Counter(type(x).__name__ for x in new).most_common(1)[0]
-    return f"{count:,} objects of type {kind} made since the start are alive, {sys.getallocatedblocks():,} blocks in all"
-
-
 class Rates:
     """The learning rate that a step used, compared with base learning rate times schedule."""
 
@@ -273,14 +230,7 @@ class Rates:
         for group, base in zip(self.groups, self.base, strict=True):
             used, meant = group.lr * point.lr_factor, base * wanted
             if abs(used - meant) > 1e-5 * base:
-                return Alarm(
-                    "schedule",
-                    f"step {point.step} used a learning rate of {used:.4g} in group {group.name}, the schedule says {meant:.4g}",
-                    "train/engine.py Engine.begin, train/schedule.py multiplier",
-                    f"schedule={self.config.schedule.kind} is declared, another schedule is used",
-                    "set rates only through the config; a recipe must not write to the optimizer's groups",
-                    {"used": used, "meant": meant},
-                )
+                return _alarm("schedule", point.step, self.config.schedule.kind, group.name, used, meant)
         return None
 
 
@@ -288,7 +238,6 @@ class Layers:
     """Norms of every weight and of its first moment, computed between steps and read at the next log point."""
 
     def __init__(self, engine: Engine) -> None:
-        self.device = engine.device
         self.names: list[str] = []
         self.optimizers: list[str] = []
         params: list[Tensor] = []
@@ -308,16 +257,17 @@ class Layers:
         # Sharded weights and their moments; Muon's momenta are not sharded.
         sharded = [hasattr(p, "to_local") for p in params]
         sharded += [hasattr(p, "to_local") and m.shape == local(p).shape for p, m in zip(params, self.moments, strict=True)]
-        self.is_sharded = torch.tensor(sharded, device=self.device) if any(sharded) else None
+        self.is_sharded = torch.tensor(sharded, device=engine.device) if any(sharded) else None
         self.sizes = [p.numel() for p in params]
-        self.pending: tuple[int, Tensor, Any] | None = None
+        self.readback = Readback(engine.device)
         self.first: list[float] | None = None
         self.peaks = [0.0] * len(self.names)
         self.last_look = self.looks = 0
 
     def look(self, step: int) -> list[Alarm]:
         if step < self.last_look:
-            self.pending, self.last_look = None, step
+            self.readback.drop()
+            self.last_look = step
         if step < LAYERS_FROM or (self.looks and step - self.last_look < LAYERS_EVERY):
             return []
         found = self.read()
@@ -325,68 +275,38 @@ class Layers:
         vector = torch.stack(torch._foreach_norm([*self.params, *self.moments])).float()
         if self.is_sharded is not None:
             vector = torch.where(self.is_sharded, self.ranks.sum_over_shards(vector.square()).sqrt(), vector)
-        event = None
-        if self.device.type == "cuda":
-            host = torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True)
-            vector = host.copy_(vector, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-        self.pending = (step, vector, event)
+        self.readback.push(step, vector)
         return found
 
     def read(self) -> list[Alarm]:
         """Check the previous reading, which has arrived by now."""
-        if self.pending is None:
+        found = self.readback.pop(leave=0)
+        if found is None:
             return []
-        step, vector, event = self.pending
-        self.pending = None
-        if event:
-            event.synchronize()
-        values = vector.tolist()
-        count = len(self.names)
+        (step, values), count = found, len(self.names)
         weights, moments = values[:count], values[count:]
         self.peaks = [max(a, b) for a, b in zip(self.peaks, moments, strict=True)]
-        found = [*self._unused(step), *self._dead(step, moments), *self._huge(step, weights)]
+        alarms = [*self._unused(step), *self._dead(moments), *self._huge(weights)]
         self.first = self.first or weights
-        return found
+        return alarms
 
     def _unused(self, step: int) -> list[Alarm]:
         """Tensors whose gradient has been zero at every step, except those of an optimizer that has not started."""
         begun = {name for name, peak in zip(self.optimizers, self.peaks, strict=True) if peak > 0}
         names = {n: None for n, o, m in zip(self.names, self.optimizers, self.peaks, strict=True) if m == 0 and o in begun}
-        if not names:
-            return []
-        shown = ", ".join(list(names)[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-        return [
-            Alarm(
-                "unused",
-                f"{len(names)} of {len(set(self.names))} parameters have had no gradient in {step} steps: {shown}",
-                next(iter(names)),
-                "they keep their initial values: dead code, a detached branch, or a layer that the loss does not reach",
-                "connect them, remove them, or freeze them on purpose with requires_grad_(False)",
-                {"parameters": list(names)},
-            )
-        ]
+        return [_alarm("unused", step, list(names), len(set(self.names)))] if names else []
 
-    def _dead(self, step: int, moments: list[float]) -> list[Alarm]:
-        if sum(moments) < ALIVE * sum(self.peaks):
-            return []
+    def _dead(self, moments: list[float]) -> list[Alarm]:
         dead = [n for n, m, peak in zip(self.names, moments, self.peaks, strict=True) if peak > 0 and m < DEAD * peak]
-        why = "it learned before and no longer does: saturated or dead units, or a branch that was cut off"
-        fix = "look at its activations with `seedbed replay`; lower the learning rate or change the activation"
-        what = "has had no gradient for many steps, while the rest of the model still learns"
-        return [Alarm("dead", f"{name} {what}", name, why, fix) for name in dead[:1]]
+        return [_alarm("dead", dead[0])] if dead and sum(moments) >= ALIVE * sum(self.peaks) else []
 
-    def _huge(self, step: int, weights: list[float]) -> list[Alarm]:
+    def _huge(self, weights: list[float]) -> list[Alarm]:
         if self.first is None:
             return []
         for name, size, norm, before in zip(self.names, self.sizes, weights, self.first, strict=True):
             rms, was = norm / size**0.5, before / size**0.5
             if rms > HUGE_RMS and rms > HUGE_GROWTH * was:
-                what = f"the weights of {name} have an rms of {rms:.3g}, {was:.3g} at the start"
-                why = "weights this large saturate what follows and make the next spike or overflow likely"
-                fix = "lower optim.lr, raise optim.weight_decay, or normalise the input of that layer"
-                return [Alarm("exploding", what, name, why, fix, {"rms": rms, "before": was})]
+                return [_alarm("exploding", name, rms, was)]
         return []
 
 
@@ -403,14 +323,7 @@ class Evaluations:
         same = len(self.seen) == STUCK_EVALUATIONS and all(seen == self.seen[0] for seen in self.seen)
         if not same or all(value in (0.0, 1.0) for value in numbers.values()):
             return None
-        shown = ", ".join(f"{k} {v:.6g}" for k, v in numbers.items())
-        return Alarm(
-            "stuck_eval",
-            f"{STUCK_EVALUATIONS} evaluations in a row gave the same numbers to the last bit: {shown}",
-            "System.evaluate",
-            "the weights have changed and the metrics have not: they are stale, or do not depend on the model",
-            "evaluate the live module, drop caches between evaluations, check what `evaluate` really computes",
-        )
+        return _alarm("stuck_eval", STUCK_EVALUATIONS, numbers)
 
 
 class Floor:
@@ -428,23 +341,85 @@ class Floor:
         if not self.baselines:
             return None
         (name, floor), loss = next(iter(self.baselines.items())), statistics.fmean(self.losses)
-        if loss <= floor:
-            return None
-        return Alarm(
-            "floor",
-            f"after {step} steps the loss {loss:.4g} is still above {floor:.4g}, that of the trivial predictor `{name}`",
-            "System.loss",
-            "the model is worse than a prediction that ignores its input",
-            "run `seedbed check` on this preset; try a higher learning rate, or `seedbed overfit` on one batch",
-            {"loss": loss, "baseline": floor},
-        )
+        return _alarm("floor", step, loss, name, floor) if loss > floor else None
 
 
 def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
     """The recipe's baselines on the loaded batch, easiest first. A probe that fails must not end a run."""
     try:
         with engine.evaluating(), eagerly():  # one call is not worth compiling
-            probe = capabilities.probe(engine.system, feed.part(0))
-            return probe.baselines(probe.batch) if probe and probe.baselines else {}
+            return baselines(engine.system, feed.part(0))
     except Exception:
         return {}
+
+
+# ---- memory that grows with steps ------------------------------------------------------------------------------------------
+# What evaluations and caches add comes in jumps and does not count. Readings are compared between two garbage collections,
+# without the first one: freed memory is allocated again there.
+
+
+class Blocks:
+    """Growth per step in blocks of at least `span` steps; a shorter part of the run gives one of half that, or none."""
+
+    def __init__(self, span: int, num: int = MAX_BLOCKS) -> None:
+        self.span = span
+        self.rates: deque[float] = deque(maxlen=num)
+        self.num_closed = 0
+        self._part: int | None = None
+        self._start: tuple[int, float] | None = None
+        self._last: tuple[int, float] | None = None
+        self._closed_here = self._is_joined = False
+
+    def add(self, step: int, value: float, part: int) -> None:
+        """A reading after `step` steps, in the `part`th part of the run."""
+        if part != self._part:
+            self._begin(part)
+            return
+        self._last = (step, value)
+        if self._start is None:
+            self._start = self._last
+        elif step - self._start[0] >= self.span:
+            self._close()
+
+    def _begin(self, part: int) -> None:
+        """The first reading of a part is not used: memory that was returned is still being allocated again."""
+        if self._start and self._last and self._last[0] - self._start[0] >= self.span / 2 and not self._is_joined:
+            self._close()
+        if self._closed_here:
+            self._start = None
+        self._is_joined = self._start is not None  # parts that are too short for a block are joined, jumps and all
+        self._part, self._closed_here = part, False
+
+    def _close(self) -> None:
+        assert self._start and self._last
+        self.rates.append((self._last[1] - self._start[1]) / (self._last[0] - self._start[0]))
+        self.num_closed += 1
+        self._start, self._closed_here, self._is_joined = self._last, True, False
+
+    def rising(self, rate: float) -> bool:
+        """Whether nearly all of the last blocks grew by at least `rate` per step."""
+        full = len(self.rates) == self.rates.maxlen
+        return full and sum(r >= rate for r in self.rates) >= RISING * len(self.rates)
+
+
+class Levels:
+    """Memory in use after a collection, read each time that growth was suspected: the last three readings decide."""
+
+    def __init__(self, rate: float, least: float, much: float) -> None:
+        self.rate, self.least, self.much = rate, least, much
+        self.seen: deque[tuple[int, float]] = deque(maxlen=3)
+
+    def in_mega(self) -> list[tuple[int, float]]:
+        """Steps and megabytes, for a person."""
+        return [(step, round(value / MEGA, 2)) for step, value in self.seen]
+
+    def growth(self) -> tuple[float, float]:
+        """Bytes per step and total bytes that remain after collections, or zeros: two gains, or a large one."""
+        found = list(self.seen)
+        gains = [(b - a, (b - a) / (t - s)) for (s, a), (t, b) in itertools.pairwise(found) if t > s]
+        rates = [rate for _, rate in gains]
+        if len(gains) == 2 and min(rates) >= max(self.rate, STEADY * max(rates)) and sum(g for g, _ in gains) >= self.least:
+            return (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0]), found[-1][1] - found[0][1]
+        if gains and gains[-1][0] >= self.much and gains[-1][1] >= self.rate:
+            return gains[-1][1], gains[-1][0]
+        return 0.0, 0.0

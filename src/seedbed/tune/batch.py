@@ -1,7 +1,5 @@
 """find-batch: the largest batch that fits, by doubling and bisection with real steps."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import resource

@@ -1,7 +1,5 @@
 """Estimates of a system: parameters, FLOP and memory by fake tensors, so that any size takes seconds and no memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -15,11 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from seedbed.config import Config
 from seedbed.data.feed import Data, Feed
 from seedbed.errors import UserError
-from seedbed.nn.groups import kind_of
+from seedbed.nn.init import kind_of
 from seedbed.recipes import Recipe
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine
-from seedbed.train.system import Batch
+from seedbed.train.system import Batch, flops_per_item
 from seedbed.tune.workload import num_parameters
 
 CPU = torch.device("cpu")
@@ -111,7 +108,7 @@ def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: boo
         num_non_embedding=sum(p.numel() for p in body),
         num_trained=sum(p.numel() for p in trained),
         targets_per_item=1.0,
-        flops_formula=float(capabilities.flops_per_item(system)),
+        flops_formula=float(flops_per_item(system)),
         flops_counted=flops(engine, items[1]),
         weights=_bytes(files["model"].values()),
         gradients=_bytes(trained),

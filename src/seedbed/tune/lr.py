@@ -1,7 +1,5 @@
 """find-lr: the best learning rate of a run, from short trials at several rates, extrapolated to the run's length."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -13,7 +11,7 @@ from typing import Any
 from seedbed.config import Config
 from seedbed.data.feed import Source
 from seedbed.errors import UserError
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.tune.lr_curve import GRID, LrCurve, vertex
 from seedbed.tune.lr_trial import Study, Trial, num_scored
 from seedbed.tune.workload import Rig, Workload, num_parameters, preserved, rigged

@@ -1,7 +1,5 @@
 """Scores over learning rates: the minimum, and the range of rates whose scores differ from it only by noise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The figure of find-lr: loss of the trials over the rate, the configured rate, and the likely range of the best."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Short trainings at a multiple of the configured rates: equal weights, equal items, the run's schedule."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from seedbed.config import Schedule
 from seedbed.data.feed import Source
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.tune.workload import Rig, preserved
 
 DIVERGED = 2.0  # a loss that rose by this many times its first value has diverged

@@ -1,7 +1,5 @@
 """plan: parameters, items, FLOP and memory of a run, and its hours and cost per GPU."""
 
-from __future__ import annotations
-
 import datetime
 import difflib
 import json

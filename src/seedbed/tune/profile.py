@@ -1,7 +1,5 @@
 """profile: the time of a step by phase, by operation and by kind of work, with a Perfetto trace."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -7,23 +7,25 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
-from seedbed.dist.fake import fake_ranks
-from seedbed.dist.join import require_settings
-from seedbed.dist.ranks import BUCKET_BYTES, local
+from seedbed.dist import local
+from seedbed.dist.join import BUCKET_BYTES, fake_ranks, require_settings
 from seedbed.dist.shards import apply_fsdp
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
+from seedbed.track import text
 from seedbed.track.flops import GPUS, TERA, Gpu
-from seedbed.train import capabilities
+from seedbed.train.capabilities import require_possible, shard_units
 from seedbed.train.optim import param_groups
-from seedbed.train.system import System
+from seedbed.train.system import System, named_optimizers
 from seedbed.tune.estimate import Estimate
 from seedbed.tune.plan import CONTEXT, GIB, WASTE
+from seedbed.tune.show import grid
 
 # GPUs per machine, connected by fast links.
 PER_NODE = 8
@@ -99,9 +101,9 @@ def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimat
     config, notes = distribute(config, world)
     system = meta_system(recipe, config, data)
     require_settings(config)
-    capabilities.require_possible(system, config, config.dist)
+    require_possible(system, config, config.dist)
     with fake_ranks(config.dist) as ranks:
-        units = list(capabilities.shard_units(system))
+        units = list(shard_units(system))
         sizes = _Sizes.of(system, units)
         if config.dist.shard > 1:
             apply_fsdp(system, units, ranks)
@@ -170,7 +172,7 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
     pieces = [local(p) for p in system.parameters()]
     trained = sum(_bytes(local(p)) for p in system.parameters() if p.requires_grad)
-    groups = [group for module in capabilities.named_optimizers(system).values() for group in param_groups(module, config.optim)]
+    groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
     moments = sum(_moments(group.kind, p) for group in groups for p in group.params.values())
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
     biggest = max(sizes.units, default=0)
@@ -240,3 +242,44 @@ def needed(memory: dict[str, int]) -> float:
 
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
+
+
+def show(found: Scale, out: Console) -> None:
+    degrees = found.degrees
+    spread = f"{found.batch} items a step, micro-batches of {found.micro_batch} per rank, accum {found.accum}"
+    out.print(f"\n[bold]{degrees.world} ranks[/]: {degrees.replicate} replicas of {degrees.shard} shards; {spread}")
+    held = [(name, _size(num)) for name, num in found.memory.items() if num]
+    sent_bytes = [(name, _size(num)) for name, num in found.sent_bytes.items() if num]
+    held.append(("with context and waste", _size(needed(found.memory))))
+    sent_bytes.append(("in all", _size(sum(found.sent_bytes.values()))))
+    out.print(grid(("a rank holds", ""), held, left=1))
+    out.print(grid(("a rank sends in a step", ""), sent_bytes, left=1))
+    rows = [
+        [e.gpu, e.link, _ms(e.compute), _ms(e.communication), f"{e.efficiency:.0%}", text.scaled(e.tokens)] for e in found.speeds
+    ]
+    out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
+    out.print(f"links {LEGEND}", markup=False)
+    out.print(
+        f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, shards overlap with compute, replicas do not",
+        markup=False,
+    )
+    out.print(_fits(found), markup=False)
+    for note in found.notes:
+        out.print(f"note: {note}", markup=False)
+
+
+def _fits(found: Scale) -> str:
+    tight = {name: part for name, part in found.fits.items() if part}
+    if not tight:
+        smallest = min(GPUS, key=lambda gpu: gpu.gib)
+        return f"everything fits on every card of the table, down to {smallest.gib:g} GiB"
+    sizes = {gpu.name: gpu.gib for gpu in GPUS}
+    return "first thing that does not fit: " + ", ".join(f"{part} on {n} ({sizes[n]:g} GiB)" for n, part in tight.items())
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:,.2f}"

@@ -1,7 +1,5 @@
 """Terminal output of the instruments: tables for 100 columns, progress bars and status lines."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The instruments as commands: each opens a recipe, measures, prints text or JSON, and returns an exit code."""
 
-from __future__ import annotations
-
 import sys
 from json import dumps
 from pathlib import Path
@@ -11,7 +9,7 @@ from seedbed import config as configs
 from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.recipes import find
 from seedbed.track.run import Run, full_name
-from seedbed.tune import batch, lr, lr_figure, scale, scale_table, show
+from seedbed.tune import batch, lr, lr_figure, scale, show
 from seedbed.tune import plan as planning
 from seedbed.tune import profile as profiling
 from seedbed.tune.workload import Workload, output_folder, save_result
@@ -114,7 +112,7 @@ def plan(
     if not _finish(folder, {"name": shown, **found.to_json(), **more}, json):
         show.plan(found, shown)
         if spread:
-            scale_table.show(spread, show.console())
+            scale.show(spread, show.console())
     return EXIT_OK
 
 

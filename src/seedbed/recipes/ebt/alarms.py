@@ -1,7 +1,5 @@
 """Alarms of optimisation steps that have no effect or diverge, from the measurements of a run."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from seedbed.track import events

@@ -6,20 +6,27 @@ Shape suffixes: B batch, T time, V vocabulary, K numbers of steps.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.data.text import TextSource, windows
+from seedbed.config import Config
+from seedbed.data.text import TextData, TextSource, windows
 from seedbed.recipes.ebt.optimize import EVALUATION, initial_predictions, optimize
-from seedbed.train.system import own_share
+from seedbed.train.engine import Engine, fork_rng
+from seedbed.train.stepper import Stepper
+from seedbed.train.system import System, own_share
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
     from seedbed.train.engine import EvalEngine
+
 
 NUM_SAMPLES = 3
 # Logits, and tokens, that one batch of evaluation may hold: a step keeps the attention of every layer for its gradient.
@@ -68,3 +75,18 @@ def report(per_token: float, source: TextSource) -> dict[str, float]:
     if source.num_target_bytes:
         numbers["bits_per_byte"] = per_token * source.num_targets / (math.log(2) * source.num_target_bytes)
     return numbers
+
+
+def train_control(system: System, config: Config, data: TextData, judged: TextSource, device: torch.device) -> dict[str, float]:
+    """Train a freshly built plain system to the end of the run's schedule; its numbers on `judged`, and the seconds it took."""
+    config = replace(config, compile="off", ema=0.0, ema2=0.0)
+    with fork_rng(device), torch.enable_grad():
+        engine = Engine(system.to(device), config, device)
+        with closing(Stepper(engine, data.train)) as stepper:
+            start = time.perf_counter()
+            for step in range(config.steps):
+                stepper.step(step, step * config.batch, (step + 1) / config.steps, config.steps)
+                stepper.pop_result()
+            seconds = time.perf_counter() - start
+    with engine.evaluating():
+        return {**system.evaluate(judged, engine), "seconds": seconds}

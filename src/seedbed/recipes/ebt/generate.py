@@ -15,10 +15,8 @@ from torch import Tensor
 
 from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
-from seedbed.nn import decoding
-from seedbed.nn.decoding import READ_EVERY, Decoder
-from seedbed.nn.eager import eagerly
-from seedbed.nn.sampling import Sampling, window_start
+from seedbed.nn import decoding, eagerly
+from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
 from seedbed.recipes.ebt.model import Context
 from seedbed.recipes.ebt.optimize import GENERATION, INITIAL, CounterNormal, initial_predictions, optimize_step
 
@@ -152,7 +150,7 @@ class CachedDecoder(decoding.CachedDecoder):
             self.model.prefill(cache, rows_N, tokens_NT, landscape)
             cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device) + self.model.num_prefix
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
         contexts = self.model.per_landscape([self.model.decode_token(cache, token_B1, num_slots) for cache in self.caches])
         z_BNV = torch.cat([self.initial.at(self.count_B[:, None], n) for n in range(self.options.best_of)], 1)
@@ -177,7 +175,7 @@ class PlainDecoder(decoding.CachedDecoder):
             self.model(tokens_NT, rope, self.cache.prefill(rows_N))
         self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
         logits_B1V = self.model(token_B1, self.model.rope(self.cache.length_B[:, None]), self.cache.decode(num_slots))
         self.cache.length_B += 1

@@ -1,7 +1,5 @@
 """Memory of predictions over a vocabulary: the arithmetic, and the refusal of a run that cannot fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -5,8 +5,6 @@ real stream and to itself, and ends in one number. Shape suffixes: B batch, T ti
 of the real stream, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,11 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.cache import Cache, Decode, Prefill
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, rms_norm, widen
-from seedbed.nn.positions import Rope, apply_rope, rope_table
+from seedbed.nn.decoding import Cache, Decode, Prefill
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, Rope, apply_rope, rms_norm, rope_table, widen
 from seedbed.recipes.ebt.presets import ModelConfig
 
 EPS = 1e-5

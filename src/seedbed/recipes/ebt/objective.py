@@ -3,8 +3,6 @@
 Shape suffixes: B batch, T time, V vocabulary, K optimisation steps.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import NamedTuple
 

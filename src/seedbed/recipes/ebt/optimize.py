@@ -3,8 +3,6 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 

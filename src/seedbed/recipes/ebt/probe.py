@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.data.text_facts import decode_row, entropy, reencode, text_of
+from seedbed.data.text_facts import decode_row, reencode, text_of
 from seedbed.recipes.ebt.objective import add_langevin_noise, cross_entropy, step_sizes
 from seedbed.recipes.ebt.optimize import INITIAL, SeparateClip, initial_predictions, optimize_step
 from seedbed.train.probe import Probe
@@ -114,7 +114,7 @@ def _text_facts(system: EnergySystem | PlainSystem) -> dict[str, Any]:
         "order": "causal",
         # A landscape that is the context's first token has position 0, so positions are absolute.
         "positions": "absolute" if getattr(model, "num_prefix", 0) else "relative",
-        "baselines": lambda b: {"unigram entropy": entropy(data.train.tokens, model.vocab)},
+        "baselines": lambda b: {"unigram entropy": data.unigram_entropy()},
         "decode": None if data.tokenizer is None else functools.partial(decode_row, data.tokenizer),
         "holds": None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
         "reencode": None if text is None else lambda: reencode(data),

@@ -3,8 +3,6 @@
 Shape suffixes: R entries, B rows of a batch, h rows from the buffer, L tokens of a block, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

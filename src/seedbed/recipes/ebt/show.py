@@ -1,7 +1,5 @@
 """Inference curves as a table, a picture and JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,12 +3,10 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +14,14 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
-from seedbed.nn.decoding import Decoder
-from seedbed.nn.eager import eagerly
-from seedbed.nn.groups import declare
-from seedbed.nn.sampling import Sampling
+from seedbed.nn import eagerly
+from seedbed.nn.decoding import Decoder, Sampling
+from seedbed.nn.init import declare
 from seedbed.recipes.ebt import show
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.control import train_control
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 from seedbed.recipes.ebt.denoise.system import build_denoiser
-from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, windows_with_counters
+from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, train_control, windows_with_counters
 from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate, prompt_rows
 from seedbed.recipes.ebt.inference_curves import held_out_part, inference_curves
 from seedbed.recipes.ebt.memory import require_memory
@@ -35,14 +31,10 @@ from seedbed.recipes.ebt.optimize import INITIAL, NUM_STEPS, CounterNormal, Sepa
 from seedbed.recipes.ebt.presets import MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
-from seedbed.train.engine import mix
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
+from seedbed.train.engine import EvalEngine, mix
+from seedbed.train.probe import Probe
+from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
+from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
 # Up to this width a second CPU thread is slower.
@@ -282,6 +274,8 @@ class EnergySystem(TextSystem):
     @torch.no_grad()
     def _calibrate(self) -> None:
         """Scale the energy until the first step changes logits by about 1: the gradient is linear in the head's weight."""
+        if self.model.head.weight.is_meta:
+            return
         size = self.data.train.block
         tokens = torch.from_numpy(self.data.train.tokens[: NUM_CALIBRATED * size].astype("int64"))
         tokens_BT = tokens[: len(tokens) // size * size].view(-1, size)

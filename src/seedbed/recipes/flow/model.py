@@ -3,21 +3,15 @@
 B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K values of a patch, D width.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from seedbed.nn.attention import Attention
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, rms_norm
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table
 from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
-from seedbed.nn.patchify import depatchify, grid_of, patchify
-from seedbed.nn.positions import Rope, rope_table
-from seedbed.nn.rope2d import axial_table, raster, sincos_table, with_unrotated
+from seedbed.nn.patchify import axial_table, depatchify, grid_of, patchify, raster, sincos_table, with_unrotated
 from seedbed.recipes.flow.presets import ModelConfig
 
 TIME_FEATURES = 256

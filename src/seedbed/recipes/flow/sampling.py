@@ -1,7 +1,5 @@
 """Sampling from noise to images: time grid, ODE solver, classifier-free guidance. B batch, N images, C channels, H W pixels."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.flow.data import draw_noise
 from seedbed.recipes.flow.model import FlowTransformer
 from seedbed.recipes.flow.objective import velocity

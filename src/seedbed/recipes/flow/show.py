@@ -20,10 +20,9 @@ from seedbed.data import grids
 from seedbed.data.image_source import ImageData, to_bytes
 from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
-from seedbed.recipes.flow.full_evaluation import full_evaluation, words, write
+from seedbed.recipes.flow.evaluate import full_evaluation, words, write
 from seedbed.recipes.flow.sampling import Sampling, generate
-from seedbed.train.options import option
-from seedbed.train.system import Request, Sample
+from seedbed.train.system import Request, Sample, option
 
 if TYPE_CHECKING:
     from seedbed.recipes.flow.system import Flow

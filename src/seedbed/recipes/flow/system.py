@@ -3,30 +3,25 @@
 B batch, N images, C channels, H W pixels.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
-from seedbed.nn.attention import attention_scope, choose_attention
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
+from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
 from seedbed.recipes.flow.data import TimeDistribution, draw_noise, drop_class, flow_batch
 from seedbed.recipes.flow.model import PositionTables, build_model
 from seedbed.recipes.flow.probe import build_probe
 from seedbed.recipes.flow.show import SampleOptions, show
-from seedbed.train.engine import DTYPES
+from seedbed.train.engine import DTYPES, EvalEngine
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
 
 NUM_BINS = 10
 # Decay of the moving average of each bin: about the last hundred steps count.

@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from seedbed import config as configs
+from seedbed.config.saved import from_json
 from seedbed.data import limits, tokenizers
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
@@ -59,7 +60,7 @@ def load_exported(folder: Path) -> tuple[Transformer, Tokenizer | None]:
     if _sha256(path) != facts["sha256"]:
         raise UserError(f"{path} is damaged: it is not the file that {CONFIG} describes; export the run again")
     with on_meta():
-        model = Transformer(configs.from_json(ModelConfig(), facts["model"]), facts["vocab_size"], facts["block"])
+        model = Transformer(from_json(ModelConfig(), facts["model"]), facts["vocab_size"], facts["block"])
     try:
         limits.require_header(path)
         model.load_state_dict(load_file(path), assign=True)

@@ -9,10 +9,8 @@ from torch import Tensor
 
 from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
-from seedbed.nn import decoding
-from seedbed.nn.decoding import READ_EVERY, Decoder
-from seedbed.nn.eager import eagerly
-from seedbed.nn.sampling import Sampling, window_start
+from seedbed.nn import decoding, eagerly
+from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
 from seedbed.recipes.gpt.model import Transformer
 
 
@@ -47,7 +45,7 @@ class CachedDecoder(decoding.CachedDecoder):
             self.model.hidden(tokens_NT, caches=self.cache.prefill(rows_N))
         self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
 
-    def _step(self, num_slots: int = 0) -> None:
+    def step(self, num_slots: int = 0) -> None:
         """One decode step on the device, without a host sync."""
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
         tables = self.model.position_tables(token_B1, self.cache.length_B[:, None])

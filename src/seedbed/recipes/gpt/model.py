@@ -9,13 +9,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.attention import Attention
-from seedbed.nn.cache import Cache, Decode, Prefill
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, LayerNorm, RMSNorm, rms_norm, widen
-from seedbed.nn.loss import linear_cross_entropy, mask_padding
-from seedbed.nn.positions import ENCODINGS, PositionalEncoding, Rope, Sizes
+from seedbed.nn.decoding import Cache, Decode, Prefill
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.layers import (
+    ENCODINGS,
+    MLP,
+    Attention,
+    LayerNorm,
+    PositionalEncoding,
+    RMSNorm,
+    Rope,
+    Sizes,
+    linear_cross_entropy,
+    mask_padding,
+    rms_norm,
+    widen,
+)
 from seedbed.recipes.gpt.presets import ModelConfig
 
 VOCAB_MULTIPLE = 64

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seedbed.data.text_facts import decode_row, entropy, reencode, text_of
+from seedbed.data.text_facts import decode_row, reencode, text_of
 from seedbed.recipes.gpt.model import Transformer
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
@@ -41,7 +41,7 @@ def build_probe(system: GPT, batch: dict[str, Tensor]) -> Probe:
             model.hidden(b["inputs"], model.position_tables(b["inputs"], positions_T))
         ),
         at_init=lambda b: math.log(model.vocab),
-        baselines=lambda b: {"unigram entropy": entropy(data.train.tokens, model.vocab)},
+        baselines=system.baselines,
         decode=None if data.tokenizer is None else functools.partial(decode_row, data.tokenizer),
         holds=None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
         reencode=None if text is None else lambda: reencode(data),

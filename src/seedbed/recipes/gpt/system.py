@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource, windows
 from seedbed.errors import UserError
-from seedbed.nn.attention import attention_scope, choose_attention
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
+from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.gpt.generate import generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.train.engine import DTYPES
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System, over_ranks, own_share
+from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine
@@ -82,6 +81,9 @@ class GPT(System):
         from seedbed.recipes.gpt.probe import build_probe  # checks use it, training does not
 
         return build_probe(self, batch)
+
+    def baselines(self, batch: Batch) -> dict[str, float]:
+        return {"unigram entropy": self.data.unigram_entropy()}
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks

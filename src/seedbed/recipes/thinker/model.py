@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn import rng
-from seedbed.nn.groups import declare
-from seedbed.nn.init import normal_
+from seedbed.nn.init import declare, normal_
 from seedbed.nn.layers import LayerNorm, rms_norm
 from seedbed.recipes.thinker.batch_settings import NOISE, PERTURB, BatchSettings
 from seedbed.recipes.thinker.positions import PositionEncoding

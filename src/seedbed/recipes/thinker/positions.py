@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn import rng
-from seedbed.nn.groups import declare
-from seedbed.nn.init import normal_
+from seedbed.nn.init import declare, normal_
 from seedbed.recipes.thinker.batch_settings import POSITIONS, BatchSettings
 from seedbed.recipes.thinker.presets import ModelConfig
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
 from seedbed.errors import UserError
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource
@@ -26,8 +26,7 @@ from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import mix
-from seedbed.train.options import option
-from seedbed.train.system import Batch, Request, Sample, System
+from seedbed.train.system import Batch, Request, Sample, System, option
 
 if TYPE_CHECKING:
     from seedbed.train.engine import EvalEngine

@@ -1,7 +1,5 @@
 """Alarms of the world recipe: controls ignored, drifting rollouts, an unbalanced critic."""
 
-from __future__ import annotations
-
 from seedbed.recipes.world.curriculum import BLIND
 from seedbed.track import events
 from seedbed.train.watch import Alarm

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn.cells import SLOPE, init_conv, leaky
-from seedbed.nn.groups import declare
+from seedbed.nn.init import declare
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256

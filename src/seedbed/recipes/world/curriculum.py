@@ -3,8 +3,6 @@
 Decided on the host at evaluations, one move at a time, and kept in checkpoints.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 

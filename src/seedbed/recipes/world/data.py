@@ -3,8 +3,6 @@
 Shape suffixes: B windows, T frames of a window, N frames of the recording, A control axes, H W pixels, J drawn numbers.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Probe of the diffusion model for the checks, by the code of training. B windows, N numbers."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from seedbed.recipes.world.edm import Denoiser, factors

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.feed import Source
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.world.alarms import world_alarms
 from seedbed.recipes.world.curriculum import OPEN, Curriculum, Stage
 from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData

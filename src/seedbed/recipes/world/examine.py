@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.recipes.world import controls
 from seedbed.recipes.world.data import WindowSource
 from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, free_run, teacher_forced, trajectories

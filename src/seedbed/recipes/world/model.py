@@ -3,8 +3,6 @@
 Shape suffixes: B batch, C channels, H W pixels, A control axes, M remembered numbers of a pixel, F features of the condition.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

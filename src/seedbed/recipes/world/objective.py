@@ -3,8 +3,6 @@
 Shape suffixes: B windows, P rollouts, T frames of a window, A control axes, H W pixels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

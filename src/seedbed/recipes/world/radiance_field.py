@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn.cells import conv_flops, init_conv, leaky, linear_flops
-from seedbed.nn.groups import declare
-from seedbed.nn.init import normal_
+from seedbed.nn.init import declare, normal_
 from seedbed.recipes.world.recording.recording import Recording
 
 POSE_SIZE = 12  # numbers of a pose: the rows of a 3x4 camera-to-world matrix

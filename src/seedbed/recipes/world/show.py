@@ -22,8 +22,7 @@ from seedbed.recipes.world.evaluate import Trajectories
 from seedbed.recipes.world.examine import examine, horizons, rollout_frames, table, trajectory_batch
 from seedbed.recipes.world.memory import to_bytes
 from seedbed.recipes.world.metrics import psnr
-from seedbed.train.options import option
-from seedbed.train.system import Request, Sample
+from seedbed.train.system import Request, Sample, option
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator

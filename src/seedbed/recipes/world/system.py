@@ -3,9 +3,7 @@
 Shape suffixes: B windows, A control axes, H W pixels.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +19,9 @@ from seedbed.recipes.world.model import Trunk, build_model
 from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_probe
-from seedbed.train.engine import mix
+from seedbed.train.engine import Engine, EvalEngine, mix
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import Engine, EvalEngine
-    from seedbed.train.probe import Probe
 
 CRITIC = "critic"
 SMALL = 32 * 32  # pixels

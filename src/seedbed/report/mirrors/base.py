@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from seedbed.config import flat
 from seedbed.report import facts
 from seedbed.report.mirrors import MEMORY
 from seedbed.report.model_table import model_text
 from seedbed.track import jsonl
 from seedbed.track.events import details
 from seedbed.track.files import write_atomic
-from seedbed.track.run import Run, flat
+from seedbed.track.run import Run
 from seedbed.track.text import number, one_line
 
 # Length of the queue; beyond it the oldest items are dropped.

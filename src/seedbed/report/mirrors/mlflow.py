@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.report.mirrors.base import Sink
-from seedbed.track.names import folder_name
-from seedbed.track.run import flat, full_name
+from seedbed.track.folders import folder_name
+from seedbed.track.run import full_name
 from seedbed.track.text import format_value, one_line
 
 # MLflow's own limits on one call and on the length of a parameter.

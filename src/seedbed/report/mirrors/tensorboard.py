@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.report import facts
 from seedbed.report.mirrors.base import Sink
-from seedbed.track.run import flat
 from seedbed.track.text import format_value
 
 FOLDER = "tensorboard"

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import flat
 from seedbed.report.mirrors.base import Sink
-from seedbed.track.run import flat, full_name
+from seedbed.track.run import full_name
 
 _IMAGES, _FILMS = (".png", ".jpg", ".jpeg"), (".gif", ".mp4", ".webm")
 

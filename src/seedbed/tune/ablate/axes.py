@@ -1,7 +1,5 @@
 """The axes of an ablation, by name or config key, with one row per value; and the default set."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +7,7 @@ from typing import Any
 
 from seedbed import config as configs
 from seedbed.config import Config
+from seedbed.config.saved import current_key
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
 from seedbed.tune.sweep import grid
@@ -89,8 +88,8 @@ def _key(base: Config, name: str) -> str:
         return key
     if name in KEYS:
         raise UserError(f"axis {name}: this recipe has no {key}")
-    if configs.current_key(key) != key:
-        raise UserError(f"axis `{name}` is now called `{configs.current_key(key)}`")
+    if current_key(key) != key:
+        raise UserError(f"axis `{name}` is now called `{current_key(key)}`")
     names = [*KEYS, SIZE, *PLACES, *known]
     tails = {n.rpartition(".")[2]: n for n in reversed(list(known))}
     near = difflib.get_close_matches(name, names, 3, 0.5)

@@ -1,7 +1,5 @@
 """The two figures of a report: predicted against measured, and a waterfall of the changes."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Sequence

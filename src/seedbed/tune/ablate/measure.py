@@ -1,7 +1,5 @@
 """One repeat of a row: build, warm up, time real steps, free. Out of memory is an outcome."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import time
@@ -17,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from seedbed.config import Config
 from seedbed.data.feed import Data, Feed
 from seedbed.errors import UserError
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine
+from seedbed.train.system import flops_per_item
 from seedbed.tune.batch import free, peak_memory, reset_peak
 from seedbed.tune.workload import Rig, Workload, num_parameters, rigged, synchronize
 
@@ -88,7 +86,7 @@ def _measure(workload: Workload, config: Config, data: Data, num_steps: int) -> 
     cuda = device.type == "cuda"
     allocated = torch.cuda.max_memory_allocated(device) if cuda else 0
     retries = torch.cuda.memory_stats(device)["num_alloc_retries"] - retried if cuda else 0
-    facts = {"num_params": num_parameters(engine.system), "flops": float(capabilities.flops_per_item(engine.system))}
+    facts = {"num_params": num_parameters(engine.system), "flops": float(flops_per_item(engine.system))}
     memory = {"allocated": allocated, "reserved": peak_memory(device), "retries": retries}
     return Repeat("ok", "", seconds, losses, compiled, 0.0, wait, **memory, **facts, attention=attention, execution=execution)
 

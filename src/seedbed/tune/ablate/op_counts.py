@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.nn.groups import rows_of
+from seedbed.nn.init import rows_of
 from seedbed.recipes import Recipe
 from seedbed.train.float8 import convertible
 from seedbed.train.system import Batch

@@ -1,7 +1,5 @@
 """Predicts the speed of a change before it is measured, from operation counts and measured rates."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Measured rates of this device: matrix products and attentions of given shapes, bandwidth, call overhead."""
 
-from __future__ import annotations
-
 import functools
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from seedbed.nn.attention import attend, attention_scope, choose_attention
+from seedbed.nn.layers import attend, attention_scope, choose_attention
 from seedbed.train.activation_checkpointing import checkpoint_units
 from seedbed.train.engine import DTYPES
 from seedbed.train.system import System

@@ -1,7 +1,5 @@
 """The report as Markdown and as a table for a terminal."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Sequence

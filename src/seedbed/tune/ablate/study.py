@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.track import files, jsonl, names
+from seedbed.track import files, folders, jsonl
 from seedbed.track.text import format_value
 from seedbed.tune.ablate.axes import BASELINE, COMBINED, Row
 from seedbed.tune.ablate.measure import Repeat
@@ -162,7 +162,7 @@ def open_study(
 ) -> tuple[Study, bool]:
     """A new report, or the existing one of this name; True when it existed."""
     top = Path(root).parent / "ablations"
-    path = top / names.check_name(name or default_name(identity))
+    path = top / folders.check_name(name or default_name(identity))
     found = path / "report.json"
     if found.is_file():
         return _reopen(path, identity, facts), True

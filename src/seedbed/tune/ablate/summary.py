@@ -1,7 +1,5 @@
 """Summary of the repeats: medians with spread, ratios against the baseline, noise, and rows to explain."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """ablate as a command: reads the axes, predicts and measures row by row in rounds, and reports."""
 
-from __future__ import annotations
-
 import datetime
 import platform
 import re

@@ -3,8 +3,6 @@
 Between steps a trial is an ordinary job whose tensors are views of the stack: loop.py checks, logs, evaluates and saves it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections import deque
@@ -15,13 +13,13 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
-from seedbed.train import capabilities, garbage, loop, reporting, signals
+from seedbed.train import guard, loop, reporting
 from seedbed.train.capabilities import Packable
 from seedbed.train.engine import cpu_threads, pick_device
 from seedbed.train.job import Action, Job
-from seedbed.train.schedule import multiplier
+from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepQueue
-from seedbed.train.system import System
+from seedbed.train.system import System, named_optimizers
 from seedbed.tune.packing.stack import Stack
 
 # What trials may always differ in; a recipe adds keys of its own with `Packable.packable_keys`.
@@ -35,7 +33,7 @@ def why_not_packed(system: System, configs_: Sequence[Config]) -> str:
     if not isinstance(system, Packable):
         return "the recipe does not offer a packed objective"
     keys = system.packable_keys()
-    if len(capabilities.named_optimizers(system)) > 1:
+    if len(named_optimizers(system)) > 1:
         return "the recipe has several optimizers"
     for config in configs_:
         if reason := _why_not_alone(config):
@@ -258,10 +256,10 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
     pack.on_status = on_status
     for job in pack.jobs:
         job.patience = patience
-    handlers = signals.catch(pack)
+    handlers = guard.catch_signals(pack)
     try:
         pack.prepare()
-        with cpu_threads(pack.template.num_cpu_threads), garbage.gc_paused():
+        with cpu_threads(pack.template.num_cpu_threads), guard.gc_paused():
             _start(pack)
             while pack.training and not pack.stop_signal:
                 _step_and_act(pack)
@@ -270,7 +268,7 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
         for trial in pack.training:
             pack.stack.detach(trial.row)
             trial.job.stepper.feed.close()
-        signals.restore(handlers)
+        guard.restore_signals(handlers)
     return {job.run.name: job.status for job in pack.jobs}
 
 
@@ -301,7 +299,7 @@ def _step_and_act(pack: Pack) -> None:
             if action.run is loop.evaluate and trial.training:
                 pack.notify(trial.job)
     if due:
-        garbage.gc_collect()
+        guard.gc_collect()
     _finish_trials_at_end(pack)
     pack.shrink()
 

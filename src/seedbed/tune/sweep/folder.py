@@ -17,7 +17,9 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.report import facts as run_facts
-from seedbed.track import files, jsonl, locks, names
+from seedbed.report import summaries
+from seedbed.track import files, folders, jsonl
+from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, one_line
 from seedbed.tune.sweep.grid import Grid, from_json, to_json
@@ -105,7 +107,7 @@ class Sweep:
     @classmethod
     def create_or_join(cls, root: Path, name: str, grid: Grid, settings: Sequence[dict[str, Any]], **facts: Any) -> "Sweep":
         """Creates a sweep atomically, or joins an existing one with equal settings."""
-        names.check_name(f"{name}-0001")
+        folders.check_name(f"{name}-0001")
         path = folder_of(root) / name
         if not path.exists():
             _refuse_foreign_runs(root, name)
@@ -158,33 +160,33 @@ class Sweep:
     @contextlib.contextmanager
     def editing(self) -> Iterator[None]:
         """Locks the sweep against other workers while trials are added."""
-        fd = locks.open_lock(self.path / "lock")
+        fd = folders.open_lock(self.path / "lock")
         try:
             with contextlib.suppress(OSError):
-                while not locks.try_lock(fd):
+                while not folders.try_lock(fd):
                     time.sleep(0.02)
             yield
         finally:
-            locks.release(fd)
+            folders.release(fd)
 
     # ---- claims ------------------------------------------------------------------------------------------------------
 
     def claim(self, trial: Trial) -> int | None:
         """Claims a trial for this process until `locks.release`; None when it is taken or has ended."""
-        fd = locks.open_lock(self.path / "claims" / f"{trial.number:04d}")
+        fd = folders.open_lock(self.path / "claims" / f"{trial.number:04d}")
         try:
-            mine = locks.try_lock(fd)
+            mine = folders.try_lock(fd)
         except OSError:
             mine = True  # a disk without locks: one process at a time, as with runs
         # The run may have been resumed by hand.
         if mine and self.result(trial) is None and not Run(self.root / self.run_name(trial)).is_running():
-            locks.sign(fd, _now())
+            folders.sign(fd)
             return fd
-        locks.release(fd)
+        folders.release(fd)
         return None
 
     def is_claimed(self, trial: Trial) -> bool:
-        return locks.is_locked(self.path / "claims" / f"{trial.number:04d}")
+        return folders.is_locked(self.path / "claims" / f"{trial.number:04d}")
 
     # ---- results -----------------------------------------------------------------------------------------------------
 
@@ -232,11 +234,11 @@ class Sweep:
         run = Run(self.root / self.run_name(trial))
         if not run.path.is_dir():
             return TrialStatus(trial, state, run.name)
-        short, saved = run_facts.summary(run), run.status()
+        short, saved = summaries.summary(run), run.status()
         metric, _ = run_facts.evaluations(_last_events(run))
         clock = saved.get("clock")
         seconds = clock.get("train") if isinstance(clock, dict) else None
-        row = next(iter(jsonl.decode(files.tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
+        row = next(iter(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
         numbers: dict[str, Any] = {key: short[key] for key in ("step", "last_step", "loss", "best")}
         numbers["rate"] = row.get("items_per_s")
         return TrialStatus(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
@@ -246,7 +248,7 @@ class Sweep:
 
 
 def _last_events(run: Run) -> list[dict[str, Any]]:
-    return jsonl.decode(files.tail_lines(run.path / "events.jsonl"))
+    return jsonl.decode(tail_lines(run.path / "events.jsonl"))
 
 
 def _trial_path(folder: Path, number: int) -> Path:

@@ -8,7 +8,8 @@ from typing import Any, Literal, Protocol
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
-from seedbed.recipes import Recipe, confirm_functions, confirm_saved, find, find_saved, remember
+from seedbed.recipes import Recipe, find, remember
+from seedbed.recipes.saved import confirm_functions, confirm_saved, find_saved
 from seedbed.report import slurm_queue
 from seedbed.report.findings import Finding
 from seedbed.track import code

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from seedbed.config import Config
-from seedbed.recipes import Recipe, require_trusted
-from seedbed.track import locks
+from seedbed.recipes import Recipe
+from seedbed.recipes.saved import require_trusted
+from seedbed.track import folders
 from seedbed.tune.sweep import grid
 from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
 
@@ -126,7 +127,7 @@ class Worker:
             yield found
         finally:
             for fd in held.values():
-                locks.release(fd)
+                folders.release(fd)
 
     def _waiting(self) -> list[Trial]:
         sweep = self.workspace.sweep

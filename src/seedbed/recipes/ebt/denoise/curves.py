@@ -16,7 +16,7 @@ from torch import Tensor
 from seedbed.data import grids
 from seedbed.data.image_source import ImageSource, to_bytes
 from seedbed.errors import UserError
-from seedbed.nn.eager import eagerly
+from seedbed.nn import eagerly
 from seedbed.train.engine import EvalEngine
 from seedbed.train.system import Request, Sample
 

@@ -3,20 +3,16 @@
 Shape suffixes: B batch, C channels, H W pixels, N patches, K numbers of a patch, D width, H heads.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.groups import declare
-from seedbed.nn.init import fill_, materialize, normal_, on_meta
+from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
-from seedbed.nn.patchify import depatchify, grid_of, patchify
-from seedbed.nn.rope2d import raster, sincos_table
+from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 
 # Shift, scale and gate of attention and of the feed-forward part; the last norm has a shift and a scale.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,21 +16,17 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
-from seedbed.nn import rng
-from seedbed.nn.eager import eagerly
-from seedbed.nn.groups import declare
+from seedbed.nn import eagerly, rng
+from seedbed.nn.init import declare
+from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.curves import show, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.denoise.probe import build_probe
-from seedbed.train.options import NoOptions, option
-from seedbed.train.system import Batch, Request, Sample, System, own_share
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
-    from seedbed.train.watch import Alarm
+from seedbed.train.engine import EvalEngine
+from seedbed.train.probe import Probe
+from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
+from seedbed.train.watch import Alarm
 
 ALPHA_RATE = 3.0
 _SIZES = 313
@@ -282,3 +278,30 @@ def psnr(square: Tensor) -> Tensor:
 def build_denoiser(config: Config, data: ImageData) -> Denoiser:
     """The recipe's entry point for images."""
     return (EnergyDenoiser if config.model.kind == "energy" else RegressSystem)(config, data)
+
+
+def build_probe(system: Denoiser, batch: Batch) -> Probe:
+    """Noisy patches in, clean patches out, after the trained number of steps."""
+    patch, steps = system.config.model.patch, system.config.model.steps
+    _, height, width = system.data.shape
+
+    def image(x_BNK: Tensor) -> Tensor:
+        return depatchify(x_BNK, patch, height, width)
+
+    def predict(b: Batch) -> Tensor:
+        return patchify(list(system.estimates(image(b["patches"]), steps))[-1], patch)
+
+    return Probe(
+        batch={"patches": patchify(system.noisy(batch), patch), "clean": patchify(batch["image"], patch)},
+        predict=predict,
+        objective=lambda y_BNK, b: system.error(image(y_BNK), image(b["clean"])),
+        inputs="patches",
+        targets="clean",
+        ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
+        oracle=lambda b: b["clean"],
+        lower_bound=0.0,
+        order="full",
+        positions="absolute",
+        at_init=lambda b: system.error(image(b["patches"]), image(b["clean"])).item(),
+        baselines=lambda b: {"the noisy image itself": system.error(image(b["patches"]), image(b["clean"])).item()},
+    )

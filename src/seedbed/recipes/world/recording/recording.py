@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data.store import Store, digest, is_store
-from seedbed.data.store_writer import Writer
+from seedbed.data.store import Store, Writer, digest, is_store
 from seedbed.errors import UserError
 from seedbed.train.player import Axis
 

@@ -1,0 +1,67 @@
+"""Verbs that continue or cancel a run."""
+
+import argparse
+import os
+
+from seedbed.cli.parser import Parser, Verb, dry_argument, on_argument, refuse_dry, registrar, runs_here, settings
+from seedbed.cli.training import mirror_argument, mirrors_of, until_argument
+from seedbed.cli.trusting import confirm, trust_argument
+
+VERBS: dict[str, Verb] = {}
+verb = registrar(VERBS)
+
+
+def _resume_arguments(parser: Parser) -> None:
+    settings(parser, "RUN")
+    parser.add_argument("--force", action="store_true", help="also if the run is finished, or a check of a queued run fails")
+    parser.add_argument("--no-check", action="store_true", help="start a queued run without the quick checks")
+    parser.add_argument("--accept-edits", action="store_true", help="accept an edited config.json; recorded")
+    until_argument(parser)
+    on_argument(parser)
+    dry_argument(parser)
+    mirror_argument(parser)
+    trust_argument(parser)
+
+
+@verb("resume", "RUN [key=value ...]", "continue a run from its newest checkpoint, bit for bit", _resume_arguments)
+def _resume(given: argparse.Namespace) -> int:
+    if given.accept_edits:
+        _accept_edits(given)
+    confirm(given)
+    if not runs_here(given):
+        from seedbed.cli import slurm
+
+        return slurm.resume(given)
+    from seedbed.launch import spawn
+
+    refuse_dry(given)
+    num_ranks = spawn.to_resume(given.runs, given.name, given.settings)
+    if num_ranks:
+        return spawn.start(num_ranks)
+    from seedbed.launch.resume import resume
+
+    mirrors = None if given.mirror is None else mirrors_of(given.mirror)
+    check = "skip" if given.no_check else "force" if given.force else "quick"
+    options = {"force": given.force, "check": check, "until": given.until, "mirrors": mirrors}
+    return resume(given.runs, given.name, given.settings, **options)
+
+
+def _accept_edits(given: argparse.Namespace) -> None:
+    from seedbed.track import edits
+    from seedbed.track.run import Run
+    from seedbed.track.text import safe
+
+    if "RANK" not in os.environ:  # the process that started the ranks has done it
+        what = edits.accept(Run.open(given.runs, given.name))
+        print(f"accepted: {safe(what)}" if what else "nothing to accept: config.json and checkpoints are unchanged")
+
+
+def _cancel_arguments(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a run or a sweep that was submitted to Slurm")
+
+
+@verb("cancel", "RUN|SWEEP", "cancel its Slurm job; it is saved first and can be resumed", _cancel_arguments)
+def _cancel(given: argparse.Namespace) -> int:
+    from seedbed.launch import slurm
+
+    return slurm.cancel(given.runs, given.name)

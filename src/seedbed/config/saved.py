@@ -1,0 +1,88 @@
+"""Configs as runs of this and of earlier versions have saved them."""
+
+import dataclasses
+import typing
+from typing import Any
+
+from seedbed.config import flat, flatten, replaced
+from seedbed.errors import UserError
+
+# Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
+# line an old name is an error that states the new one.
+RENAMED: dict[str, str] = {
+    "recompute": "remat",
+    "model.odometer": "model.pose_tracking",
+    "model.map_cells": "model.plane_resolution",
+    "model.blank": "model.memory_dropout",
+    "model.warm_critic": "model.critic_warmup",
+    "model.walk.steps": "model.mcmc.num_steps",
+    "model.walk.fewest": "model.mcmc.min_steps",
+    "model.walk.landscapes": "model.mcmc.num_landscapes",
+    "model.walk.spread": "model.mcmc.random_alpha",
+    "model.walk.start": "model.mcmc.initial_condition",
+    "model.walk.through": "model.mcmc.backprop_through",
+    "model.walk.langevin": "model.mcmc.langevin_noise",
+    "model.walk.replay": "model.mcmc.replay_buffer",
+    "model.walk": "model.mcmc",
+    "model.spread": "model.random_alpha",
+    "model.t_law": "model.t_distribution",
+    "model.plan": "model.program",
+    "model.flow": "model.target_stream",
+}
+
+
+RENAMED_VALUES: dict[str, dict[Any, Any]] = {
+    "model.target_stream": {"beside": "both"},
+    "model.latent_init": {"placed": "positional"},
+}
+
+
+def translated(values: dict[str, Any], known: typing.Container[str] = ()) -> dict[str, Any]:
+    """A flattened config of an earlier version with the present keys and values; keys in `known` are not translated."""
+    if values.get("schedule.kind") == "one_cycle" and "schedule.floor" in values and "schedule.div" not in values:
+        values = {**values, "schedule.kind": "gpt3"}  # without `div` it was an alias of gpt3
+    found = {}
+    for key, value in values.items():
+        key = key if key in known else current_key(key)
+        options = RENAMED_VALUES.get(key, {})
+        found[key] = options.get(value, value) if options and isinstance(value, str) else value
+    return found
+
+
+def current_key(key: str) -> str:
+    """The present name of a dotted key, which it or its group may have been renamed to."""
+    for old, new in RENAMED.items():
+        if key == old or key.startswith(f"{old}."):
+            return new + key[len(old) :]
+    return key
+
+
+def from_json(like: Any, values: dict[str, Any]) -> Any:
+    """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
+    if isinstance(values, dict):
+        found, values = translated(flat(values), flatten(like)), {}
+        for key, value in found.items():
+            *groups, name = key.split(".")
+            inner = values
+            for group in groups:
+                inner = inner.setdefault(group, {})
+            inner[name] = value
+    return replaced(like, _known(like, values))
+
+
+def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
+    """Saved values of one group, with lists converted to tuples."""
+    if not isinstance(values, dict):
+        raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
+    changes = {}
+    for name, value in values.items():
+        if name not in {f.name for f in dataclasses.fields(like)}:
+            raise UserError(f"the saved config has `{prefix}{name}`, which this version does not know; another version wrote it")
+        current = getattr(like, name)
+        grouped = dataclasses.is_dataclass(current)
+        changes[name] = _known(current, value, f"{prefix}{name}.") if grouped else _tuples(value)
+    return changes
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,162 @@
+"""The journal as people use it: conclusions that they write, its entries, and a summary of the last seven days."""
+
+import datetime
+import difflib
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from seedbed.errors import UserError
+from seedbed.report import facts, notes
+from seedbed.report.journal import closed, conclusions_end, editing, escaped, find_entry, path_of, read, record
+from seedbed.track import files
+from seedbed.track.jsonl import print_json
+from seedbed.track.run import Run
+from seedbed.track.text import duration, one_line, safe
+
+DAYS = 7
+_CONCLUSION = re.compile(r"^- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)", re.M)
+
+
+def text(root: Path) -> str:
+    """The text of the journal; empty when there is none."""
+    return read(path_of(root))
+
+
+def note(root: Path, name: str, conclusion: str) -> Path:
+    """Add a dated conclusion to the run's entry, which is kept when the run folder is removed."""
+    conclusion = one_line(conclusion)
+    if not conclusion:
+        raise UserError('the note is empty; write: seedbed note RUN "what we learned"')
+    name = Path(name).name
+    if not find_entry(read(path_of(root)), name):
+        record(_open_or_suggest(root, name))
+    with editing(root) as (journal, text):
+        found = find_entry(text, name)
+        assert found
+        end = conclusions_end(text, found)
+        line = f"\n- conclusion, {datetime.date.today():%Y-%m-%d}: {escaped(conclusion)}"
+        text = text[: found.start()] + closed(found[0]) + text[found.end() : end] + line + text[end:]
+        files.write_atomic(journal, text)
+    return journal
+
+
+def conclusions(root: Path, name: str) -> list[dict[str, str]]:
+    """The conclusions on a run, oldest first: date and text."""
+    text = read(path_of(root))
+    found = find_entry(text, name)
+    return _conclusions_in(text[found.end() : conclusions_end(text, found)]) if found else []
+
+
+def _conclusions_in(text: str) -> list[dict[str, str]]:
+    return [{"date": one[1], "text": " ".join(one[2].split())} for one in _CONCLUSION.finditer(text)]
+
+
+def amend(root: Path, name: str, old: str, new: str) -> Path:
+    """Replace the text of a conclusion, keeping its date; refused when it is no longer `old`."""
+    new = one_line(new)
+    if not new:
+        raise UserError("the note is empty; write what was learned")
+    with editing(root) as (journal, text):
+        found = find_entry(text, name)
+        end = conclusions_end(text, found) if found else 0
+        start = found.end() if found else 0
+        same = [one for one in _CONCLUSION.finditer(text, start, end) if " ".join(one[2].split()) == old]
+        if not same:
+            raise UserError("somebody changed this note in the meantime; look at it again")
+        text = text[: same[0].start(2)] + escaped(new) + text[same[0].end(2) :]
+        files.write_atomic(journal, text)
+    return journal
+
+
+def entries(root: Path) -> list[dict[str, str]]:
+    """Every entry in the order of the file: the run, its heading, and the text below."""
+    text = read(path_of(root))
+    starts = list(re.finditer(r"^<!-- run (\S+) -->\n", text, re.M))
+    out = []
+    for index, start in enumerate(starts):
+        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+        body = text[start.end() : end].replace(f"<!-- end {start[1]} -->\n", "").strip("\n")
+        heading, _, rest = body.partition("\n")
+        out.append({"run": start[1], "title": heading.removeprefix("## "), "text": rest.strip("\n")})
+    return out
+
+
+def _open_or_suggest(root: Path, name: str) -> Run:
+    try:
+        return Run.open(root, name)
+    except UserError:
+        near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
+        if near:
+            raise UserError(f"there is no run {name!r}, and no entry for it in the journal; nearest: {', '.join(near)}") from None
+        raise
+
+
+def print_week(root: Path, as_json: bool, today: datetime.date | None = None) -> int:
+    """Print the week that ends today, as text or as JSON."""
+    found = look(root, today or datetime.date.today())
+    if as_json:
+        return print_json(found)
+    print(safe("\n".join(week_lines(found))))
+    return 0
+
+
+def look(root: Path, today: datetime.date) -> dict[str, Any]:
+    """The entries of the week, and older ones that were concluded in it."""
+    first = today - datetime.timedelta(days=DAYS - 1)
+    entries = [_entry(entry) for entry in notes.entries(root)]
+    new = [entry for entry in entries if first.isoformat() <= entry["date"] <= today.isoformat()]
+    late = [e for e in entries if e not in new and any(c["date"] >= first.isoformat() for c in e["conclusions"])]
+    seconds = math.fsum(_seconds(Run(Path(root) / entry["run"])) for entry in new)
+    return {"from": first.isoformat(), "to": today.isoformat(), "seconds": seconds, "entries": new, "concluded_late": late}
+
+
+def _entry(found: dict[str, str]) -> dict[str, Any]:
+    date, _, rest = found["title"].partition(" · ")
+    name, _, verdict = rest.partition(" · ")
+    lines = {key: value for key, _, value in (line.removeprefix("- ").partition(": ") for line in found["text"].splitlines())}
+    why = lines.get("why", "")
+    return {
+        "date": date,
+        "run": found["run"],
+        "title": verdict or name,
+        "why": "" if why.startswith(("(not given", "(not said")) else why,
+        "negative": verdict.startswith("negative"),
+        "numbers": lines.get("verdict") or lines.get("best") or "",
+        "conclusions": _conclusions_in(found["text"]),
+    }
+
+
+def _seconds(run: Run) -> float:
+    """Training time of a run, if its folder still exists."""
+    clock = run.status().get("clock")
+    return float(clock["train"]) if isinstance(clock, dict) and facts.is_number(clock.get("train")) else 0.0
+
+
+def week_lines(found: dict[str, Any]) -> list[str]:
+    """The week as text: conclusions first, open entries last."""
+    entries, late = found["entries"], found["concluded_late"]
+    trained = f", {duration(found['seconds'])} of training" if found["seconds"] >= 1 else ""
+    count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+    out = [f"{found['from']} to {found['to']}: {count}{trained}"]
+    concluded = [entry for entry in [*late, *entries] if entry["conclusions"]]
+    parts = {
+        "concluded": concluded,
+        "negative results": [e for e in entries if e["negative"] and not e["conclusions"]],
+        "other results, no conclusion yet": [e for e in entries if not e["negative"] and not e["conclusions"]],
+    }
+    for title, members in parts.items():
+        if members:
+            out += ["", title, *(line for entry in members for line in _entry_lines(entry))]
+    waiting = [entry["run"] for entry in entries if not entry["conclusions"]]
+    if waiting:
+        out += ["", f'{len(waiting)} wait for a conclusion: seedbed note {waiting[-1]} "what we learned"']
+    return out if entries or late else [f"{out[0]}; a run that ends writes one"]
+
+
+def _entry_lines(entry: dict[str, Any]) -> list[str]:
+    out = [f"  {entry['date']}  {entry['run']}: {entry['title']}"]
+    out += [f"      why: {entry['why']}"] if entry["why"] else []
+    out += [f"      {entry['numbers']}"] if entry["numbers"] and not entry["conclusions"] else []
+    return [*out, *(f"      {one['date']}: {one['text']}" for one in entry["conclusions"])]
