@@ -105,7 +105,7 @@ class Sandbox:
         out = self._output()
         pid = os.fork()
         if not pid:
-            _run_in_child(["seedbed", *words], self.folder, self.root, out, fault)
+            _run_in_child(words, self.folder, self.root, out, fault)
         self.children.append(Child(pid, out))
         return self.children[-1]
 
@@ -273,8 +273,11 @@ def line_with(output: str, words: str) -> str:
     return found
 
 
-def _run_in_child(argv: list[str], folder: Path, root: Path, out: Path, fault: Fault | None) -> NoReturn:
-    """In the child: sets up signals, output and folder as for a command started by hand, and runs it."""
+def _run_in_child(words: tuple[str, ...], folder: Path, root: Path, out: Path, fault: Fault | None) -> NoReturn:
+    """In the child: sets up signals, output and folder as for a command started by hand, and runs it.
+
+    It ends without the exit functions that it has inherited: they would remove the sandbox.
+    """
     code = 1
     try:
         os.setsid()
@@ -283,11 +286,10 @@ def _run_in_child(argv: list[str], folder: Path, root: Path, out: Path, fault: F
         _redirect(out)
         os.chdir(folder)
         os.environ["SEEDBED_RUNS"] = str(root)
-        sys.argv = argv
+        sys.argv = ["seedbed", *words]
         if fault:
             fault()
-        runpy.run_module("seedbed", run_name="__main__", alter_sys=True)
-        code = 0
+        code = runpy.run_module("seedbed")["main"](words)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
