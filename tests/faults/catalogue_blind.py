@@ -29,11 +29,11 @@ def blind(
     return BlindFault(id, recipe, place, set(), lambda: edited(file, old, new), file, settings, difficulty, harm)
 
 
-CACHE, SAMPLING, DECODING, POSITIONS = (f"seedbed/nn/{n}.py" for n in ("cache", "sampling", "decoding", "positions"))
+DECODING, LAYERS = "seedbed/nn/decoding.py", "seedbed/nn/layers.py"
 FEED, TEXT, TOKENIZERS, IMAGES, IMAGE_STORE = (
     f"seedbed/data/{n}.py" for n in ("feed", "text", "tokenizers", "image_source", "image_store")
 )
-OPTIM, SCHEDULE = "seedbed/train/optim.py", "seedbed/train/schedule.py"
+OPTIM = "seedbed/train/optim.py"
 INFERENCE = "seedbed/inference.py"
 
 # ---- gpt ---------------------------------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ _READ_OUT = "return self.head.logits(x_BTC, self.head_weight)[..., : self.vocab]
 GPT_FAULTS = [
     _fault("inference", "easy", "temperature multiplies the logits",
            "A low temperature makes samples wilder and a high one makes them dull.",
-           SAMPLING, "logits_BV.float() / sampling.temperature", "logits_BV.float() * sampling.temperature"),
+           DECODING, "logits_BV.float() / sampling.temperature", "logits_BV.float() * sampling.temperature"),
     _fault("inference", "easy", "text is returned one token late",
            "A completion repeats the last token of its prompt and loses its own last token.",
            DECODING, "newest_BN = (self.count_B - count)[:, None]", "newest_BN = (self.count_B - count - 1)[:, None]"),
@@ -56,16 +56,16 @@ GPT_FAULTS = [
            GPT_GENERATE, _LENGTHS, "self.cache.length_B[rows_N] = tokens_NT.shape[1]"),
     _fault("inference", "medium", "new token hidden from itself in the cache",
            "Cached generation predicts each token without its newest input, so text is worse than the loss says.",
-           CACHE, "(slots_T > self.length_B[:, None])", "(slots_T >= self.length_B[:, None])"),
+           DECODING, "(slots_T > self.length_B[:, None])", "(slots_T >= self.length_B[:, None])"),
     _fault("inference", "medium", "exported model is loaded in training mode",
            "An exported model that was trained with dropout drops activations at inference: its answers are random and worse.",
            GPT_EXPORT, "return model.eval(), tokenizer", "return model, tokenizer", "model.dropout=0.2"),
     _fault("runtime", "medium", "sampling noise broadcast over rows",
            "All samples of one prompt are the same text, because one row of noise is shared by the batch.",
-           SAMPLING, "torch.empty_like(logits_BV).exponential_", "torch.empty_like(logits_BV[:1]).exponential_"),
+           DECODING, "torch.empty_like(logits_BV).exponential_", "torch.empty_like(logits_BV[:1]).exponential_"),
     _fault("runtime", "hard", "rotary positions rounded to bfloat16",
            "Beyond 256 tokens neighbouring positions become equal, and long contexts lose the order of their tokens.",
-           POSITIONS, "positions[..., None, None].to(dtype)", "positions[..., None, None].to(torch.bfloat16).to(dtype)",
+           LAYERS, "positions[..., None, None].to(dtype)", "positions[..., None, None].to(torch.bfloat16).to(dtype)",
            "data.block=512"),
     _fault("evaluation", "easy", "last batch of the split is not scored",
            "The incomplete last batch is dropped while the sum is still divided by all targets: the loss looks lower than it is.",
@@ -88,7 +88,7 @@ GPT_FAULTS = [
            "model.softcap=15"),
     _fault("optimizer", "easy", "cooldown begins where it should end",
            "The learning rate decays too late and never reaches its floor.",
-           SCHEDULE, "progress - (1.0 - schedule.decay)", "progress - schedule.decay"),
+           OPTIM, "progress - (1.0 - schedule.decay)", "progress - schedule.decay"),
 ]  # fmt: skip
 
 # ---- flow --------------------------------------------------------------------------------------------------------------
@@ -143,8 +143,8 @@ FLOW_FAULTS = [
 # ---- ebt ---------------------------------------------------------------------------------------------------------------
 
 _fault = partial(blind, EBT)
-EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_REPLAY, EBT_CONTROL = (
-    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "replay", "control")
+EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_REPLAY, EBT_EVALUATE = (
+    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "replay", "evaluate")
 )
 DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
@@ -175,7 +175,7 @@ EBT_FAULTS = [
            EBT_SYSTEM, "return {**report(nats[-1], source)", "return {**report(nats[0], source)"),
     _fault("evaluation", "hard", "baseline trained on the validation part",
            "The plain transformer at the end of a run has seen the text that it is scored on, and the energy model looks worse.",
-           EBT_CONTROL, "Stepper(engine, data.train)", "Stepper(engine, data.valid)"),
+           EBT_EVALUATE, "Stepper(engine, data.train)", "Stepper(engine, data.valid)"),
     _fault("inference", "easy", "best-of keeps the worst prediction",
            "`--best-of N` picks the prediction of highest energy, so more samples make the text worse.",
            EBT_GENERATE, "self.energy_BN.argmin(-1, keepdim=True)", "self.energy_BN.argmax(-1, keepdim=True)"),

@@ -42,7 +42,7 @@ class NullRun:
     """Accepts everything a loop writes to console or run folder, and keeps only the rows."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.name, self.rows = path, "check", []
+        self.path, self.name, self.rows, self.listeners = path, "check", [], []
 
     def row(self, values: dict[str, Any]) -> None:
         self.rows.append(values)
