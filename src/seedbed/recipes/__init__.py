@@ -132,6 +132,13 @@ def named_code(recipe: Recipe, config: Config) -> "list[trust.Code]":
     return [*([recipe.code] if recipe.code else []), *function_code(config)]
 
 
+def load_file(name: str) -> ModuleType:
+    """The module in a Python file that the user has named."""
+    from seedbed.recipes import user_files
+
+    return user_files.load_module(user_files.code_of(name))
+
+
 def is_file_name(name: str) -> bool:
     return name.endswith(".py") or ".py:" in name
 

@@ -15,7 +15,7 @@ from seedbed.checks.foreign.parts import make_parts
 from seedbed.checks.foreign.subject import ForeignSubject, call_site
 from seedbed.checks.subject import preserve_global_state, source_line
 from seedbed.errors import UserError
-from seedbed.recipes import user_files
+from seedbed.recipes import load_file
 from seedbed.report.findings import Report
 from seedbed.train.probe import Probe
 
@@ -52,7 +52,7 @@ def script_subject(name: str) -> Iterator[ForeignSubject]:
     """The subject of `script.py::make`, where make() returns a dict of the arguments of `check`."""
     path, _, function = name.partition("::")
     with preserve_global_state():
-        make = getattr(user_files.load_module(user_files.code_of(path)), function, None)
+        make = getattr(load_file(path), function, None)
         found = make() if callable(make) else None
     if not isinstance(found, Mapping) or "model" not in found:
         raise UserError(f"{path} needs a function {function!r} that returns a dict with model, loss and batches")
