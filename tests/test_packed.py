@@ -210,6 +210,7 @@ def test_diverging_trial_changes_no_other(tmp_path: Path, wild: list[str], stabl
     assert bits_of(others[4]) != bits_of(perturbed[4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wild", [*WILD[:2], ["data.poison=70", "every.eval=3"]], ids=" ".join)
 def test_nonfinite_trial_ends_as_a_single_run(tmp_path: Path, wild: list[str]) -> None:
     """Frozen before the bad step, with the event; or skipping one batch, as its guard says."""
@@ -355,6 +356,7 @@ def folders(root: Path, name: str, grid: list[list[str]]) -> list[Run]:
     return found
 
 
+@pytest.mark.slow
 def test_interrupted_pack_resumes_as_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, from the command's side: run folders in, statuses out, and not one bit differs."""
     whole = packed.train_packed(folders(tmp_path, "w", GRID))

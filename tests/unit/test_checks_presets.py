@@ -103,10 +103,12 @@ def test_controls_may_be_smaller_than_their_range():
     assert alarms(subject, ("D5",)) == []
 
 
+@pytest.mark.slow
 def test_critic_of_a_later_stage_is_not_dead_code():
     assert alarms(subject_of("world/demo", "model.adversarial=0.5"), ("M7", "O2")) == []
 
 
+@pytest.mark.slow
 def test_unused_part_of_the_critic_is_found():
     from seedbed.recipes.world import system as worlds
 
@@ -346,6 +348,7 @@ def test_gradient_check_of_a_truncated_loss_still_finds_a_lost_gradient():
         assert any("C6" in found for found in alarms(subject_of("thinker/demo", "model.loss.backprop_steps=2"), only=("C6",)))
 
 
+@pytest.mark.slow
 def test_images_of_a_single_class_raise_no_alarm(tmp_path: Path):
     draws = np.random.default_rng(0)
     (tmp_path / "one" / "only").mkdir(parents=True)

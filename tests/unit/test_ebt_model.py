@@ -198,6 +198,7 @@ def test_energy_gradient_eager_and_functional_agree():
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -299,6 +299,7 @@ def test_rank_correlation_and_texts():
         assert sum(map(int, left.split("+"))) == int(right)
 
 
+@pytest.mark.slow
 def test_inference_curves_and_plain_baseline_at_the_end_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(system_file.END_TOKENS, "cpu", 48)
     text, other = tmp_path / "small.txt", tmp_path / "other.txt"

@@ -246,6 +246,7 @@ def test_ema_of_two_horizons_and_warm_up() -> None:
     assert engine.ema2.shadow[name].dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [("precision=fp32",), ("precision=bf16", "model.condition=context")])
 def test_compiled_whole_equals_eager(settings: tuple[str, ...]) -> None:
     """Every part that `compile=whole` compiles is one graph, without a break."""

@@ -219,6 +219,7 @@ def test_limit_none_returns_the_data_itself() -> None:
     assert data.valid.num_items == 4 and "limit" not in data.facts, "the data itself is as it was"
 
 
+@pytest.mark.slow
 def test_limit_holds_over_a_resumed_run(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(local.journal, "finish", lambda run, warn: None)
     stop_at(5, monkeypatch)

@@ -383,6 +383,7 @@ def test_training_step_has_no_host_sync(more: list[str]):
         step()
 
 
+@pytest.mark.slow
 def test_forward_compiles_as_one_graph():
     system = make(
         "model.n_step=1:2", "model.target_stream=both", "model.program=everything", "model.n_memory=2", "model.perturb=0.2"

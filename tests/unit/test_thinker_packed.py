@@ -81,6 +81,7 @@ def numbers(job: Job) -> dict[str, torch.Tensor]:
     return {f"{file}.{n}": t.detach().clone() for file, group in job.engine.tensors().items() for n, t in group.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("exact_noise")
 def test_pack_of_different_thinkers_equals_single_runs(tmp_path: Path):
     assert not why_not_packed(make_job(tmp_path, "any").system, [make_config(*settings) for settings in GRID])

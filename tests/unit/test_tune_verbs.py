@@ -194,6 +194,7 @@ def test_formula_of_gpt_agrees_with_the_count(settings: list[str], place: Path, 
     assert result["tokens"]["per_item"] == 24
 
 
+@pytest.mark.slow
 def test_instruments_run_on_gpt(place: Path, capsys) -> None:
     assert verbs.find_lr("gpt/demo", SMALL, root=Path("runs"), steps=20) == 0
     assert verbs.find_batch("gpt/demo", SMALL, root=Path("runs"), most=16) == 0

@@ -254,6 +254,7 @@ def test_lens_is_learned() -> None:
     torch.testing.assert_close(field.lens_4.detach(), torch.tensor(true), atol=0.03, rtol=0.0)
 
 
+@pytest.mark.slow
 def test_place_can_be_learned_from_poses_alone() -> None:
     """Twelve views, memories hidden: the error falls to a fraction of what the mean picture has."""
     system, _, _ = made(*PLACED)
@@ -432,6 +433,7 @@ def test_map_is_held_against_the_pictures_by_itself(preset: str, placed: tuple[s
         assert torch.allclose(wrong, error) == (first == 0)
 
 
+@pytest.mark.slow
 def test_whole_examination_and_the_denoiser_know_the_way() -> None:
     system, _, _ = made(*PLACED)
     found = examine(system, valid(system), None, 3)
