@@ -193,7 +193,11 @@ def corrupt_input(step: int, num_steps: int) -> Fault:
 
     def plant(system: System, due: list[bool]) -> None:
         module = next(m for m in system.modules() if isinstance(m, torch.nn.Embedding))
-        module.register_forward_hook(lambda _module, _given, out: out * float("nan") if due[0] else out)
+
+        def spoil(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
+            return out * float("nan") if due[0] else out
+
+        module.register_forward_hook(spoil)
 
     return _inject_at_step(step, num_steps, plant)
 

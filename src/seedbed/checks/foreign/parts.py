@@ -89,7 +89,7 @@ def _ask_lightning(parts: Parts) -> None:
         parts.evaluate = parts.evaluate or (lambda model: _validate(model, batches))
 
 
-def _step(method: Callable[..., Any], batch: Any, number: int = 0) -> Any:
+def _step(method: Any, batch: Any, number: int = 0) -> Any:
     return method(batch, number) if len(inspect.signature(method).parameters) > 1 else method(batch)
 
 
