@@ -143,8 +143,8 @@ FLOW_FAULTS = [
 # ---- ebt ---------------------------------------------------------------------------------------------------------------
 
 _fault = partial(blind, EBT)
-EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_REPLAY, EBT_CONTROL = (
-    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "replay", "control")
+EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_REPLAY, EBT_EVALUATE = (
+    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "replay", "evaluate")
 )
 DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
@@ -175,7 +175,7 @@ EBT_FAULTS = [
            EBT_SYSTEM, "return {**report(nats[-1], source)", "return {**report(nats[0], source)"),
     _fault("evaluation", "hard", "baseline trained on the validation part",
            "The plain transformer at the end of a run has seen the text that it is scored on, and the energy model looks worse.",
-           EBT_CONTROL, "Stepper(engine, data.train)", "Stepper(engine, data.valid)"),
+           EBT_EVALUATE, "Stepper(engine, data.train)", "Stepper(engine, data.valid)"),
     _fault("inference", "easy", "best-of keeps the worst prediction",
            "`--best-of N` picks the prediction of highest energy, so more samples make the text worse.",
            EBT_GENERATE, "self.energy_BN.argmin(-1, keepdim=True)", "self.energy_BN.argmax(-1, keepdim=True)"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
+from seedbed.data.tokenizers import TextStream, Tokenizer
 from seedbed.errors import UserError
 from seedbed.nn import decoding, eagerly
 from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
@@ -216,8 +216,3 @@ def _energies_and_steps(decoder: Decoder, row: int, num: int) -> tuple[list[floa
         return [], []
     end = decoder.lengths[row]
     return initial.energy_BL[row, end - num : end].tolist(), initial.steps_BL[row, end - num : end].tolist()
-
-
-def prompt_rows(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """The ids of each prompt."""
-    return [encode_prompt(tokenizer, prompt) for prompt in prompts]

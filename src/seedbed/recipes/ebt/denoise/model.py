@@ -3,8 +3,6 @@
 Shape suffixes: B batch, C channels, H W pixels, N patches, K numbers of a patch, D width, H heads.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,13 +102,6 @@ class Trunk(nn.Module):
         return 2.0 * self.num_patches * layer.weight.numel()
 
 
-class EnergyGrad(NamedTuple):
-    """The energy of each image and its gradient with respect to the estimate."""
-
-    energy_B: Tensor
-    grad_BCHW: Tensor
-
-
 class ImageEnergy(Trunk):
     """One number per image, the mean over its patches; `forward` returns its gradient too, and is differentiable again."""
 
@@ -128,14 +119,15 @@ class ImageEnergy(Trunk):
         """(B,), in float32."""
         return self.head(self.features(z_BCHW, noisy_BCHW)).to(torch.promote_types(z_BCHW.dtype, torch.float32)).mean((1, 2))
 
-    def forward(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> EnergyGrad:
+    def forward(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient with respect to the estimate, and the energy of each image."""
+
         def total(z_BCHW: Tensor) -> tuple[Tensor, Tensor]:
             energy_B = self.energy(z_BCHW, noisy_BCHW)
             return energy_B.sum(), energy_B
 
         # Inside the function, so that it can be compiled whole: a compiled region cannot be differentiated twice from outside.
-        grad_BCHW, energy_B = torch.func.grad(total, has_aux=True)(z_BCHW)
-        return EnergyGrad(energy_B, grad_BCHW)
+        return torch.func.grad(total, has_aux=True)(z_BCHW)
 
 
 class Regressor(Trunk):
