@@ -207,12 +207,9 @@ def generate(
                 piece = streams[row].push(some, last=done == num)
                 if on_text and piece:
                     on_text(row, piece)
-    return [Generated(stream.text, ids[row], *_energies_and_steps(decoder, row, num)) for row, stream in enumerate(streams)]
-
-
-def _energies_and_steps(decoder: Decoder, row: int, num: int) -> tuple[list[float], list[float]]:
-    initial = getattr(decoder, "initial", None)
-    if initial is None:
-        return [], []
-    end = decoder.lengths[row]
-    return initial.energy_BL[row, end - num : end].tolist(), initial.steps_BL[row, end - num : end].tolist()
+    initial, found = getattr(decoder, "initial", None), []
+    for row, (stream, end) in enumerate(zip(streams, decoder.lengths, strict=True)):
+        kept = (initial.energy_BL, initial.steps_BL) if initial else ()
+        energies, steps = (column_BL[row, end - num : end].tolist() for column_BL in kept) if kept else ([], [])
+        found.append(Generated(stream.text, ids[row], energies, steps))
+    return found

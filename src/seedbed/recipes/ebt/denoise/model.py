@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.init import declare, fill_, normal_
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
 from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
+from seedbed.recipes.ebt.model import initialised
 
 # Shift, scale and gate of attention and of the feed-forward part; the last norm has a shift and a scale.
 PER_BLOCK, PER_HEAD = 6, 2
@@ -57,15 +58,12 @@ class Trunk(nn.Module):
         self.config, self.shape = config, shape
         channels, height, width = shape
         self.grid = grid_of(height, width, config.patch)
+        self.num_patches = self.grid[0] * self.grid[1]
         self.num_numbers = channels * config.patch**2
         self.enter = nn.Linear(self.num_numbers * (1 + (config.observe == "concat")), config.width)
         self.constant = declare(nn.Parameter(torch.empty(config.width)), "scalar")
         self.modulation = Modulation(config.width, PER_BLOCK * config.depth + PER_HEAD)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
 
     def features(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> Tensor:
         """(B, N, D), normed; the noisy image is seen only where the config says so."""
@@ -149,9 +147,4 @@ class Regressor(Trunk):
 
 
 def build_model(config: DenoiseConfig, shape: tuple[int, int, int], seed: int) -> ImageEnergy | Regressor:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with on_meta():
-        model = (ImageEnergy if config.kind == "energy" else Regressor)(config, shape)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
+    return initialised(ImageEnergy if config.kind == "energy" else Regressor, seed, config, shape)

@@ -191,7 +191,7 @@ class EnergyDenoiser(Denoiser):
         assert first is not None
         missing = torch.full_like(losses[0].detach(), float("nan"))
         energies = (first.detach(), z_BCHW.detach(), noisy_BCHW, move)
-        facts = self._energies(*energies) if engine.variant is True else dict.fromkeys(METRICS, missing)
+        facts = self._energies(*energies) if engine.variant is True else {name: missing for name in METRICS}
         steps = {f"loss_{k}": loss.detach() for k, loss in enumerate(losses, 1)}
         known = {"loss_identity": smooth_l1_loss(noisy_BCHW, image_BCHW), "alpha": alpha.detach()}
         return torch.stack(losses).mean(), {**known, **steps, **facts}
