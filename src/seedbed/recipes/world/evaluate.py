@@ -94,9 +94,6 @@ class Evaluator:
         self.latest: dict[str, float] = {}
         self._fades: dict[int, float] = {}
 
-    def mean_frame(self, device: torch.device) -> Tensor:
-        return (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(device)
-
     def fade(self, horizon: int) -> float:
         """Fade baseline: the weight of the last frame, against the mean frame, with the highest PSNR on training windows."""
         if horizon not in self._fades:
@@ -116,7 +113,8 @@ class Evaluator:
 
     def baselines(self, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
         """Predictions of the baselines for this horizon."""
-        last, mean = traj.target(0), self.mean_frame(traj.frames_BTCHW.device)
+        last = traj.target(0)
+        mean = (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(last.device)
         weight = self.fade(horizon)
         return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
 

@@ -10,6 +10,7 @@ import functools
 import shutil
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,6 @@ from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
 from seedbed.train.player import NOTHING, RECORDING, SIMULATOR, Axis, Player, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from seedbed.recipes.world.emulator import Emulator
 
 MAX_SEEDS = 48

@@ -45,10 +45,6 @@ class Sign:
     confidence: float
     strength: float
 
-    @property
-    def is_wrong(self) -> bool:
-        return self.sign < 0 and self.confidence >= SURE_SIGN and self.strength >= STRONG
-
 
 @dataclass(frozen=True)
 class LagEstimate:
@@ -66,8 +62,10 @@ class LagEstimate:
 
     @property
     def wrong_axes(self) -> list[str]:
-        related = self.confidence >= RELATED and self.scores[self.lag] >= CLEAR
-        return [name for name, sign in self.signs.items() if sign.is_wrong] if related else []
+        if self.confidence < RELATED or self.scores[self.lag] < CLEAR:
+            return []
+        reversed_axes = ((name, s) for name, s in self.signs.items() if s.sign < 0)
+        return [name for name, s in reversed_axes if s.confidence >= SURE_SIGN and s.strength >= STRONG]
 
     @property
     def summary(self) -> str:

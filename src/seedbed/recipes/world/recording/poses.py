@@ -97,11 +97,3 @@ def interpolate(time_N: np.ndarray, pose_N44: np.ndarray, wanted_M: np.ndarray) 
     found_M44[:, :3, :3] = before_M44[:, :3, :3] @ exp(turn_M3 * share_M1)
     found_M44[:, :3, 3] += (after_M44[:, :3, 3] - before_M44[:, :3, 3]) * share_M1
     return found_M44
-
-
-def orthonormal(pose_N44: np.ndarray) -> np.ndarray:
-    """The nearest rigid motions: numbers in text files are rounded."""
-    left, _, right = np.linalg.svd(pose_N44[..., :3, :3])
-    clean_N44 = np.array(pose_N44, np.float64)
-    clean_N44[..., :3, :3] = left @ right
-    return clean_N44

@@ -158,7 +158,10 @@ def _mounting(sensor: Path) -> np.ndarray:
         matrix_44 = None
     if matrix_44 is None:
         raise UserError(f"{sensor} holds no T_BS of 16 numbers")
-    return poses.orthonormal(matrix_44[None])[0]
+    # The nearest rigid motion: numbers in text files are rounded.
+    left, _, right = np.linalg.svd(matrix_44[:3, :3])
+    matrix_44[:3, :3] = left @ right
+    return matrix_44
 
 
 def _joined(

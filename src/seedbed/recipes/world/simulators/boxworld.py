@@ -46,7 +46,9 @@ class BoxWorld:
         self.device = torch.device(device)
         self.center_K3, self.half_K3, paint_K23 = _boxes(seed, num_boxes)
         self._paint_6K = torch.tensor(paint_K23.reshape(num_boxes, 6).T.copy(), dtype=torch.float32, device=self.device)
-        self._ground_61 = torch.tensor(_ground(seed).reshape(6, 1), dtype=torch.float32, device=self.device)
+        hue = np.random.Generator(np.random.PCG64([VERSION, seed, 1])).uniform(0, 1, 1)
+        ground_23 = _paint(hue, np.array([0.25, 0.3]), np.array([0.62, 0.42]))
+        self._ground_61 = torch.tensor(ground_23.reshape(6, 1), dtype=torch.float32, device=self.device)
         self._shades = torch.tensor(SHADES, device=self.device)
         self._horizon_311, self._zenith_311 = (torch.tensor(c, device=self.device).view(3, 1, 1) for c in (HORIZON, ZENITH))
         self._supersample = SUPERSAMPLE if height * width < SMALL else 1
@@ -227,12 +229,6 @@ def _boxes(seed: int, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     bright_K3 = _paint(hue_K, rng.uniform(0.35, 0.8, num), rng.uniform(0.75, 1.0, num))
     dark_K3 = _paint(hue_K + rng.uniform(-0.08, 0.08, num), rng.uniform(0.4, 0.9, num), rng.uniform(0.25, 0.5, num))
     return center_K3, half_K3, np.stack((bright_K3, dark_K3), 1)
-
-
-def _ground(seed: int) -> np.ndarray:
-    rng = np.random.Generator(np.random.PCG64([VERSION, seed, 1]))
-    hue = rng.uniform(0, 1, 1)
-    return np.concatenate((_paint(hue, np.array([0.25]), np.array([0.62])), _paint(hue, np.array([0.3]), np.array([0.42]))))
 
 
 def _paint(hue_K: np.ndarray, saturation_K: np.ndarray, value_K: np.ndarray) -> np.ndarray:
