@@ -276,7 +276,7 @@ WORLD_FAULTS = [
            EDM, _EDM_LOSS, "loss_B = (clean - window.target_B3HW).square()", DIFFUSION),
     _fault("loop", "hard", "evaluation results recorded in the wrong order",
            "The curriculum takes the error for the effect of controls, finds it too small, and never leaves the open loop.",
-           EMULATOR, 'measured(gap, found["listens"], error, near)', 'measured(gap, error, found["listens"], near)'),
+           EMULATOR, 'found["listens"], found["free_l1"], found[', 'found["free_l1"], found["listens"], found['),
     _fault("inference", "easy", "new frames enter the memory as the oldest",
            "Rollouts and play predict from a memory in the wrong order, unlike training, and fall apart after one frame.",
            MEMORY, _PUSHED, "torch.cat((reduce(frame_BCHW, reduction), old_BMHW[:, :-3]), dim=1)"),

@@ -351,7 +351,7 @@ def test_perfect_denoiser_draws_the_true_frame(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(system, edm.Denoiser)
     frames = to_float(feed.part(0)["frames"])
     memory, true = Memory.start(frames[:, :4], system.layout), frames[:, 4]
-    monkeypatch.setattr(system, "denoise", lambda *given: true)
+    monkeypatch.setattr(system, "denoise", lambda *given: (true, true))
     drawn = system.predict_frame(memory, feed.part(0)["action"][:, 3], feed.part(0)["index"], 1)
     torch.testing.assert_close(drawn, true)
 

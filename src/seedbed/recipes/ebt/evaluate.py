@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
     from seedbed.train.engine import EvalEngine
 
-
 NUM_SAMPLES = 3
 # Logits, and tokens, that one batch of evaluation may hold: a step keeps the attention of every layer for its gradient.
 EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
+from seedbed.data.tokenizers import TextStream, Tokenizer
 from seedbed.errors import UserError
 from seedbed.nn import decoding, eagerly
 from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
@@ -207,17 +207,9 @@ def generate(
                 piece = streams[row].push(some, last=done == num)
                 if on_text and piece:
                     on_text(row, piece)
-    return [Generated(stream.text, ids[row], *_energies_and_steps(decoder, row, num)) for row, stream in enumerate(streams)]
-
-
-def _energies_and_steps(decoder: Decoder, row: int, num: int) -> tuple[list[float], list[float]]:
-    initial = getattr(decoder, "initial", None)
-    if initial is None:
-        return [], []
-    end = decoder.lengths[row]
-    return initial.energy_BL[row, end - num : end].tolist(), initial.steps_BL[row, end - num : end].tolist()
-
-
-def prompt_rows(tokenizer: Tokenizer, prompts: list[str]) -> list[list[int]]:
-    """The ids of each prompt."""
-    return [encode_prompt(tokenizer, prompt) for prompt in prompts]
+    initial, found = getattr(decoder, "initial", None), []
+    for row, (stream, end) in enumerate(zip(streams, decoder.lengths, strict=True)):
+        kept = (initial.energy_BL, initial.steps_BL) if initial else ()
+        energies, steps = (column_BL[row, end - num : end].tolist() for column_BL in kept) if kept else ([], [])
+        found.append(Generated(stream.text, ids[row], energies, steps))
+    return found

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +28,7 @@ STEPS = (1, 2, 3, 4, 6, 8, 15, 30)
 FACTORS = (0.25, 0.5, 2.0)
 
 
-def inference_curves(system: EnergySystem, *, tokens: int, num_samples: int, texts: tuple[str, ...] = ()) -> dict[str, Any]:
+def inference_curves(system: EnergySystem, *, tokens: int, num_samples: int, texts: Sequence[str] = ()) -> dict[str, Any]:
     """Curves of the held-out part and of other texts; each on the first `tokens` targets, over `num_samples` samples."""
     sizes = {"trained_steps": system.mcmc.num_steps, "tokens": tokens, "starts": num_samples}
     found: dict[str, Any] = {**sizes, "sets": {}, "skipped": {}}
@@ -67,22 +68,21 @@ def measure(
 ) -> tuple[Tensor, Tensor]:
     """Nats and energies of every target after these numbers of steps, for each sample of the initial prediction."""
     model, config = system.model, system.mcmc
-    parts: list[tuple[Tensor, Tensor]] = []
+    parts = []
     for tokens_BT, counter_BT in windows_with_counters(source, model.vocab, model.embed.weight.device):
         contexts, targets_BT = model.encode_context(tokens_BT[:, :-1]), tokens_BT[:, 1:]
-        rows = []
+        nats, energies = [], []
         for sample in range(num_samples):
             z_BTV = initial_predictions(system.noise, config, counter_BT, EVALUATION + sample, model.embed.weight.dtype)
-            nats, energies = [], []
             # One more step than needed: it measures the energy after the last one.
             for done, step in enumerate(optimize(model, contexts, z_BTV, max(steps) + 1, factor * system.alpha(), config.space)):
                 if done in steps:
                     energies.append(step.energy_BT.flatten())
                 if done + 1 in steps:
                     nats.append(token_nats(step.z_BTV, targets_BT).flatten())
-            rows.append((torch.stack(nats), torch.stack(energies)))
-        parts.append((torch.stack([n for n, _ in rows]).cpu(), torch.stack([e for _, e in rows]).cpu()))
-    return torch.cat([n for n, _ in parts], -1).double(), torch.cat([e for _, e in parts], -1).double()
+        parts.append([torch.stack(rows).unflatten(0, (num_samples, -1)).cpu() for rows in (nats, energies)])
+    nats_NKP, energy_NKP = (torch.cat(found, -1).double() for found in zip(*parts, strict=True))
+    return nats_NKP, energy_NKP
 
 
 def first_energy(system: EnergySystem, source: CountedText) -> float:
@@ -118,7 +118,7 @@ def rank_correlation(x_P: Tensor, y_P: Tensor) -> float:
 # ---- texts in and out of distribution --------------------------------------------------------------------------------
 
 
-def _texts(system: EnergySystem, tokens: int, texts: tuple[str, ...]) -> dict[str, Callable[[], CountedText]]:
+def _texts(system: EnergySystem, tokens: int, texts: Sequence[str]) -> dict[str, Callable[[], CountedText]]:
     """Makers by name: a text may have characters that the run's tokenizer does not know."""
     own = system.config.data.text
     sets = {"held-out": lambda: held_out_part(system.data.valid, tokens)}
@@ -126,7 +126,7 @@ def _texts(system: EnergySystem, tokens: int, texts: tuple[str, ...]) -> dict[st
         return sets
     others = [name for name in ("reference", "stdlib") if name != own]
     for name in (*others, *texts):
-        sets[name] = lambda name=name: _encoded(system, _first_characters(open_corpus(name).chunks(), 8 * tokens), tokens)
+        sets[name] = lambda name=name: _encoded(system, _first_characters(name, 8 * tokens), tokens)
     sets["dyck"] = lambda: _encoded(system, dyck(4 * tokens), tokens)
     sets["sums"] = lambda: _encoded(system, sums(4 * tokens), tokens)
     return sets
@@ -134,19 +134,18 @@ def _texts(system: EnergySystem, tokens: int, texts: tuple[str, ...]) -> dict[st
 
 def _encoded(system: EnergySystem, text: str, tokens: int) -> CountedText:
     assert system.tokenizer is not None
-    ids, like = system.tokenizer.encode(text)[: tokens + 1], system.data.valid
-    return CountedText(ids, min(like.block, len(ids) - 1), "blocks", like.seed, like.token_bytes)
+    return held_out_part(system.data.valid, tokens, system.tokenizer.encode(text))
 
 
-def held_out_part(held_out: TextSource, tokens: int) -> CountedText:
-    """The first targets of the held-out part."""
-    part = held_out.tokens[: tokens + 1]
+def held_out_part(held_out: TextSource, tokens: int, ids: np.ndarray | None = None) -> CountedText:
+    """The first targets of the held-out part, or of other tokens in its place."""
+    part = (held_out.tokens if ids is None else ids)[: tokens + 1]
     return CountedText(part, min(held_out.block, len(part) - 1), "blocks", held_out.seed, held_out.token_bytes)
 
 
-def _first_characters(chunks: Iterator[Any], num: int) -> str:
+def _first_characters(name: str, num: int) -> str:
     text = ""
-    for chunk in chunks:
+    for chunk in open_corpus(name).chunks():
         text += chunk.text
         if len(text) >= num:
             break

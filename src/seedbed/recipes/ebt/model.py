@@ -6,7 +6,7 @@ of the real stream, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from seedbed.nn.layers import MLP, Rope, apply_rope, rms_norm, rope_table, widen
 from seedbed.recipes.ebt.presets import ModelConfig
 
 EPS = 1e-5
+M = TypeVar("M", bound=nn.Module)
 
 
 class Norm(nn.Module):
@@ -126,9 +127,6 @@ class Trunk(nn.Module):
     @staticmethod
     def _xavier(weight: Tensor) -> float:
         return (2.0 / sum(weight.shape)) ** 0.5
-
-    def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.parameters())
 
     def stream_dtype(self) -> torch.dtype:
         """The dtype of the residual streams: autocast's inside autocast, else the weights' own."""
@@ -323,9 +321,13 @@ class EnergyModel(Trunk):
 
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> EnergyModel | PlainModel:
+    return initialised(EnergyModel if config.kind == "energy" else PlainModel, seed, config, vocab, block)
+
+
+def initialised(kind: type[M], seed: int, *given: Any) -> M:
     """A freshly initialised model on the CPU, the same for a seed on every machine."""
     with on_meta():
-        model = (EnergyModel if config.kind == "energy" else PlainModel)(config, vocab, block)
+        model = kind(*given)
     materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))
+    model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
     return model

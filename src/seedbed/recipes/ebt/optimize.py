@@ -3,6 +3,7 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -10,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.nn import rng
+from seedbed.nn.init import declare
 from seedbed.recipes.ebt.model import Context, EnergyModel
 from seedbed.recipes.ebt.presets import MCMCConfig
 
 # Streams of random numbers. Noise has one per step; evaluation has one per sample of the initial prediction.
 NUM_STEPS, INITIAL, STEP_SIZE, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
+ALPHA_RATE = 3.0
 
 
 class Step(NamedTuple):
@@ -35,6 +38,16 @@ class CounterNormal(nn.Module):
 
     def forward(self, counter_BT: Tensor, stream: int) -> Tensor:
         return rng.normal(rng.keys(self.seed, counter_BT, stream), self.vocab)
+
+
+def log_step_size(alpha: float, learned: bool) -> nn.Parameter | None:
+    """The learned step size; none where it is fixed.
+
+    Stored as a logarithm: it stays positive, and one learning rate changes it by the same factor at any size.
+    """
+    if not learned:
+        return None
+    return declare(nn.Parameter(torch.tensor(math.log(alpha))), "scalar", lr_scale=ALPHA_RATE, decay=False)
 
 
 class SeparateClip(torch.autograd.Function):
@@ -62,13 +75,8 @@ def optimize_step(
     """Gradient-descent step `number`, counted from 0; steps beyond the number of landscapes use the last one."""
     landscape = min(number, len(contexts) - 1)
     p_BTV, grad_BTV, energy_BT = model(z_BTV, contexts[landscape], landscape)
-    if space == "prob":
-        moved_BTV = p_BTV - alpha * grad_BTV
-    elif space == "mirror":
-        moved_BTV = z_BTV - alpha * grad_BTV
-    else:
-        moved_BTV = z_BTV - alpha * logit_gradient(p_BTV, grad_BTV)
-    return Step(moved_BTV, p_BTV, grad_BTV, energy_BT)
+    slope_BTV = logit_gradient(p_BTV, grad_BTV) if space == "logit" else grad_BTV
+    return Step((p_BTV if space == "prob" else z_BTV) - alpha * slope_BTV, p_BTV, grad_BTV, energy_BT)
 
 
 def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:

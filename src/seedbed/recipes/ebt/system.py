@@ -3,7 +3,6 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,21 +12,29 @@ from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
+from seedbed.data.tokenizers import encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.nn.decoding import Decoder, Sampling
-from seedbed.nn.init import declare
 from seedbed.recipes.ebt import show
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
-from seedbed.recipes.ebt.denoise.system import build_denoiser
+from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, RegressSystem
 from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, train_control, windows_with_counters
-from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate, prompt_rows
+from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate
 from seedbed.recipes.ebt.inference_curves import held_out_part, inference_curves
 from seedbed.recipes.ebt.memory import require_memory
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import METRICS, cross_entropy, energy_metrics, optimize_to_loss, step_sizes
-from seedbed.recipes.ebt.optimize import INITIAL, NUM_STEPS, CounterNormal, SeparateClip, initial_predictions, optimize_step
+from seedbed.recipes.ebt.optimize import (
+    INITIAL,
+    NUM_STEPS,
+    CounterNormal,
+    SeparateClip,
+    initial_predictions,
+    log_step_size,
+    optimize_step,
+)
 from seedbed.recipes.ebt.presets import MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
@@ -36,7 +43,6 @@ from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
 from seedbed.train.watch import Alarm
 
-ALPHA_RATE = 3.0
 # Up to this width a second CPU thread is slower.
 NARROW = 128
 NUM_CALIBRATED = 4
@@ -79,6 +85,7 @@ class TextSystem(System):
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__()
         self.config, self.data, self.tokenizer = config, data, data.tokenizer
+        self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
     def num_targets(self, batch: Batch) -> int:
         return batch["tokens"][:, 1:].numel()
@@ -99,7 +106,8 @@ class TextSystem(System):
         sampling = Sampling(options.pop("temperature"), options.pop("top_k"), options.pop("top_p"))
         # While training, a capture would cost more than the few tokens it speeds up.
         capture = bool(request.options) or request.write is not None
-        decoder = self.decoder(prompt_rows(self.tokenizer, prompts), num, sampling, seed, capture, options)
+        rows = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
+        decoder = self.decoder(rows, num, sampling, seed, capture, options)
         return generate(decoder, self.tokenizer, num, on_text)
 
     def decoder(
@@ -114,8 +122,10 @@ class TextSystem(System):
         options = asdict(request.read(SampleOptions))
         if self.tokenizer is None and not request.options:
             return Sample()
-        given, num = options.pop("prompt"), options.pop("num")
-        prompt = self._first_words() if given is None else given
+        prompt, num = options.pop("prompt"), options.pop("num")
+        if prompt is None:
+            first = self.data.valid.tokens[:PROMPT_TOKENS].tolist()
+            prompt = "" if self.tokenizer is None else self.tokenizer.decode(first)
         if request.write:
             request.write(prompt)
         written = self.complete([prompt] * num, request, dict(options))
@@ -129,22 +139,11 @@ class TextSystem(System):
         """The energies of a text's tokens; plain models have none."""
         return ""
 
-    def _first_words(self) -> str:
-        if self.tokenizer is None:
-            return ""
-        return self.tokenizer.decode(self.data.valid.tokens[:PROMPT_TOKENS].tolist())
-
 
 class PlainSystem(TextSystem):
     """The baseline: same blocks, data and order, with a softmax head instead of an energy."""
 
     model: PlainModel
-
-    def __init__(self, config: Config, data: TextData) -> None:
-        super().__init__(config, data)
-        model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
-        assert isinstance(model, PlainModel)
-        self.model = model
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         return cross_entropy(self.logits(batch["tokens"][:, :-1]).float(), batch["tokens"][:, 1:]), {}
@@ -188,14 +187,8 @@ class EnergySystem(TextSystem):
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__(config, data)
         self.mcmc = config.model.mcmc
-        model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
-        assert isinstance(model, EnergyModel)
-        self.model, self.noise = model, CounterNormal(config.seed, data.vocab_size)
-        log_alpha = torch.tensor(math.log(self.mcmc.alpha))
-        # Stored as a logarithm: it stays positive, and one learning rate changes it by the same factor at any size.
-        self.log_alpha = nn.Parameter(log_alpha) if self.mcmc.learn_alpha else None
-        if self.log_alpha is not None:
-            declare(self.log_alpha, "scalar", lr_scale=ALPHA_RATE, decay=False)
+        self.noise = CounterNormal(config.seed, data.vocab_size)
+        self.log_alpha = log_step_size(self.mcmc.alpha, self.mcmc.learn_alpha)
         if config.model.head_init == "calibrated":
             self._calibrate()
         self.replay = None
@@ -226,14 +219,10 @@ class EnergySystem(TextSystem):
         mcmc, num_steps = self.mcmc_settings(num_steps)
         rows = self.initial_batch(batch)
         tokens_BL, z_BTV, counter_BT, *_ = rows
-        contexts, targets_BT, alpha = (
-            self.model.encode_context(tokens_BL[:, :-1]),
-            tokens_BL[:, 1:],
-            self.alpha(engine.ranks.all_reduce_mean),
-        )
+        contexts, alpha = self.model.encode_context(tokens_BL[:, :-1]), self.alpha(engine.ranks.all_reduce_mean)
         sizes = step_sizes(mcmc, alpha, self.config.seed, counter_BT)
         chosen = {"config": mcmc, "alpha": sizes, "num_steps": num_steps, "noise": self.noise}
-        outcome = optimize_to_loss(self.model, contexts, z_BTV, targets_BT, counter_BT, **chosen)
+        outcome = optimize_to_loss(self.model, contexts, z_BTV, tokens_BL[:, 1:], counter_BT, **chosen)
         if self.replay and self.training:
             self.replay.store(rows, outcome.last.z_BTV, batch["index"])
         missing = torch.full_like(outcome.loss, float("nan"))
@@ -320,26 +309,24 @@ class EnergySystem(TextSystem):
         shown = super().sample(request, engine)
         if request.options or request.write or float(engine.progress) < 1.0:
             return shown
-        tokens = END_TOKENS[engine.device.type]
-        more = {"plain": self._train_control(engine, tokens)} if self.config.model.control else {}
-        closing = self._inference_curve(request, tokens=tokens, num_samples=END_SAMPLES, more=more)
+        tokens, more = END_TOKENS[engine.device.type], {}
+        if self.config.model.control:
+            config = replace(self.config, model=replace(self.config.model, kind="plain"))
+            part = held_out_part(self.data.valid, tokens)
+            more["plain"] = train_control(PlainSystem(config, self.data), config, self.data, part, engine.device)
+        closing = self._inference_curve(request, more, tokens=tokens, num_samples=END_SAMPLES)
         return Sample(f"{closing.text}\n\n{shown.text}", closing.files, shown.facts)
 
     @torch.no_grad()
     def inference_curve(self, request: Request, engine: EvalEngine) -> Sample:
         """Perplexity by number of steps and of samples, in and out of distribution: a table, a picture, and the numbers."""
         options = request.read(CurveOptions)
-        return self._inference_curve(request, tokens=options.tokens, num_samples=options.starts, texts=tuple(options.text))
+        return self._inference_curve(request, {}, tokens=options.tokens, num_samples=options.starts, texts=options.text)
 
-    def _inference_curve(self, request: Request, *, more: dict[str, Any] | None = None, **sizes: Any) -> Sample:
+    def _inference_curve(self, request: Request, more: dict[str, Any], **sizes: Any) -> Sample:
         with eagerly():
-            found = inference_curves(self, **sizes) | (more or {})
+            found = inference_curves(self, **sizes) | more
         return Sample(show.table(found), show.write(found, request.folder))
-
-    def _train_control(self, engine: EvalEngine, tokens: int) -> dict[str, float]:
-        config = replace(self.config, model=replace(self.config.model, kind="plain"))
-        part = held_out_part(self.data.valid, tokens)
-        return train_control(PlainSystem(config, self.data), config, self.data, part, engine.device)
 
     def describe(self) -> dict[str, Any]:
         """The optimisation steps, their cost in memory and in operations."""
@@ -370,7 +357,7 @@ class EnergySystem(TextSystem):
 def build(config: Config, data: Any) -> System:
     """The recipe's entry point. Tensors this small are handled faster by one CPU thread."""
     if isinstance(config.model, DenoiseConfig):
-        return build_denoiser(config, data)
+        return (EnergyDenoiser if config.model.kind == "energy" else RegressSystem)(config, data)
     system = (EnergySystem if config.model.kind == "energy" else PlainSystem)(config, data)
     system.num_cpu_threads = 1 if config.model.shape[2] <= NARROW else 0
     return system

@@ -113,21 +113,18 @@ def open_classifier(
     if classifier is None:
         start = time.monotonic()
         classifier = train_classifier(data, device, config, say)
-        _require_accuracy(classifier, data)
+        # The features of a classifier at chance level are meaningless.
+        chance = np.bincount(data.valid.arrays["class"]).max() / data.valid.num_items
+        if classifier.accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / data.valid.num_items):
+            raise UserError(
+                f"the classifier is right on {classifier.accuracy:.1%} of the real held-out images, and chance is "
+                f"{chance:.1%}: its scores would be meaningless; check that the images are in the folders of their classes "
+                "(seedbed data inspect)"
+            )
         _save(folder / f"{name}.json", classifier)
         trained = f"classifier {classifier.hash} trained in {time.monotonic() - start:.0f} s"
         say(f"{trained}: {classifier.accuracy:.1%} of the held-out images right")
     return classifier.to(device).eval().requires_grad_(False)
-
-
-def _require_accuracy(classifier: Classifier, data: ImageData) -> None:
-    """The features of a classifier at chance level are meaningless."""
-    chance = np.bincount(data.valid.arrays["class"]).max() / data.valid.num_items
-    if classifier.accuracy <= chance + 2 * math.sqrt(chance * (1 - chance) / data.valid.num_items):
-        raise UserError(
-            f"the classifier is right on {classifier.accuracy:.1%} of the real held-out images, and chance is {chance:.1%}: its "
-            "scores would be meaningless; check that the images are in the folders of their classes (seedbed data inspect)"
-        )
 
 
 def _save(path: Path, classifier: Classifier) -> None:

@@ -58,6 +58,7 @@ class FlowTransformer(nn.Module):
         self.config, self.shape, self.num_classes = config, shape, num_classes
         channels, height, width = shape
         self.grid = grid_of(height, width, config.patch)
+        self.num_patches = self.grid[0] * self.grid[1]
         numbers = channels * config.patch**2
         self.enter = nn.Linear(numbers, config.width)
         # The last row is the null class.
@@ -78,10 +79,6 @@ class FlowTransformer(nn.Module):
     def num_context(self) -> int:
         """Tokens beside the patches: those of the class, and with `context` one for the time."""
         return self.num_class_tokens + (self.config.condition == "context")
-
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
 
     @property
     def null_class(self) -> int:

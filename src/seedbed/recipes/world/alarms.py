@@ -1,5 +1,7 @@
 """Alarms of the world recipe: controls ignored, drifting rollouts, an unbalanced critic."""
 
+from collections.abc import Iterator
+
 from seedbed.recipes.world.curriculum import BLIND
 from seedbed.track import events
 from seedbed.train.watch import Alarm
@@ -25,72 +27,36 @@ def world_alarms(measured: dict[str, float], evaluated: dict[str, float], progre
     return [*_evaluation(evaluated, progress), *_critic(measured)]
 
 
-def _evaluation(evaluated: dict[str, float], progress: float) -> list[Alarm]:
-    found = []
-    listens, copy, free = (evaluated.get(name) for name in ("listens", "copy_1", "free_1"))
+def _evaluation(evaluated: dict[str, float], progress: float) -> Iterator[Alarm]:
+    where = "evaluation on held-out windows"
+    listens, copy, free, sharp = (evaluated.get(name) for name in ("listens", "copy_1", "free_1", "sharp_16"))
     if progress > EARLY and listens is not None and listens < BLIND:
-        found.append(
-            Alarm(
-                "blind",
-                f"controls hardly matter: with shuffled controls the frame at 4 steps is {listens:.2f} dB worse "
-                f"(limit {BLIND:g})",
-                "evaluation on held-out windows",
-                "the network ignores its controls, and the loss does not show it",
-                "check the lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size",
-                {"listens": listens},
-            )
-        )
+        what = f"controls hardly matter: with shuffled controls the frame at 4 steps is {listens:.2f} dB worse (limit {BLIND:g})"
+        why = "the network ignores its controls, and the loss does not show it"
+        fix = "check the lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size"
+        yield Alarm("blind", what, where, why, fix, {"listens": listens})
     if progress > EARLY and copy is not None and free is not None and free < copy:
-        found.append(
-            Alarm(
-                "below_copy",
-                f"one frame ahead is worse than the persistence baseline: {free:.2f} dB against {copy:.2f} dB",
-                "evaluation on held-out windows",
-                "repeating the last frame would be better",
-                "train longer, or lower optim.lr or model.context_noise",
-                {"free_1": free, "copy_1": copy},
-            )
-        )
-    sharp = evaluated.get("sharp_16")
+        what = f"one frame ahead is worse than the persistence baseline: {free:.2f} dB against {copy:.2f} dB"
+        fix = "train longer, or lower optim.lr or model.context_noise"
+        facts = {"free_1": free, "copy_1": copy}
+        yield Alarm("below_copy", what, where, "repeating the last frame would be better", fix, facts)
     if progress > 2 * EARLY and sharp is not None and not SHARP[0] <= sharp <= SHARP[1]:
-        found.append(
-            Alarm(
-                "drift",
-                f"after 16 frames a rollout has {sharp:.2f} of the true sharpness (normal: {SHARP[0]:g} to {SHARP[1]:g})",
-                "evaluation on held-out windows",
-                "errors accumulate when the network runs on its own frames",
-                "train the closed loop longer (model.closed, model.rollout) or raise model.context_noise",
-                {"sharp_16": sharp},
-            )
-        )
-    return found
+        what = f"after 16 frames a rollout has {sharp:.2f} of the true sharpness (normal: {SHARP[0]:g} to {SHARP[1]:g})"
+        why = "errors accumulate when the network runs on its own frames"
+        fix = "train the closed loop longer (model.closed, model.rollout) or raise model.context_noise"
+        yield Alarm("drift", what, where, why, fix, {"sharp_16": sharp})
 
 
-def _critic(measured: dict[str, float]) -> list[Alarm]:
-    won, steep = measured.get("critic_won", 0.5), measured.get("r1", 0.0)
+def _critic(measured: dict[str, float]) -> Iterator[Alarm]:
     if not measured.get("loss_critic"):
-        return []
-    found = []
+        return
+    where, won, steep = "the adversarial stage", measured.get("critic_won", 0.5), measured.get("r1", 0.0)
     if not WON[0] <= won <= WON[1] and abs(measured["critic_margin"]) > 4.0:
-        found.append(
-            Alarm(
-                "critic_balance",
-                f"the critic is right on {won:.0%} of pairs, by {measured['critic_margin']:.1f} on average",
-                "the adversarial stage",
-                "a critic that always or never wins gives no useful gradient",
-                "change model.critic_lr, or raise model.gamma",
-                {"critic_won": won},
-            )
-        )
+        what = f"the critic is right on {won:.0%} of pairs, by {measured['critic_margin']:.1f} on average"
+        why = "a critic that always or never wins gives no useful gradient"
+        yield Alarm("critic_balance", what, where, why, "change model.critic_lr, or raise model.gamma", {"critic_won": won})
     if steep > STEEP:
-        found.append(
-            Alarm(
-                "critic_steep",
-                f"the critic's squared gradient at real frames is {steep:.3g} (limit {STEEP:g})",
-                "the adversarial stage",
-                "such a gradient makes the generator follow noise",
-                "raise model.gamma",
-                {"r1": steep},
-            )
+        what = f"the critic's squared gradient at real frames is {steep:.3g} (limit {STEEP:g})"
+        yield Alarm(
+            "critic_steep", what, where, "such a gradient makes the generator follow noise", "raise model.gamma", {"r1": steep}
         )
-    return found

@@ -6,7 +6,6 @@ Shape suffixes: B windows, A control axes, H W pixels, T frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +32,16 @@ MIN_DIFFERENCE = 0.01
 MIN_CORRELATION = 0.3
 STILL_STEPS = 256
 MOVED, SHARP = 0.1, (0.5, 2.0)
-NOTHING = ("noop", "NOOP")
 
 
 def raw_action(recording: Recording, axis: Axis | None = None, value: float = 0.0) -> np.ndarray:
     """Controls in recorded units: this axis alone, with the median dt."""
     names = [a.name for a in recording.axes]
     raw_A = np.array([a.scale if a.is_time else 0.0 for a in recording.axes])
-    idle = [n for n in NOTHING if n in names]
     if axis is not None:
         raw_A[names.index(axis.name)] = value
-    elif idle:
-        raw_A[names.index(idle[0])] = 1.0
+    else:
+        raw_A[[n for n, name in enumerate(names) if name.lower() == "noop"][:1]] = 1.0
     return raw_A
 
 
@@ -127,11 +124,13 @@ def _compare(rollouts: list[Tensor], truths: list[Tensor], free_B: Tensor) -> di
 def _by_shift(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]:
     """The sign of the image shift, for axes that shift the image in the recording; others cannot be measured."""
     recording, found = system.data.recording, {}
-    moved_B2 = torch.cat([shift(traj.target(s - 1), traj.target(s)) for s in range(1, min(9, traj.frames_BTCHW.shape[1] - 3))])
-    acted_BA = torch.cat([traj.action(s) for s in range(1, min(9, traj.frames_BTCHW.shape[1] - 3))])
+    steps = range(1, min(9, traj.frames_BTCHW.shape[1] - 3))
+    moved_B2 = torch.cat([shift(traj.target(s - 1), traj.target(s)) for s in steps]).double()
+    acted_BA = torch.cat([traj.action(s) for s in steps]).double()
     names = [axis.name for axis in recording.axes]
     for axis in steerable(recording):
-        follows = [_correlation(acted_BA[:, names.index(axis.name)], moved_B2[:, way]) for way in (0, 1)]
+        both_3B = torch.cat((acted_BA[:, names.index(axis.name), None], moved_B2), dim=1).T
+        follows = torch.corrcoef(both_3B)[0, 1:].nan_to_num().tolist()  # what is constant follows nothing
         way = int(np.argmax(np.abs(follows)))
         if abs(follows[way]) < MIN_CORRELATION or not all(axis.full):
             found[axis.name] = {"judged": "not: the recording itself does not shift with it"}
@@ -144,11 +143,6 @@ def _by_shift(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]
             row |= {f"accuracy_{num}": right_B.float().mean().item(), f"num_{num}": len(right_B)}
         found[axis.name] = row
     return found
-
-
-def _correlation(a_N: Tensor, b_N: Tensor) -> float:
-    a_N, b_N = a_N.double() - a_N.double().mean(), b_N.double() - b_N.double().mean()
-    return float((a_N * b_N).sum() / (a_N.norm() * b_N.norm()).clamp_min(1e-12))
 
 
 def worst_accuracy(found: dict[str, dict[str, Any]]) -> float | None:
@@ -165,7 +159,7 @@ def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> 
     first = traj.target(0)
     origin = torch.stack((first.flatten(1).mean(1), first.flatten(1).std(1), sharpness(first)))
     worst_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
-    moved, sharp, at_end = [], [], None
+    moved, sharp, frame = [], [], first
     actions = held(system, raw_action(system.data.recording), num, traj.action(1))
     for _, frame in free_run(system, traj, num, actions):
         now = torch.stack((frame.flatten(1).mean(1), frame.flatten(1).std(1), sharpness(frame)))
@@ -173,9 +167,7 @@ def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> 
         worst_B |= (away_2B > MOVED).any(0) | (ratio_B < SHARP[0]) | (ratio_B > SHARP[1])
         moved.append(away_2B.mean(1))
         sharp.append(ratio_B.mean())
-        at_end = frame
     moved_T2, sharp_T = torch.stack(moved), torch.stack(sharp)
-    assert at_end is not None
     level, contrast = moved_T2.amax(0).tolist()
     low, high = sharp_T.min().item(), sharp_T.max().item()
     return {
@@ -183,7 +175,7 @@ def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> 
         "level": level,
         "contrast": contrast,
         "sharpness": [low, high],
-        "psnr_to_first": psnr(at_end, first).mean().item(),
+        "psnr_to_first": psnr(frame, first).mean().item(),
         "share_of_windows": worst_B.float().mean().item(),
         "alarm": bool(max(level, contrast) > MOVED or low < SHARP[0] or high > SHARP[1]),
     }
@@ -198,25 +190,10 @@ def full_turns(system: Emulator, traj: Trajectories, circles: int = 3) -> dict[s
     whole = 2 * math.pi if yaw.unit == "rad" else 360.0
     num = max(4, round(whole / yaw.full[1]))
     actions = held(system, raw_action(recording, yaw, whole / num), circles * num, traj.action(1))
-    first, half, backs = traj.target(0), None, []
+    first, half, backs = traj.target(0), 0.0, []
     for step, frame in free_run(system, traj, circles * num, actions):
         if step == num // 2:
-            half = frame
+            half = psnr(frame, first).mean().item()
         if step % num == 0:
             backs.append(psnr(frame, first).mean().item())
-    assert half is not None
-    return {"steps_of_a_circle": num, "psnr_after": backs, "psnr_of_half_a_circle": psnr(half, first).mean().item()}
-
-
-def speed(predict: Callable[[], Any], num: int, synchronise: Callable[[], None]) -> float:
-    """Frames per second of one rollout."""
-    import time
-
-    for _ in range(3):
-        predict()
-    synchronise()
-    start = time.perf_counter()
-    for _ in range(num):
-        predict()
-    synchronise()
-    return num / (time.perf_counter() - start)
+    return {"steps_of_a_circle": num, "psnr_after": backs, "psnr_of_half_a_circle": half}

@@ -64,7 +64,9 @@ class Curriculum:
     def _move(self, seen: dict[str, float], step: int, progress: float) -> None:
         is_flat = self.before is not None and abs(seen["error"] / self.before["error"] - 1.0) < FLAT
         if self.critic_since >= 0:
-            self._hold_back(seen)
+            # Halve the weight when PSNR at 4 frames has fallen or controls count for half of what they did.
+            if seen["near"] < self.best["near"] - HARM or seen["listens"] < 0.5 * self.best["listens"]:
+                self.balance, self.best = 0.5 * self.balance, dict(seen)
         elif progress >= self.config.adversarial and seen["listens"] >= BLIND and is_flat:
             self.critic_since, self.best = step, dict(seen)
         # The rollout length stays fixed once the critic trains.
@@ -73,12 +75,6 @@ class Curriculum:
                 self.length = min(self.length * LONGER, self.config.rollout)
             elif seen["gap"] > HARD:
                 self.length = max(self.length // LONGER, 1)
-
-    def _hold_back(self, seen: dict[str, float]) -> None:
-        """Halve the weight when PSNR at 4 frames has fallen or controls count for half of what they did."""
-        if seen["near"] < self.best["near"] - HARM or seen["listens"] < 0.5 * self.best["listens"]:
-            self.balance *= 0.5
-            self.best = dict(seen)
 
     def state(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if name != "config"}

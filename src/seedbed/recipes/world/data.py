@@ -65,6 +65,12 @@ class WindowSource(Source):
         num = min(num, len(start_N))
         return start_N[np.arange(num) * len(start_N) // max(1, num)]
 
+    def available_horizon(self, before: int, horizon: int) -> int:
+        """`horizon`, halved until there are windows with so many following frames."""
+        while horizon > 1 and not len(self.windows(1, before, horizon)):
+            horizon //= 2
+        return horizon
+
     def read(self, start_B: np.ndarray, span: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Frames (B, T, H, W, 3) as bytes and scaled controls (B, T, A) of these windows, by rows in the recording."""
         rows_BT = start_B[:, None] + np.arange(span)
@@ -133,7 +139,6 @@ def check_data(config: Config, data: WorldData) -> WorldData:
 
 
 def _cut(recording: Recording, config: Config) -> WorldData:
-    """The windows of a recording."""
     height, width = recording.frames_THWC.shape[1:3]
     before, after = layout_of(config.model, height, width).num_frames, config.model.rollout
     # Only training needs the frames of a whole rollout; evaluations read as many as their horizons need.

@@ -35,8 +35,7 @@ class RecordingKind(DatasetKind):
 
         if abs(given.shift_actions) > 64:
             raise UserError(f"--shift-actions: {given.shift_actions} is not between -64 and 64")
-        changes = {"shift": given.shift_actions, "flip": given.flip, "accept": given.accept_lag}
-        return verbs.prepare(given.path, size=given.size, **changes, out=given.out, json=given.json)
+        return verbs.prepare(given)
 
     def can_inspect(self, path: str) -> bool:
         from seedbed.recipes.world.recording.recording import is_recording
@@ -46,7 +45,7 @@ class RecordingKind(DatasetKind):
     def inspect(self, given: argparse.Namespace) -> int:
         from seedbed.recipes.world.recording import verbs
 
-        return verbs.inspect(given.path, json=given.json)
+        return verbs.inspect(given)
 
     def add_record_arguments(self, parser: argparse.ArgumentParser) -> None:
         from seedbed.recipes.world.simulators import HELP
@@ -56,8 +55,7 @@ class RecordingKind(DatasetKind):
     def record(self, given: argparse.Namespace) -> int:
         from seedbed.recipes.world.recording import verbs
 
-        chosen = {"frames": given.frames, "size": given.size, "seed": given.seed, "out": given.out, "json": given.json}
-        return verbs.record(given.source, **chosen)
+        return verbs.record(given)
 
 
 register(RecordingKind())

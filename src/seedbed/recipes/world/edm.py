@@ -6,7 +6,7 @@ Shape suffixes: B windows, A control axes, H W pixels.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +14,16 @@ from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.nn import rng
+from seedbed.recipes.world import probe
 from seedbed.recipes.world.curriculum import Stage
 from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, hold_still, widths_of
-from seedbed.recipes.world.objective import Rows, Window, l1
-from seedbed.train.engine import mix
+from seedbed.recipes.world.objective import Rows, Window, l1, open_window, rows_of
+from seedbed.train.engine import Engine, EvalEngine, mix
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import Engine, EvalEngine
-    from seedbed.train.probe import Probe
 
 DATA_VARIANCE, OFFSET = 0.25, 0.3
 LOG_MEAN, LOG_SPREAD, LOWEST, HIGHEST = -0.4, 1.2, 0.002, 20.0
@@ -64,20 +62,15 @@ class Denoiser(Emulator):
         super().__init__(config, data)
         widths = widths_of(config.model.size, self.height, self.width)
         inputs = {name: shape[0] for name, shape in self.layout.shapes(self.height, self.width).items()}
-        self.net = Trunk(
-            {**inputs, "m1": inputs["m1"] + 3}, self.num_axes + 2, 12, widths, config.model, self.new_radiance_field()
-        )
+        inputs["m1"] += 3
+        self.net = Trunk(inputs, self.num_axes + 2, 12, widths, config.model, self.new_radiance_field())
         self.net.init_weights(torch.Generator().manual_seed(mix(config.seed, 1)))
 
     @property
     def trunk(self) -> Trunk:
         return self.net
 
-    def denoise(self, noisy: Tensor, sigma_B: Tensor, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor) -> Tensor:
-        """The denoised frame."""
-        return self.denoise_with_output(noisy, factors(sigma_B), seen, action_BA, level_B)[0]
-
-    def denoise_with_output(
+    def denoise(
         self, noisy: Tensor, by: Factors, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The denoised frame and the network's raw output."""
@@ -94,10 +87,8 @@ class Denoiser(Emulator):
     def sample_frame(self, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: int) -> Tensor:
         """`model.samples` Euler steps from unit noise, as in DIAMOND."""
         x = self.noise_table(index_B, DENOISE, 1024 + turn, (3, self.height, self.width))
-        path = sigmas(self.config.model.samples)
-        for here, there in pairwise(path):
-            sigma_B = action_BA.new_full((len(action_BA),), here)
-            clean = self.denoise(x, sigma_B, seen, action_BA, level_B)
+        for here, there in pairwise(sigmas(self.config.model.samples)):
+            clean, _ = self.denoise(x, factors(torch.full_like(level_B, here)), seen, action_BA, level_B)
             x = clean + (x - clean) * (there / here)
         return hold_still(x, seen, action_BA) if self.config.model.static else x
 
@@ -120,22 +111,18 @@ class Denoiser(Emulator):
         (level_B, real_B), (noisy, sigma_B) = self.training_noise.levels(window), self.noised(window)
         seen, by = self.training_noise.context(window, real_B), factors(sigma_B)
         self.trained_rows = len(level_B)
-        clean, outputs = self.denoise_with_output(noisy, by, seen, window.action_BA, level_B)
+        clean, outputs = self.denoise(noisy, by, seen, window.action_BA, level_B)
         loss_B = (outputs - (window.target_B3HW - by.skip * noisy) / by.out).square().flatten(1).mean(1)
         kept = len(loss_B) - (0 if going is None else len(going.index_B))
         opened, closed = loss_B[:kept].mean(), loss_B[kept:].mean() if going is not None else loss_B.mean()
         copied = l1(window.memory.last[:kept], window.target_B3HW[:kept])
         measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
         measured["own_frames"] = torch.full_like(copied, stage.length)
-        loss = self.add_field_loss(0.5 * (opened + closed), window, measured)
-        return loss, going, self._fed_back(clean, seen, window, level_B), measured
-
-    @torch.no_grad()
-    def _fed_back(self, clean: Tensor, seen: dict[str, Tensor], window: Window, level_B: Tensor) -> Tensor:
-        """One denoising of the noised true frame, or a sampled frame."""
-        if self.config.model.feedback == "denoised":
-            return clean.detach()
-        return self.sample_frame(seen, window.action_BA, level_B, window.counter_B, 0)
+        loss, fed_back = self.add_field_loss(0.5 * (opened + closed), window, measured), clean.detach()
+        if self.config.model.feedback == "drawn":
+            with torch.no_grad():
+                fed_back = self.sample_frame(seen, window.action_BA, level_B, window.counter_B, 0)
+        return loss, going, fed_back, measured
 
     def sigma(self, counter_B: Tensor) -> Tensor:
         """A noise level per window and age, by counter."""
@@ -152,9 +139,28 @@ class Denoiser(Emulator):
     # ---- for the loop ----------------------------------------------------------------------------------------------
 
     def probe(self, batch: Batch) -> Probe:
-        from seedbed.recipes.world.edm_probe import open_probe
+        """One denoising on true memories with training noise; the network's target is a mix of frame and noise."""
+        window = open_window(rows_of(batch), self.layout)
+        (level_B, real_B), (noisy, sigma_B) = self.training_noise.levels(window), self.noised(window)
+        opened = {**self.training_noise.context(window, real_B), "action": window.action_BA, "level": level_B, "noisy": noisy}
 
-        return open_probe(self, batch)
+        def target(b: Batch) -> Tensor:
+            by = factors(b["sigma"])
+            return (b["target"] - by.skip * b["noisy"]) / by.out
+
+        def predict(b: Batch) -> Tensor:
+            outputs = self.denoise(b["noisy"], factors(b["sigma"]), probe.memory_of(self, b), b["action"], b["level"])[1]
+            return probe.in_rows([outputs, *probe.pictures(self, b)])
+
+        return Probe(
+            batch={**opened, "sigma": sigma_B, "target": window.target_B3HW},
+            predict=predict,
+            objective=lambda y_BN, b: probe.objective(self, y_BN, b["target"], target(b)),
+            oracle=lambda b: probe.in_rows([target(b), *probe.field_targets_of(self, b["target"])]),
+            lower_bound=0.0,
+            dead=tuple(name for name, _ in self.named_parameters() if name.startswith("net.noise.")),  # it is in the frame
+            held=probe.held_where_gradients_stop(self, batch),
+        )
 
     def flops_per_item(self) -> float:
         return 3.0 * self.net.flops(self.height, self.width) - self.net.input_flops(self.height, self.width) + self.field_flops()

@@ -83,14 +83,13 @@ class Emulator(System):
     def with_compiled_graph(self) -> Iterator[None]:
         """Predictions inside use the graph compiled for training, or eager mode without one. Nothing is compiled.
 
-        The compiled network is several times faster than the eager one, and compiling it for the shapes of evaluation takes
-        longer than they do. What it was compiled for is kept to: as many rows, contiguous, with gradients on. It has no dropout
-        and no statistics of batches, so training mode changes no number.
+        What it was compiled for is kept to: as many rows, contiguous, with gradients on, in training mode, which changes no
+        number: the network has no dropout and no statistics of batches.
         """
-        net = getattr(self, "net", None)
-        compiled = net is not None and net._compiled_call_impl is not None and bool(self.trained_rows)
+        net = self.get_submodule("net")
+        compiled = net._compiled_call_impl is not None and bool(self.trained_rows)
         before, self._chunk = self._chunk, self.trained_rows if compiled else 0
-        modes = {module: module.training for module in net.modules()} if net is not None and compiled else {}
+        modes = {module: module.training for module in net.modules()} if compiled else {}
         for module in modes:
             module.training = True
         try:
@@ -169,10 +168,7 @@ class Emulator(System):
         return open_window(joined, self.layout, num), going
 
     def add_field_loss(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
-        """Adds the radiance field's own loss, on some of the windows.
-
-        The U-net would compensate for a slightly wrong field, which would then stay wrong.
-        """
+        """Adds the radiance field's own loss, on some of the windows: the U-net would compensate for a wrong field."""
         if self.trunk.field is None or window.memory.pose_BP is None:
             return error
         rows = slice(None, None, FIELD_ROW_STRIDE)  # the same ones for any number of micro-batches
@@ -206,8 +202,7 @@ class Emulator(System):
         with self.with_compiled_graph():
             found = engine.ranks.broadcast_object(self.evaluator.quick(self, source))  # the stage depends on it
         if source is self.data.valid:
-            gap, error, near = found["gap"], found["free_l1"], found["free_4"]
-            self.curriculum.measured(gap, found["listens"], error, near)
+            self.curriculum.measured(found["gap"], found["listens"], found["free_l1"], found["free_4"])
         return found
 
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
@@ -232,5 +227,6 @@ class Emulator(System):
         kept = ", ".join(f"{num} at 1/{r}" if r > 1 else f"{num} full" for r, num in self.layout.scales)
         closed = "open loop only" if self.config.model.closed >= NEVER else f"closed loop from {self.config.model.closed:.0%}"
         facts = {"memory": f"{kept} frames", "stages": f"{closed}, up to {self.config.model.rollout} frames"}
-        examined = self.config.data.examined
-        return {**facts, "examined": f"{examined} windows when the run has ended"} if examined else facts
+        if self.config.data.examined:
+            facts["examined"] = f"{self.config.data.examined} windows when the run has ended"
+        return facts

@@ -5,6 +5,7 @@ Shape suffixes: B windows, T frames, A control axes, H W pixels.
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -93,9 +94,6 @@ class Evaluator:
         self.latest: dict[str, float] = {}
         self._fades: dict[int, float] = {}
 
-    def mean_frame(self, device: torch.device) -> Tensor:
-        return (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(device)
-
     def fade(self, horizon: int) -> float:
         """Fade baseline: the weight of the last frame, against the mean frame, with the highest PSNR on training windows."""
         if horizon not in self._fades:
@@ -115,7 +113,8 @@ class Evaluator:
 
     def baselines(self, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
         """Predictions of the baselines for this horizon."""
-        last, mean = traj.target(0), self.mean_frame(traj.frames_BTCHW.device)
+        last = traj.target(0)
+        mean = (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(last.device)
         weight = self.fade(horizon)
         return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
 
@@ -123,17 +122,14 @@ class Evaluator:
     def quick(self, system: Emulator, source: WindowSource) -> dict[str, float]:
         """The evaluation during training. The first entry, lower is better, selects the best checkpoint."""
         device = next(system.parameters()).device
-        horizon = QUICK_HORIZON
-        while horizon > 1 and not len(source.windows(1, system.layout.num_frames, horizon)):
-            horizon //= 2
+        horizon = source.available_horizon(system.layout.num_frames, QUICK_HORIZON)
         marks = [h for h in HORIZONS if h <= horizon]
-        sums: dict[str, Tensor] = {}
-        total = 0
+        sums, total = collections.defaultdict(float), 0
         for traj in trajectories(system, source, NUM_QUICK[device.type], horizon):
             total += len(traj.start_B)
             for name, value in self._quick(system, traj, horizon, marks).items():
-                sums[name] = sums.get(name, torch.zeros((), dtype=torch.float64)) + value.double().cpu() * len(traj.start_B)
-        found = {name: float(value) / total for name, value in sums.items()}
+                sums[name] += value.item() * len(traj.start_B)
+        found = {name: value / total for name, value in sums.items()}
         found["gap"] = found.pop("gap_free") / max(found.pop("gap_forced"), 1e-9)
         near = 4 if "free_4" in found else 1
         found["listens"] = found[f"free_{near}"] - found.pop("shuffled")
@@ -152,10 +148,8 @@ class Evaluator:
                     rest[f"{name}_{step}"] = psnr(picture, traj.target(step)).mean()
                 rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(traj.target(step)).mean()
             if step == length:
-                rest["gap_free"], rest["gap_forced"] = (
-                    error,
-                    (teacher_forced(system, traj, step) - traj.target(step)).abs().mean(),
-                )
+                rest["gap_free"] = error
+                rest["gap_forced"] = (teacher_forced(system, traj, step) - traj.target(step)).abs().mean()
         near = 4 if 4 in marks else 1
         other = [traj.action(step).roll(1, 0) for step in range(1, near + 1)]
         shuffled = [frame for _, frame in free_run(system, traj, near, other)][-1]

@@ -6,6 +6,7 @@ Shape suffixes: B windows, H W pixels.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +69,7 @@ def horizons(system: Emulator, source: WindowSource) -> list[int]:
 
 def trajectory_batch(system: Emulator, source: WindowSource, num: int, horizon: int) -> Trajectories:
     """`num` windows at once; a shorter horizon where the recording has none so long."""
-    while horizon > 1 and not len(source.windows(1, system.layout.num_frames, horizon)):
-        horizon //= 2
+    horizon = source.available_horizon(system.layout.num_frames, horizon)
     found = list(trajectories(system, source, num, horizon))
     frames, actions = torch.cat([w.frames_BTCHW for w in found]), torch.cat([w.action_BTA for w in found])
     return Trajectories(frames, actions, source.windows(num, system.layout.num_frames, horizon), found[0].before)
@@ -122,8 +122,7 @@ def action_sensitivity(system: Emulator, traj: Trajectories, own: list[Tensor], 
 
 def by_level(system: Emulator, traj: Trajectories, own: list[Tensor], level: float, step: int = 16) -> float:
     """PSNR after some frames with this noise level as input."""
-    step = min(step, len(own))
-    frames = [frame for _, frame in free_run(system, traj, step, level=level)] if level else own
+    frames = [frame for _, frame in free_run(system, traj, min(step, len(own)), level=level)] if level else own
     return _psnr_at(traj, frames, step)
 
 
@@ -180,25 +179,23 @@ def recovery(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[st
 def _corrupted(frame_BCHW: Tensor) -> Tensor:
     """A tenth of the patches from another window's frame, always the same ones."""
     height, width = frame_BCHW.shape[-2:]
-    number_HW = torch.arange(height, device=frame_BCHW.device)[:, None] // PATCH * 31 + (
-        torch.arange(width, device=frame_BCHW.device)[None] // PATCH * 17
-    )
+    row_H, column_W = (torch.arange(side, device=frame_BCHW.device) // PATCH for side in (height, width))
+    number_HW = row_H[:, None] * 31 + column_W * 17
     return torch.where(number_HW % 10 < 10 * CORRUPTED, frame_BCHW.roll(1, 0), frame_BCHW)
 
 
 def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> float:
     """Speed of one rollout, memory updates included."""
     one = Trajectories(traj.frames_BTCHW[:1], traj.action_BTA[:1], traj.start_B[:1], traj.before)
-    memory, action, index = one.memory(system), one.action(1), one.index_B
-    cuda = traj.action_BTA.is_cuda
-    return round(
-        controls.speed(
-            lambda: system.advance(memory, action, system.predict_frame(memory, action, index, 1)),
-            num,
-            torch.cuda.synchronize if cuda else lambda: None,
-        ),
-        1,
-    )
+    memory, action, start = one.memory(system), one.action(1), 0.0
+    for n in range(-3, num + 1):  # the first three are not timed
+        if n in (0, num) and traj.action_BTA.is_cuda:
+            torch.cuda.synchronize()
+        if n == 0:
+            start = time.perf_counter()
+        if n < num:
+            system.advance(memory, action, system.predict_frame(memory, action, one.index_B, 1))
+    return round(num / (time.perf_counter() - start), 1)
 
 
 # ---- report --------------------------------------------------------------------------------------------------------------
@@ -206,9 +203,12 @@ def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> fl
 
 def table(found: dict[str, Any]) -> str:
     """The evaluation as Markdown."""
-    lines = [f"{found['num_windows']} windows of the {found['part']} part, free-running with their true controls; dB."]
-    lines += ["", "| frames | free | forced | persistence | mean | fade | over fade | 1-SSIM | of fade | sharpness | light |"]
-    lines += ["|---:|" + "---:|" * 10]
+    lines = [
+        f"{found['num_windows']} windows of the {found['part']} part, free-running with their true controls; dB.",
+        "",
+        "| frames | free | forced | persistence | mean | fade | over fade | 1-SSIM | of fade | sharpness | light |",
+        "|---:|" + "---:|" * 10,
+    ]
     for horizon, row in found["horizons"].items():
         numbers = [row[name] for name in ("free", "forced", "copy", "mean", "fade")]
         shown = [f"{v:.2f}" for v in (*numbers, row["free"] - row["fade"])]

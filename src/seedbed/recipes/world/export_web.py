@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.recipes.world.memory import POSE, Memory, to_bytes
+from seedbed.recipes.world.model import WorldNet
 from seedbed.recipes.world.radiance_field import POSE_SIZE
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
-    from seedbed.recipes.world.model import WorldNet
     from seedbed.recipes.world.player import WorldPlayer
 
 FORMAT = 1
@@ -56,8 +56,6 @@ class _Flat(nn.Module):
 
 
 def _net(system: Emulator) -> WorldNet:
-    from seedbed.recipes.world.model import WorldNet
-
     net = getattr(system, "net", None)
     if not isinstance(net, WorldNet):
         raise UserError("only the generator, which takes one pass per frame, runs as ONNX; play this run with --runtime torch")

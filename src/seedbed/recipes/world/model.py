@@ -79,12 +79,6 @@ def transport(x_BCHW: Tensor, weights_BKHW: Tensor, stride: int, dim: int) -> Te
     return moved / total.clamp_min(1e-3)
 
 
-def leaky_clamp(x: Tensor) -> Tensor:
-    """Clamp to [0, 1] with a small slope outside, so that gradients do not vanish there."""
-    held = x.clamp(0.0, 1.0)
-    return held + LEAK * (x - held)
-
-
 def hold_still(frame_B3HW: Tensor, memory: dict[str, Tensor], action_BA: Tensor) -> Tensor:
     """The last frame without control, the predicted one with control, interpolated in between."""
     last_B3HW, moving_B111 = memory["m1"][:, -3:], (action_BA.abs().amax(1) / STILL).clamp(0.0, 1.0)[:, None, None, None]
@@ -110,9 +104,9 @@ class Trunk(nn.Module):
         before = (inputs["m1"], *widths[:-1])
         self.down = nn.ModuleList(Down(a, b, features) for a, b in zip(before, widths, strict=True))
         # Coarser memories join at the feature map of their size.
-        joins = {str(k): name_of(2**k) for k in range(1, len(widths) + 1) if name_of(2**k) in inputs}
-        self.joins = joins
-        self.join = nn.ModuleDict({k: nn.Conv2d(inputs[name], widths[int(k) - 1], 3, padding=1) for k, name in joins.items()})
+        self.joins = {str(k): name_of(2**k) for k in range(1, len(widths) + 1) if name_of(2**k) in inputs}
+        convs = {k: nn.Conv2d(inputs[name], widths[int(k) - 1], 3, padding=1) for k, name in self.joins.items()}
+        self.join = nn.ModuleDict(convs)
         self.encode = nn.ModuleList(
             nn.ModuleList(Cell(c, features) for _ in range(config.cells // 2 if k else 0)) for k, c in enumerate(widths)
         )
@@ -211,7 +205,9 @@ class WorldNet(nn.Module):
         else:
             # The field's image after the control, plus the transported part of the last frame that the field does not explain.
             before_B3HW, after_B3HW = seen.rendered_B6HW.chunk(2, dim=1)
-            kept_B1HW = leaky_clamp(1.0 + F.pixel_shuffle(outputs[:, 3:7], 2))
+            open_B1HW = 1.0 + F.pixel_shuffle(outputs[:, 3:7], 2)
+            held_B1HW = open_B1HW.clamp(0.0, 1.0)
+            kept_B1HW = held_B1HW + LEAK * (open_B1HW - held_B1HW)  # so that gradients do not vanish outside
             unknown_B3HW = self._moved(frame_B3HW - before_B3HW, outputs[:, 7:])
             change_B3HW = F.interpolate(outputs[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
             frame_B3HW = after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW

@@ -10,6 +10,7 @@ import functools
 import shutil
 import tempfile
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,17 +26,15 @@ from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
 from seedbed.train.player import NOTHING, RECORDING, SIMULATOR, Axis, Player, Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from seedbed.recipes.world.emulator import Emulator
-
 
 MAX_SEEDS = 48
 # Recorded frames that should follow a start, for comparison, where there are so many.
 AFTER = (256, 64, 8, 1)
 MAX_RAMP = 12
 RARE = 0.99
+MAX_FRAMES = 20_000
+MIN_FREE = 1 << 30  # bytes that a recording leaves on the disk
 
 
 class WorldPlayer:
@@ -112,15 +111,11 @@ class WorldRollout:
         self._reset_memory()
 
     def _reset_memory(self) -> None:
-        frames_1THWC = torch.from_numpy(np.stack(self._reference)[None]).to(self.player.device)
-        self.memory = Memory.start(to_float(frames_1THWC), self.player.system.layout, self._pose())
+        frames_1THWC, system = torch.from_numpy(np.stack(self._reference)[None]).to(self.player.device), self.player.system
+        # Of the newest reference frame, for pose tracking.
+        pose = system.pose_of(np.array([self.at])) if self.pose_44 is None else system.as_pose(self.pose_44[None])
+        self.memory = Memory.start(to_float(frames_1THWC), system.layout, pose)
         self.frame_HWC = self._reference[-1]
-
-    def _pose(self) -> Tensor | None:
-        """Of the newest reference frame, for pose tracking."""
-        if self.pose_44 is None:
-            return self.player.system.pose_of(np.array([self.at]))
-        return self.player.system.as_pose(self.pose_44[None])
 
     @property
     def reference_HWC(self) -> np.ndarray | None:
@@ -168,11 +163,7 @@ class WorldRollout:
 
     def memory_images(self) -> list[np.ndarray]:
         """Each scale's frames, as bytes, oldest first."""
-        shown = []
-        for kept_1MHW in self.memory.kept.values():
-            frames_N3HW = kept_1MHW[0].unflatten(0, (-1, 3))
-            shown.append(to_bytes(frames_N3HW).cpu().numpy())
-        return shown
+        return [to_bytes(kept_1MHW[0].unflatten(0, (-1, 3))).cpu().numpy() for kept_1MHW in self.memory.kept.values()]
 
 
 def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, Any]:
@@ -221,22 +212,13 @@ def _joint(actions_TA: np.ndarray, alive_A: np.ndarray) -> dict[str, Any]:
     return {"mean": mean_A.tolist(), "inverse": inverse_AA.tolist(), "limit": limit}
 
 
-MAX_FRAMES = 20_000
-
-
-MIN_FREE = 1 << 30  # bytes that a recording leaves on the disk
-
-
 class Recorder:
     """One frame per step. The control of a step belongs to the frame before it."""
 
     def __init__(self, path: Path, player: Player, of: str, run: str) -> None:
         self.path, self.player, self.of, self.run = path, player, of, run
         self.num_frames, self.num_episodes = 0, 0
-        self._actions: list[np.ndarray] = []
-        self._commands: list[np.ndarray] = []
-        self._poses: list[np.ndarray] = []
-        self._episodes: list[int] = []
+        self._actions, self._commands, self._poses, self._episodes = [], [], [], []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
 
     @property

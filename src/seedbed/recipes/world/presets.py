@@ -106,7 +106,7 @@ def demo() -> Config:
         model=ModelConfig(size="nano", static=True, pose_tracking=True, closed=0.3, rollout=64),
         data=DataConfig(recording="box", frames=20_000, height=32, width=32, examined=48),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
-        schedule=_flat_then_down(),
+        schedule=SCHEDULE,
         every=Every(log=20, eval=100, sample=0, save=350),
         steps=700,
         batch=32,
@@ -119,10 +119,7 @@ def box64() -> Config:
 
     `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is rendered on the device first.
     """
-    return _on_gpu(
-        ModelConfig(size="5m", static=True, pose_tracking=True, rollout=64),
-        DataConfig(recording="box", frames=120_000),
-    )
+    return _on_gpu(POSED, DataConfig(recording="box", frames=120_000))
 
 
 def edm() -> Config:
@@ -130,9 +127,9 @@ def edm() -> Config:
 
     `seedbed train world/edm budget=8m` on one GPU.
     """
-    model = ModelConfig(kind="edm", size="5m", static=True, pose_tracking=True, rollout=2)
-    base = _on_gpu(model, DataConfig(recording="box", frames=120_000))
-    return replace(base, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
+    base = box64()
+    model, optim = replace(base.model, kind="edm", rollout=2), replace(base.optim, lr=5e-4, weight_decay=0.01)
+    return replace(base, model=model, optim=optim)
 
 
 def doom() -> Config:
@@ -141,10 +138,7 @@ def doom() -> Config:
     `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or an existing recording:
     data.recording=FOLDER.
     """
-    return _on_gpu(
-        ModelConfig(size="5m", static=True, pose_tracking=True, rollout=64),
-        DataConfig(recording="doom", frames=24_000),
-    )
+    return _on_gpu(POSED, DataConfig(recording="doom", frames=24_000))
 
 
 def atari() -> Config:
@@ -162,11 +156,9 @@ def log5m() -> Config:
     `seedbed train world/log5m data.recording=FOLDER` on one GPU: five million parameters, one GFLOP per frame. The box world
     unless a recording is named.
     """
-    base = _on_gpu(
-        ModelConfig(size="5m", pyramid=True, memory_dropout=0.1, static=True, rollout=16),
-        DataConfig(recording="box", frames=20_000, height=192, width=256),
-    )
-    return replace(base, batch=64, steps=30_000)
+    model = ModelConfig(size="5m", pyramid=True, memory_dropout=0.1, static=True, rollout=16)
+    data = DataConfig(recording="box", frames=20_000, height=192, width=256)
+    return replace(_on_gpu(model, data), batch=64, steps=30_000)
 
 
 def mine() -> Config:
@@ -177,12 +169,16 @@ def mine() -> Config:
     return _on_gpu(ModelConfig(size="5m"), DataConfig(recording="recording"))
 
 
+POSED = ModelConfig(size="5m", static=True, pose_tracking=True, rollout=64)
+SCHEDULE = Schedule(kind="linear", warmup=0.02, decay=0.4, floor=0.0)
+
+
 def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
     return Config(
         model=replace(model, channels_last=True),
         data=data,
         optim=Optim(lr=1e-3, weight_decay=0.0, beta2=0.99),
-        schedule=_flat_then_down(),
+        schedule=SCHEDULE,
         every=Every(log=50, eval=500, sample=10_000, save=10_000),
         steps=20_000,
         batch=128 if model.pose_tracking else 256,  # a radiance field is rendered for every prediction
@@ -192,10 +188,6 @@ def _on_gpu(model: ModelConfig, data: DataConfig) -> Config:
     )
 
 
-def _flat_then_down() -> Schedule:
-    return Schedule(kind="linear", warmup=0.02, decay=0.4, floor=0.0)
-
-
 def check_settings(config: Config) -> dict[str, object]:
     """A small copy for the checks: images of 12 pixels, short rollouts, coarse planes, and few channels.
 
@@ -203,11 +195,9 @@ def check_settings(config: Config) -> dict[str, object]:
     """
     model, data = config.model, config.data
     sizes = {
-        "data.height": (data.height, SMALL_SIDE),
-        "data.width": (data.width, SMALL_SIDE),
-        "data.examined": (data.examined, 8),
+        **{"data.height": (data.height, SMALL_SIDE), "data.width": (data.width, SMALL_SIDE)},
+        **{"data.examined": (data.examined, 8), "model.rollout": (model.rollout, 4), "model.cells": (model.cells, 1)},
+        "model.plane_resolution": (model.plane_resolution, 16),
     }
-    sizes |= {"model.rollout": (model.rollout, 4), "model.plane_resolution": (model.plane_resolution, 16)}
-    sizes |= {"model.cells": (model.cells, 1)}
     wanted: dict[str, object] = {key: small for key, (full, small) in sizes.items() if small < full}
     return wanted | ({"model.size": "1.3m"} if num_parameters(model.size) > 1.3e6 else {})

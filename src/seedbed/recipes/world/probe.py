@@ -38,9 +38,14 @@ def open_probe(system: World, batch: Batch) -> Probe:
         "target": window.target_B3HW,
         "last": window.memory.last,
     }
+
+    def predict(b: Batch) -> Tensor:
+        frame_B3HW = system.net(memory_of(system, b), b["action"], b["level"], b["noise"])
+        return in_rows([frame_B3HW, *pictures(system, b)])
+
     return Probe(
         batch=opened,
-        predict=lambda b: _predict(system, b),
+        predict=predict,
         objective=lambda y_BN, b: objective(system, y_BN, b["target"]),
         inputs="m1",
         targets="target",
@@ -130,9 +135,8 @@ def objective(system: Emulator, y_BN: Tensor, target_B3HW: Tensor, raw_B3HW: Ten
     return error + field_loss([picture[rows] for picture in shown], target_B3HW[rows]) if shown else error
 
 
-def _predict(system: World, b: Batch) -> Tensor:
-    memory = {name: b[name] for name in (*system.layout.names(), POSE) if name in b}
-    return in_rows([system.net(memory, b["action"], b["level"], b["noise"]), *pictures(system, b)])
+def memory_of(system: Emulator, b: Batch) -> dict[str, Tensor]:
+    return {name: b[name] for name in (*system.layout.names(), POSE) if name in b}
 
 
 def pictures(system: Emulator, b: Batch) -> tuple[Tensor, ...]:

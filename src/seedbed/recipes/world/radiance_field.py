@@ -252,8 +252,8 @@ class RadianceField(nn.Module):
     def flops(self, positions: list[int]) -> float:
         """Of a prediction, multiplications only; `positions` by scale."""
         enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
-        total = self._coarse_flops() + enter + self.rendered_flops()
-        return total + (0.0 if self.detail is None else conv_flops(self.detail.enter, positions[0]))
+        fine = 0.0 if self.detail is None else conv_flops(self.detail.enter, positions[0])
+        return self._coarse_flops() + enter + self.rendered_flops() + fine
 
     def rendered_flops(self) -> float:
         """Of the fine images of a prediction, before and after the control; they have no backward pass."""

@@ -74,9 +74,8 @@ def contact_sheet(system: Emulator, traj: Trajectories, rollouts: Sequence[torch
     marks = [step for step in SHOWN if step <= len(rollouts)]
     pages = []
     for n in range(len(traj.start_B)):
-        real = np.stack([_picture(traj.target(step)[n]) for step in marks])
-        predicted = np.stack([_picture(rollouts[step - 1][n]) for step in marks])
-        both = grids.tile(np.concatenate((real, predicted)), len(marks))
+        frames = [*(traj.target(step)[n] for step in marks), *(rollouts[step - 1][n] for step in marks)]
+        both = grids.tile(to_bytes(torch.stack(frames)).cpu().numpy(), len(marks))
         remembered = _memory(system, traj, n, both.height)
         title = "true above, predicted below, after " + " ".join(map(str, marks)) + " frames"
         pages.append(grids.beside([("memory", remembered), (title, both)]))
@@ -99,10 +98,6 @@ def _memory(system: Emulator, traj: Trajectories, n: int, height: int) -> Image.
     return grids.tile(np.stack(lines), 2 if len(system.layout.scales) == 1 else 10)
 
 
-def _picture(frame: torch.Tensor) -> np.ndarray:
-    return to_bytes(frame).cpu().numpy()
-
-
 def videos(traj: Trajectories, rollouts: Sequence[torch.Tensor], folder: Path) -> list[Path]:
     """True and predicted frames side by side: a GIF, and an MP4 where `av` is installed."""
     pages = [_page(traj, rollouts, step) for step in range(1, len(rollouts) + 1)]
@@ -114,10 +109,8 @@ def videos(traj: Trajectories, rollouts: Sequence[torch.Tensor], folder: Path) -
 
 
 def _page(traj: Trajectories, rollouts: Sequence[torch.Tensor], step: int) -> Image.Image:
-    rows = [
-        np.concatenate((_picture(traj.target(step)[n]), _picture(rollouts[step - 1][n])), 1) for n in range(len(traj.start_B))
-    ]
-    picture = np.concatenate(rows, 0)
+    sides_BHWC = [to_bytes(frames_BCHW).cpu().numpy() for frames_BCHW in (traj.target(step), rollouts[step - 1])]
+    picture = np.concatenate([*np.concatenate(sides_BHWC, 2)], 0)
     factor = max(1, VIDEO_SIDE // traj.frames_BTCHW.shape[-2])
     page = Image.fromarray(picture.repeat(factor, 0).repeat(factor, 1))
     # Codecs need even sides; rows that are no multiple of the SIMD width would be encoded with uninitialised memory.

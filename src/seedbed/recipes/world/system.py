@@ -124,9 +124,8 @@ class World(Emulator):
         with full_precision(real.device):
             wish = adversarial.generator_loss(critic, real, fake, memory, action)
         frame, share = made.frame_B3HW, len(fake) / made.num_predicted
-        weight, against, slope = adversarial.adversarial_weight(
-            error, wish, frame, scored, share, model.ratio, engine.all_reduce_sum
-        )
+        given = (error, wish, frame, scored, share, model.ratio, engine.all_reduce_sum)
+        weight, against, slope = adversarial.adversarial_weight(*given)
         if stage.name == "adversarial":
             # The first measurement is taken as it is, later ones are averaged.
             keep = SMOOTH * (self.weight[1] > 0).float()
@@ -148,14 +147,12 @@ class World(Emulator):
 
     def describe(self) -> dict[str, Any]:
         widths = " ".join(map(str, self.net.trunk.widths))
-        adversarial = {} if self.critic is None else {"critic": f"from {self.config.model.adversarial:.0%}, when gates allow"}
-        cost = {"GFLOP/frame": f"{self.net.flops() / 1e9:.3f} to play, {self.net.flops_per_frame() / 1e9:.3f} to train"}
-        return {
-            **super().describe(),
-            **adversarial,
-            "channels": f"{widths} at 1/2 .. 1/{2 ** len(self.net.trunk.widths)}",
-            **cost,
-        }
+        facts = super().describe()
+        if self.critic is not None:
+            facts["critic"] = f"from {self.config.model.adversarial:.0%}, when gates allow"
+        facts["channels"] = f"{widths} at 1/2 .. 1/{2 ** len(self.net.trunk.widths)}"
+        cost = f"{self.net.flops() / 1e9:.3f} to play, {self.net.flops_per_frame() / 1e9:.3f} to train"
+        return {**facts, "GFLOP/frame": cost}
 
 
 def build(config: Config, data: WorldData) -> Emulator:

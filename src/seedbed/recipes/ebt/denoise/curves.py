@@ -66,9 +66,19 @@ def _baseline(system: Denoiser, source: ImageSource, level: float, width: float 
     total, num = 0.0, 0
     for image_BCHW, noisy_BCHW in system.pairs(source, level):
         estimate = noisy_BCHW if width is None else blur(noisy_BCHW, width)
-        total += system.psnr_of(estimate, image_BCHW).sum().item()
+        total += psnr(squared_errors(estimate, image_BCHW)).sum().item()
         num += len(image_BCHW)
     return total / num
+
+
+def squared_errors(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
+    """(B,) mean squared error of each image on [0, 1], after clipping, in float64."""
+    return (estimate_BCHW.double().clamp(-1, 1) - image_BCHW.double()).div(2).square().mean((1, 2, 3))
+
+
+def psnr(square: Tensor) -> Tensor:
+    """Decibels of mean squared errors on [0, 1]; a perfect image counts as 100."""
+    return -10.0 * square.clamp_min(1e-10).log10()
 
 
 def blur(image_BCHW: Tensor, width: float) -> Tensor:
@@ -126,7 +136,7 @@ def show(system: Denoiser, request: Request, num: int | None) -> Sample:
             cleaned_BCHW = list(system.estimates(noisy_BCHW, steps))[-1]
             rows = {"clean": image_BCHW, "noisy": noisy_BCHW, "cleaned": cleaned_BCHW}
             panels += [(f"{row} {level:g}", grids.tile(to_bytes(x[:, :3]).cpu().numpy(), 2)) for row, x in rows.items()]
-            before, after = (system.psnr_of(x, image_BCHW).mean().item() for x in (noisy_BCHW, cleaned_BCHW))
+            before, after = (psnr(squared_errors(x, image_BCHW)).mean().item() for x in (noisy_BCHW, cleaned_BCHW))
             place = {"in": "in distribution", "out": "out of distribution"}[name]
             words.append(f"{place}, {system.noise} {level:g}: {before:.2f} -> {after:.2f} dB")
     text = "\n".join(words)

@@ -3,17 +3,16 @@
 Shape suffixes: B batch, C channels, H W pixels, N patches, K numbers of a patch, D width, H heads.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
+from seedbed.nn.init import declare, fill_, normal_
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
 from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
+from seedbed.recipes.ebt.model import initialised
 
 # Shift, scale and gate of attention and of the feed-forward part; the last norm has a shift and a scale.
 PER_BLOCK, PER_HEAD = 6, 2
@@ -59,15 +58,12 @@ class Trunk(nn.Module):
         self.config, self.shape = config, shape
         channels, height, width = shape
         self.grid = grid_of(height, width, config.patch)
+        self.num_patches = self.grid[0] * self.grid[1]
         self.num_numbers = channels * config.patch**2
         self.enter = nn.Linear(self.num_numbers * (1 + (config.observe == "concat")), config.width)
         self.constant = declare(nn.Parameter(torch.empty(config.width)), "scalar")
         self.modulation = Modulation(config.width, PER_BLOCK * config.depth + PER_HEAD)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-
-    @property
-    def num_patches(self) -> int:
-        return self.grid[0] * self.grid[1]
 
     def features(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> Tensor:
         """(B, N, D), normed; the noisy image is seen only where the config says so."""
@@ -104,13 +100,6 @@ class Trunk(nn.Module):
         return 2.0 * self.num_patches * layer.weight.numel()
 
 
-class EnergyGrad(NamedTuple):
-    """The energy of each image and its gradient with respect to the estimate."""
-
-    energy_B: Tensor
-    grad_BCHW: Tensor
-
-
 class ImageEnergy(Trunk):
     """One number per image, the mean over its patches; `forward` returns its gradient too, and is differentiable again."""
 
@@ -128,14 +117,15 @@ class ImageEnergy(Trunk):
         """(B,), in float32."""
         return self.head(self.features(z_BCHW, noisy_BCHW)).to(torch.promote_types(z_BCHW.dtype, torch.float32)).mean((1, 2))
 
-    def forward(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> EnergyGrad:
+    def forward(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient with respect to the estimate, and the energy of each image."""
+
         def total(z_BCHW: Tensor) -> tuple[Tensor, Tensor]:
             energy_B = self.energy(z_BCHW, noisy_BCHW)
             return energy_B.sum(), energy_B
 
         # Inside the function, so that it can be compiled whole: a compiled region cannot be differentiated twice from outside.
-        grad_BCHW, energy_B = torch.func.grad(total, has_aux=True)(z_BCHW)
-        return EnergyGrad(energy_B, grad_BCHW)
+        return torch.func.grad(total, has_aux=True)(z_BCHW)
 
 
 class Regressor(Trunk):
@@ -157,9 +147,4 @@ class Regressor(Trunk):
 
 
 def build_model(config: DenoiseConfig, shape: tuple[int, int, int], seed: int) -> ImageEnergy | Regressor:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with on_meta():
-        model = (ImageEnergy if config.kind == "energy" else Regressor)(config, shape)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
+    return initialised(ImageEnergy if config.kind == "energy" else Regressor, seed, config, shape)

@@ -5,30 +5,28 @@ Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping. Shape suffixes: B 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import smooth_l1_loss
 
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.nn import eagerly, rng
-from seedbed.nn.init import declare
 from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.curves import show, write_curves
+from seedbed.recipes.ebt.denoise.curves import psnr, show, squared_errors, write_curves
 from seedbed.recipes.ebt.denoise.data import add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
+from seedbed.recipes.ebt.optimize import log_step_size
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
 from seedbed.train.watch import Alarm
 
-ALPHA_RATE = 3.0
 _SIZES = 313
 # Held-out images of an evaluation, and how many of them at once.
 NUM_EVALUATED = 1024
@@ -56,8 +54,8 @@ class Denoiser(System):
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__()
         self.config, self.data = config, data
-        model = config.model
-        self.noise, self.level = model.noise, model.level
+        self.noise, self.level = config.model.noise, config.model.level
+        self.model = build_model(config.model, data.shape, config.seed)
 
     def noisy(self, batch: Batch) -> Tensor:
         """The batch with the noise of its sample counters."""
@@ -66,13 +64,6 @@ class Denoiser(System):
     def estimates(self, noisy_BCHW: Tensor, num_steps: int) -> Iterator[Tensor]:
         """The estimate after each of `num_steps` steps."""
         raise NotImplementedError
-
-    def error(self, estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
-        return smooth_error(estimate_BCHW, image_BCHW)
-
-    def psnr_of(self, estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
-        """(B,) decibels of each image."""
-        return psnr(squared_errors(estimate_BCHW, image_BCHW))
 
     @torch.no_grad()
     def evaluate(self, source: ImageSource, engine: EvalEngine) -> dict[str, float]:
@@ -100,7 +91,11 @@ class Denoiser(System):
             kept = [z_BCHW for k, z_BCHW in enumerate(self.estimates(noisy_BCHW, steps[-1]), 1) if k in steps]
             totals += torch.stack([measures(z_BCHW, image_BCHW) for z_BCHW in kept])
         totals = engine.all_reduce_sum(totals)
-        return [finished(total_3, len(rows_N)) for total_3 in totals]
+        found = []
+        for loss, mean_psnr, square in (totals / len(rows_N)).tolist():
+            # The PSNR of the mean error differs from the mean PSNR, so both are named.
+            found.append({"loss": loss, "psnr": mean_psnr, "pooled": psnr(torch.tensor(square)).item()})
+        return found
 
     def pairs(self, source: ImageSource, level: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Clean and noisy images of an evaluation."""
@@ -132,16 +127,10 @@ class RegressSystem(Denoiser):
 
     model: Regressor
 
-    def __init__(self, config: Config, data: ImageData) -> None:
-        super().__init__(config, data)
-        model = build_model(config.model, data.shape, config.seed)
-        assert isinstance(model, Regressor)
-        self.model = model
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         noisy_BCHW = self.noisy(batch)
-        first = smooth_error(noisy_BCHW, batch["image"])
-        return smooth_error(self.model(noisy_BCHW), batch["image"]), {"loss_identity": first}
+        first = smooth_l1_loss(noisy_BCHW, batch["image"])
+        return smooth_l1_loss(self.model(noisy_BCHW), batch["image"]), {"loss_identity": first}
 
     def estimates(self, noisy_BCHW: Tensor, num_steps: int) -> Iterator[Tensor]:
         for _ in range(num_steps):
@@ -162,14 +151,7 @@ class EnergyDenoiser(Denoiser):
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__(config, data)
-        model = build_model(config.model, data.shape, config.seed)
-        assert isinstance(model, ImageEnergy)
-        self.model = model
-        log_alpha = torch.tensor(math.log(config.model.alpha))
-        # Stored as a logarithm: it stays positive, and one learning rate changes it by the same factor at any size.
-        self.log_alpha = nn.Parameter(log_alpha) if config.model.learn_alpha else None
-        if self.log_alpha is not None:
-            declare(self.log_alpha, "scalar", lr_scale=ALPHA_RATE, decay=False)
+        self.log_alpha = log_step_size(config.model.alpha, config.model.learn_alpha)
 
     def variant(self, step: int, num_steps: int) -> bool:
         """Whether this step is logged and needs the energy after the last step."""
@@ -200,20 +182,18 @@ class EnergyDenoiser(Denoiser):
         z_BCHW, losses, first, move = noisy_BCHW, [], None, noisy_BCHW.new_zeros(())
         for _ in range(self.config.model.steps):
             # Detached: gradients reach the weights through each step alone, which keeps them stable.
-            seen = self.model(z_BCHW.detach(), noisy_BCHW)
-            first = seen.energy_B if first is None else first
-            moved_BCHW = size_B111 * seen.grad_BCHW
+            grad_BCHW, energy_B = self.model(z_BCHW.detach(), noisy_BCHW)
+            first = energy_B if first is None else first
+            moved_BCHW = size_B111 * grad_BCHW
             move = moved_BCHW.detach().square().mean().sqrt()
             z_BCHW = z_BCHW.detach() - moved_BCHW
-            losses.append(smooth_error(z_BCHW, image_BCHW))
+            losses.append(smooth_l1_loss(z_BCHW, image_BCHW))
         assert first is not None
         missing = torch.full_like(losses[0].detach(), float("nan"))
-        log_energies = engine.variant is True
-        facts = {name: missing for name in METRICS}
-        if log_energies:
-            facts = self._energies(first.detach(), z_BCHW.detach(), noisy_BCHW, move)
+        energies = (first.detach(), z_BCHW.detach(), noisy_BCHW, move)
+        facts = self._energies(*energies) if engine.variant is True else {name: missing for name in METRICS}
         steps = {f"loss_{k}": loss.detach() for k, loss in enumerate(losses, 1)}
-        known = {"loss_identity": smooth_error(noisy_BCHW, image_BCHW), "alpha": alpha.detach()}
+        known = {"loss_identity": smooth_l1_loss(noisy_BCHW, image_BCHW), "alpha": alpha.detach()}
         return torch.stack(losses).mean(), {**known, **steps, **facts}
 
     @torch.no_grad()
@@ -227,7 +207,7 @@ class EnergyDenoiser(Denoiser):
     def estimates(self, noisy_BCHW: Tensor, num_steps: int) -> Iterator[Tensor]:
         z_BCHW, alpha = noisy_BCHW, self.alpha().detach()
         for _ in range(num_steps):
-            z_BCHW = z_BCHW - alpha * self.model(z_BCHW, noisy_BCHW).grad_BCHW
+            z_BCHW = z_BCHW - alpha * self.model(z_BCHW, noisy_BCHW)[0]
             yield z_BCHW
 
     def describe(self) -> dict[str, Any]:
@@ -237,47 +217,18 @@ class EnergyDenoiser(Denoiser):
         return {"optimisation": f"{config.steps} steps from the noisy image, {settings}"}
 
     def flops_per_item(self) -> float:
-        """A step has a forward pass, its gradient, and a backward pass through both.
-
-        A layer's product is taken once in each of the first two and twice for each in the backward pass: six. Attention
-        multiplies two tensors that both have gradients: one, two, and two for each of these three: nine. Pixels need none.
-        """
+        """A step has a forward pass, its gradient, and a backward pass through both: six products of a layer. Attention
+        multiplies two tensors that both have gradients: nine. Pixels need none."""
         model = self.model
         ends = 5.0 * model.end_flops(model.enter) + 6.0 * model.end_flops(model.head)
         return self.config.model.steps * (6.0 * model.layer_flops() + 9.0 * model.attention_flops() + ends)
 
 
-def smooth_error(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
-    """Smooth L1 loss: quadratic below 1, linear above; the mean over all values."""
-    return F.smooth_l1_loss(estimate_BCHW, image_BCHW)
-
-
 def measures(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
     """Sums over images of the loss, of PSNR, and of the squared error on [0, 1] after clipping; in float64."""
-    loss_B = F.smooth_l1_loss(estimate_BCHW, image_BCHW, reduction="none").mean((1, 2, 3))
+    loss_B = smooth_l1_loss(estimate_BCHW, image_BCHW, reduction="none").mean((1, 2, 3))
     square_B = squared_errors(estimate_BCHW, image_BCHW)
     return torch.stack((loss_B.double().sum(), psnr(square_B).sum(), square_B.sum())).cpu()
-
-
-def finished(total_3: Tensor, num: int) -> dict[str, float]:
-    """Means over images, and the PSNR of the mean error; the two differ, so both are named."""
-    loss, mean_psnr, square = (total_3 / num).tolist()
-    return {"loss": loss, "psnr": mean_psnr, "pooled": psnr(torch.tensor(square)).item()}
-
-
-def squared_errors(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
-    """(B,) mean squared error of each image on [0, 1], after clipping, in float64."""
-    return (estimate_BCHW.double().clamp(-1, 1) - image_BCHW.double()).div(2).square().mean((1, 2, 3))
-
-
-def psnr(square: Tensor) -> Tensor:
-    """Decibels of mean squared errors on [0, 1]; a perfect image counts as 100."""
-    return -10.0 * square.clamp_min(1e-10).log10()
-
-
-def build_denoiser(config: Config, data: ImageData) -> Denoiser:
-    """The recipe's entry point for images."""
-    return (EnergyDenoiser if config.model.kind == "energy" else RegressSystem)(config, data)
 
 
 def build_probe(system: Denoiser, batch: Batch) -> Probe:
@@ -288,13 +239,13 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
     def image(x_BNK: Tensor) -> Tensor:
         return depatchify(x_BNK, patch, height, width)
 
-    def predict(b: Batch) -> Tensor:
-        return patchify(list(system.estimates(image(b["patches"]), steps))[-1], patch)
+    def error_of_input(b: Batch) -> float:
+        return smooth_l1_loss(image(b["patches"]), image(b["clean"])).item()
 
     return Probe(
         batch={"patches": patchify(system.noisy(batch), patch), "clean": patchify(batch["image"], patch)},
-        predict=predict,
-        objective=lambda y_BNK, b: system.error(image(y_BNK), image(b["clean"])),
+        predict=lambda b: patchify(list(system.estimates(image(b["patches"]), steps))[-1], patch),
+        objective=lambda y_BNK, b: smooth_l1_loss(image(y_BNK), image(b["clean"])),
         inputs="patches",
         targets="clean",
         ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
@@ -302,6 +253,6 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
         lower_bound=0.0,
         order="full",
         positions="absolute",
-        at_init=lambda b: system.error(image(b["patches"]), image(b["clean"])).item(),
-        baselines=lambda b: {"the noisy image itself": system.error(image(b["patches"]), image(b["clean"])).item()},
+        at_init=error_of_input,
+        baselines=lambda b: {"the noisy image itself": error_of_input(b)},
     )

@@ -4,6 +4,7 @@ Shape suffixes: T frames, A control axes, H W pixels.
 """
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +176,6 @@ def numbers(rows: list[list[str]], file: Path, width: int) -> np.ndarray:
 
 def json_file(file: Path) -> dict[str, Any]:
     """A JSON object from a file."""
-    import json
-
     try:
         found = json.loads(file.read_bytes())
     except (OSError, ValueError) as error:

@@ -24,15 +24,17 @@ class Picture:
 
 def times(video: Path) -> np.ndarray:
     """The timestamp of each frame in seconds of the video, without decoding pixels."""
-    return _with_av_times(video) if _has_av() else _with_cv_times(video)
+    return _with_av_times(video) if _has_av(video) else _with_cv_times(video)
 
 
 def pictures(video: Path) -> Iterator[Picture]:
     """All frames in display order."""
-    return _with_av(video) if _has_av() else _with_cv(video)
+    return _with_av(video) if _has_av(video) else _with_cv(video)
 
 
-def _has_av() -> bool:
+def _has_av(video: Path) -> bool:
+    if not video.is_file():
+        raise UserError(f"{video} is missing")
     try:
         import av  # noqa: F401
     except ImportError:
@@ -66,7 +68,6 @@ def _with_av(video: Path) -> Iterator[Picture]:
 def _av_opened(video: Path) -> Any:
     import av
 
-    _require_file(video)
     try:
         container = av.open(str(video))
     except (av.FFmpegError, OSError) as error:
@@ -102,7 +103,6 @@ def _with_cv(video: Path) -> Iterator[Picture]:
 @contextlib.contextmanager
 def _cv_opened(video: Path) -> Iterator[Any]:
     cv2 = _cv()
-    _require_file(video)
     capture = cv2.VideoCapture(str(video), cv2.CAP_FFMPEG)
     try:
         capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # frames as stored: the caller rotates them
@@ -119,8 +119,3 @@ def _cv() -> Any:
     except ImportError:
         raise UserError('reading a video needs av: pip install "seedbed[video]"') from None
     return cv2
-
-
-def _require_file(video: Path) -> None:
-    if not video.is_file():
-        raise UserError(f"{video} is missing")

@@ -40,9 +40,6 @@ class Correction:
     flip: tuple[str, ...] = ()
     accept: bool = False
 
-    def __bool__(self) -> bool:
-        return bool(self.shift or self.flip or self.accept)
-
 
 def importer(place: Path) -> Callable[[Path], Capture] | None:
     """The importer for this folder or file; None without one."""

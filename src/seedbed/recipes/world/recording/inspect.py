@@ -29,7 +29,9 @@ def recording_facts(recording: Recording) -> dict[str, Any]:
     num, height, width, _ = recording.frames_THWC.shape
     length_E = np.bincount(recording.episode_T - recording.episode_T.min())
     length_E = length_E[length_E > 0]
-    return {
+    axes = {axis.name: _axis_facts(recording, n, axis) for n, axis in enumerate(recording.axes)}
+    back = axes["x"]["negative"] if "x" in axes else 0.0
+    facts = {
         "store": str(recording.path),
         "source": recording.facts["source"]["name"],
         "fingerprint": recording.fingerprint,
@@ -39,18 +41,17 @@ def recording_facts(recording: Recording) -> dict[str, Any]:
         "episodes": {"num": len(length_E), "shortest": int(length_E.min()), "longest": int(length_E.max())},
         "splits": recording.facts["splits"],
         "timing": _timing(recording),
-        "axes": {axis.name: _axis_facts(recording, n, axis) for n, axis in enumerate(recording.axes)},
+        "axes": axes,
         "dead": [axis.name for axis in recording.axes if axis.dead and not axis.is_time],
-        "forward_to_backward": _forward(recording),
+        "forward_to_backward": axes["x"]["positive"] / back if back else None,
         "stillness": _stillness(recording),
         "neighbours": _neighbours(recording),
         "lag": estimate.facts() | {"words": estimate.summary},
-        "warnings": [],
     }
+    return facts | {"warnings": _warnings(facts)}
 
 
-def with_warnings(facts: dict[str, Any]) -> dict[str, Any]:
-    """The facts with warnings."""
+def _warnings(facts: dict[str, Any]) -> list[str]:
     warnings, still, timing = [], facts["stillness"], facts["timing"]
     if facts["dead"]:
         warnings.append(f"never used: {', '.join(facts['dead'])}; the network cannot learn what they do")
@@ -67,7 +68,7 @@ def with_warnings(facts: dict[str, Any]) -> dict[str, Any]:
         warnings.append(f"frames are unevenly spaced (jitter {timing['jitter']:.0%}); dt is one of the controls for that")
     if facts["lag"]["clear"] and (facts["lag"]["lag"] or any(s["sign"] < 0 for s in facts["lag"]["signs"].values())):
         warnings.append(f"lag: {facts['lag']['words']}")
-    return facts | {"warnings": warnings}
+    return warnings
 
 
 def _timing(recording: Recording) -> dict[str, Any]:
@@ -76,12 +77,8 @@ def _timing(recording: Recording) -> dict[str, Any]:
         return {"median": 0.0, "fps": 0.0, "jitter": 0.0, "pauses": 0}
     median = float(np.median(dt_P))
     low, high = np.quantile(dt_P, (0.05, 0.95))
-    return {
-        "median": median,
-        "fps": 1 / median,
-        "jitter": float((high - low) / median),
-        "pauses": int((dt_P > MAX_DT * median).sum()),
-    }
+    pauses = int((dt_P > MAX_DT * median).sum())
+    return {"median": median, "fps": 1 / median, "jitter": float((high - low) / median), "pauses": pauses}
 
 
 def _axis_facts(recording: Recording, n: int, axis: Axis) -> dict[str, Any]:
@@ -97,17 +94,6 @@ def _axis_facts(recording: Recording, n: int, axis: Axis) -> dict[str, Any]:
         "limit": axis.limit,
         "range": [float(value_P.min(initial=0)), float(value_P.max(initial=0))],
     }
-
-
-def _forward(recording: Recording) -> float | None:
-    """The ratio of frames with forward to frames with backward motion; None without an axis x or without backward motion."""
-    names = [axis.name for axis in recording.axes]
-    if "x" not in names:
-        return None
-    axis = recording.axes[names.index("x")]
-    value_P = recording.actions_TA[~recording.last_T, names.index("x")]
-    back = int((value_P < -USED * axis.scale).sum())
-    return float((value_P > USED * axis.scale).sum() / back) if back else None
 
 
 def _stillness(recording: Recording) -> dict[str, float]:
@@ -217,9 +203,8 @@ def _draw_pairs(place: Any, recording: Recording, shown: list[int]) -> None:
     place.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
     place.set_yticks(range(len(names)), names, fontsize=6)
     for (y, x), value in np.ndenumerate(both_AA):
-        place.text(
-            x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color="w" if value < both_AA.max() / 2 else "k"
-        )
+        colour = "w" if value < both_AA.max() / 2 else "k"
+        place.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color=colour)
     place.set_title("% of frames with both controls", fontsize=8)
 
 

@@ -4,8 +4,7 @@ Image motion is measured by phase correlation and regressed on the controls at e
 Shape suffixes: P pairs of frames, H W pixels, F image motions, A control axes, L lags, K blocks, R resamplings.
 """
 
-import functools
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -46,10 +45,6 @@ class Sign:
     confidence: float
     strength: float
 
-    @property
-    def is_wrong(self) -> bool:
-        return self.sign < 0 and self.confidence >= SURE_SIGN and self.strength >= STRONG
-
 
 @dataclass(frozen=True)
 class LagEstimate:
@@ -66,14 +61,11 @@ class LagEstimate:
         return self.confidence >= SURE and self.scores[self.lag] >= CLEAR
 
     @property
-    def margin(self) -> float:
-        """Difference between the best score and the next."""
-        return self.scores[self.lag] - max(score for lag, score in self.scores.items() if lag != self.lag)
-
-    @property
     def wrong_axes(self) -> list[str]:
-        related = self.confidence >= RELATED and self.scores[self.lag] >= CLEAR
-        return [name for name, sign in self.signs.items() if sign.is_wrong] if related else []
+        if self.confidence < RELATED or self.scores[self.lag] < CLEAR:
+            return []
+        reversed_axes = ((name, s) for name, s in self.signs.items() if s.sign < 0)
+        return [name for name, s in reversed_axes if s.confidence >= SURE_SIGN and s.strength >= STRONG]
 
     @property
     def summary(self) -> str:
@@ -87,7 +79,7 @@ class LagEstimate:
         return f"lag {self.lag:+d} with confidence {self.confidence:.0%}, {explained} ({self.scores[0]:.0%} at lag 0){turned}"
 
     def facts(self) -> dict[str, Any]:
-        signs = {name: {"sign": s.sign, "confidence": s.confidence, "strength": s.strength} for name, s in self.signs.items()}
+        signs = {name: asdict(sign) for name, sign in self.signs.items()}
         scores = {str(lag): round(score, 4) for lag, score in self.scores.items()}
         return {"lag": self.lag, "confidence": self.confidence, "clear": self.is_clear, "scores": scores, "signs": signs}
 
@@ -204,16 +196,11 @@ def shift(grey_NHW: np.ndarray, before_P: np.ndarray, after_P: np.ndarray) -> np
     cross = spectrum[after_P] * spectrum[before_P].conj()
     size = np.abs(cross)
     # Partly whitened and low-passed: a sharp peak that is still wide enough for sub-pixel interpolation.
-    cross *= _low_pass(height, width) / (np.sqrt(size) + 1e-3 * np.sqrt(size.max((1, 2), keepdims=True)) + 1e-12)
+    low_pass = np.exp(-((np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)) / 0.25) ** 2))
+    cross *= low_pass / (np.sqrt(size) + 1e-3 * np.sqrt(size.max((1, 2), keepdims=True)) + 1e-12)
     surface_PHW = np.fft.irfft2(cross, s=(height, width))
     y_P, x_P = np.unravel_index(surface_PHW.reshape(len(cross), -1).argmax(1), (height, width))
     return np.column_stack((_between(surface_PHW, y_P, x_P, 2), _between(surface_PHW, y_P, x_P, 1)))
-
-
-@functools.lru_cache(maxsize=8)
-def _low_pass(height: int, width: int) -> np.ndarray:
-    fine = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.rfftfreq(width)[None])
-    return np.exp(-((fine / 0.25) ** 2))
 
 
 def _between(surface_PHW: np.ndarray, y_P: np.ndarray, x_P: np.ndarray, axis: int) -> np.ndarray:

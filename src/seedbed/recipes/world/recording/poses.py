@@ -19,7 +19,9 @@ def exp(vector_N3: np.ndarray) -> np.ndarray:
     # Near zero the first terms of the series are exact in float64.
     first_N = np.where(angle_N < _TINY, 1.0, np.sin(safe_N) / safe_N)
     second_N = np.where(angle_N < _TINY, 0.5, 2.0 * (np.sin(safe_N / 2.0) / safe_N) ** 2)
-    skew_N33 = _skew(vector_N3)
+    x, y, z = np.moveaxis(vector_N3, -1, 0)
+    zero = np.zeros_like(x)
+    skew_N33 = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)
     return np.eye(3) + first_N[..., None, None] * skew_N33 + second_N[..., None, None] * (skew_N33 @ skew_N33)
 
 
@@ -46,13 +48,6 @@ def step(pose_N44: np.ndarray, motion_N6: np.ndarray) -> np.ndarray:
     after_N44[..., :3, 3] += np.einsum("...ij,...j->...i", pose_N44[..., :3, :3], motion_N6[..., :3])
     after_N44[..., :3, :3] = pose_N44[..., :3, :3] @ exp(motion_N6[..., 3:6])
     return after_N44
-
-
-def chain(pose_44: np.ndarray, motion_N6: np.ndarray) -> np.ndarray:
-    """The pose after all these motions in sequence."""
-    for motion_6 in motion_N6:
-        pose_44 = step(pose_44, motion_6)
-    return pose_44
 
 
 def body_pose(camera_N44: np.ndarray, basis_33: np.ndarray) -> np.ndarray:
@@ -102,17 +97,3 @@ def interpolate(time_N: np.ndarray, pose_N44: np.ndarray, wanted_M: np.ndarray) 
     found_M44[:, :3, :3] = before_M44[:, :3, :3] @ exp(turn_M3 * share_M1)
     found_M44[:, :3, 3] += (after_M44[:, :3, 3] - before_M44[:, :3, 3]) * share_M1
     return found_M44
-
-
-def orthonormal(pose_N44: np.ndarray) -> np.ndarray:
-    """The nearest rigid motions: numbers in text files are rounded."""
-    left, _, right = np.linalg.svd(pose_N44[..., :3, :3])
-    clean_N44 = np.array(pose_N44, np.float64)
-    clean_N44[..., :3, :3] = left @ right
-    return clean_N44
-
-
-def _skew(vector_N3: np.ndarray) -> np.ndarray:
-    x, y, z = np.moveaxis(vector_N3, -1, 0)
-    zero = np.zeros_like(x)
-    return np.stack([np.stack([zero, -z, y], -1), np.stack([z, zero, -x], -1), np.stack([-y, x, zero], -1)], -2)

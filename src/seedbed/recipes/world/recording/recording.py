@@ -204,9 +204,9 @@ def write_recording(
             raise
         return _commit(writer, tables, axes_names_units, {"source": source, "simulator": simulator}, key, accepted)
 
-    path = Path(path).expanduser().absolute()
     from seedbed.data.prepare import find_or_build
 
+    path = Path(path).expanduser().absolute()
     if not key and path.exists():
         raise UserError(f"{path} exists; choose another folder for the recording")
     find_or_build(path, key or digest([str(path)]), build, rebuild=False, say=lambda line: None)

@@ -112,10 +112,7 @@ def record3d(folder: Path) -> Capture:
 def tum(folder: Path) -> Capture:
     """TUM RGB-D: rgb.txt and groundtruth.txt with separate timestamps; poses of an OpenCV camera, x, y, z, w."""
     listing, track = folder / "rgb.txt", folder / "groundtruth.txt"
-    rows = read_rows(listing, None)
-    if not rows:
-        raise UserError(f"{listing} has no frames")
-    time_T = numbers(rows, listing, 1)[:, 0]
+    rows, time_T = _listed(listing, None)
     paths = [inside(folder, " ".join(row[1:])) for row in rows]
     value_N8 = numbers(read_rows(track, None), track, 8)
     camera_N44 = poses.from_quaternion(value_N8[:, 4:8], value_N8[:, 1:4])
@@ -129,10 +126,7 @@ def euroc(folder: Path) -> Capture:
     track = next((p for p in sorted(folder.glob("*/data.csv")) if "groundtruth" in p.parent.name), None)
     if track is None:
         raise UserError(f"{folder} has no poses: state_groundtruth_estimate0/data.csv is missing")
-    rows = read_rows(listing)
-    if not rows:
-        raise UserError(f"{listing} has no frames")
-    time_T = numbers(rows, listing, 1)[:, 0]
+    rows, time_T = _listed(listing, ",")
     paths = [inside(folder / "cam0" / "data", row[1]) for row in rows]
     value_N8 = numbers(read_rows(track), track, 8)
     quaternion_N4 = value_N8[:, [5, 6, 7, 4]]
@@ -143,6 +137,14 @@ def euroc(folder: Path) -> Capture:
     return _joined(
         "EuRoC", (listing, track, sensor), paths, (time_T - start) / 1e9, track, (value_N8[:, 0] - start) / 1e9, body_N44
     )
+
+
+def _listed(listing: Path, separator: str | None) -> tuple[list[list[str]], np.ndarray]:
+    """The rows of a list of frames, and their times."""
+    rows = read_rows(listing, separator)
+    if not rows:
+        raise UserError(f"{listing} has no frames")
+    return rows, numbers(rows, listing, 1)[:, 0]
 
 
 def _mounting(sensor: Path) -> np.ndarray:
@@ -156,7 +158,10 @@ def _mounting(sensor: Path) -> np.ndarray:
         matrix_44 = None
     if matrix_44 is None:
         raise UserError(f"{sensor} holds no T_BS of 16 numbers")
-    return poses.orthonormal(matrix_44[None])[0]
+    # The nearest rigid motion: numbers in text files are rounded.
+    left, _, right = np.linalg.svd(matrix_44[:3, :3])
+    matrix_44[:3, :3] = left @ right
+    return matrix_44
 
 
 def _joined(

@@ -1,11 +1,11 @@
 """`seedbed data record`, and `data prepare | inspect` of recordings: text or JSON output."""
 
+import argparse
+import json
 import re
 import shlex
 import sys
 import time
-from json import dumps
-from pathlib import Path
 from typing import Any
 
 from seedbed.errors import EXIT_OK, UserError
@@ -14,41 +14,35 @@ from seedbed.recipes.world.recording.recording import Recording, open_recording
 DEFAULT_SIZE = "64x64"
 
 
-def record(source: str, *, frames: int, size: str, seed: int, out: Path | None = None, json: bool = False) -> int:
+def record(given: argparse.Namespace) -> int:
     """Record a simulator under scripted or random controls."""
     from seedbed.recipes.world import simulators
     from seedbed.recipes.world.recording.lag_estimation import require_aligned
 
     start = time.monotonic()
-    height, width = read_size(size)
-    recording = simulators.record(source, frames, height, width, seed, out=out)
+    recording = simulators.record(given.source, given.frames, *read_size(given.size), given.seed, out=given.out)
     say(f"lag: {require_aligned(recording).summary}")
-    return show_result(recording, time.monotonic() - start, json)
+    return show_result(recording, time.monotonic() - start, given.json)
 
 
-def prepare(
-    path: str, *, size: str | None, shift: int, flip: list[str], accept: bool, out: Path | None = None, json: bool = False
-) -> int:
+def prepare(given: argparse.Namespace) -> int:
     """Import files as a recording, or find the existing one; the lag is checked."""
     from seedbed.recipes.world.recording.importing import Correction, prepare_recording
 
     start = time.monotonic()
-    height, width = read_size(size or DEFAULT_SIZE)
-    recording = prepare_recording(path, height, width, Correction(shift, tuple(flip), accept), out=out, say=say)
-    return show_result(recording, time.monotonic() - start, json)
+    correction = Correction(given.shift_actions, tuple(given.flip), given.accept_lag)
+    recording = prepare_recording(given.path, *read_size(given.size or DEFAULT_SIZE), correction, out=given.out, say=say)
+    return show_result(recording, time.monotonic() - start, given.json)
 
 
-def inspect(path: str, *, json: bool = False) -> int:
+def inspect(given: argparse.Namespace) -> int:
     """Print statistics, and draw a sheet of images and plots into the recording's folder."""
-    from seedbed.recipes.world.recording.inspect import draw_sheet, recording_facts, with_warnings
+    from seedbed.recipes.world.recording.inspect import draw_sheet, recording_facts
 
-    recording = open_recording(path)
-    facts = with_warnings(recording_facts(recording))
+    recording = open_recording(given.path)
+    facts = recording_facts(recording)
     facts["sheet"] = str(draw_sheet(recording, facts, recording.path / "sheet.png"))
-    if json:
-        print(dumps(facts))
-        return EXIT_OK
-    _print_pairs(_shown(facts))
+    print(json.dumps(facts) if given.json else _pairs(_shown(facts)))
     return EXIT_OK
 
 
@@ -72,8 +66,8 @@ def _shown(facts: dict[str, Any]) -> dict[str, str]:
             sides = "never used" if axis["dead"] else f"{axis['negative']:6.1%} to -, {axis['positive']:6.1%} to +"
             full = f"full deflection {axis['full'][0]:.4g} to {axis['full'][1]:.4g} {axis['unit']}".rstrip()
             lines[f"  {name}"] = sides if axis["dead"] else f"{sides}; {full}"
-    lines |= {"forward : back": "-" if ratio is None else f"{ratio:.2f}"}
     lines |= {
+        "forward : back": "-" if ratio is None else f"{ratio:.2f}",
         "still": f"{still['same_picture']:.1%} of the frames repeat the one before, {still['no_control']:.1%} have no control",
         "splits": f"a validation frame is {apart}, {near['frame_to_frame']:.1f} from the one before it",
         "lag": facts["lag"]["words"],
@@ -82,10 +76,9 @@ def _shown(facts: dict[str, Any]) -> dict[str, str]:
     return lines | {f"warning {n}": text for n, text in enumerate(facts["warnings"], 1)}
 
 
-def _print_pairs(pairs: dict[str, str]) -> None:
+def _pairs(pairs: dict[str, str]) -> str:
     width = max(map(len, pairs))
-    for name, value in pairs.items():
-        print(f"{name:<{width}}  {value}")
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in pairs.items())
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -96,7 +89,7 @@ def read_size(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or found[1])
 
 
-def show_result(recording: Recording, seconds: float, json: bool) -> int:
+def show_result(recording: Recording, seconds: float, as_json: bool) -> int:
     """Path, content and next commands."""
     num, height, width, _ = recording.frames_THWC.shape
     made = recording.facts["recording"]
@@ -111,17 +104,18 @@ def show_result(recording: Recording, seconds: float, json: bool) -> int:
         "seconds": round(seconds, 2),
         "train on it": shlex.join(["seedbed", "train", "world/mine", f"data.recording={recording.path}"]),
     }
-    if json:
-        print(dumps(result))
+    if as_json:
+        print(json.dumps(result))
         return EXIT_OK
     parts = " | ".join(f"{name} {end - begin:,}" for name, (begin, end) in result["splits"].items())
     shown = result | {
         "frames": f"{num:,} in {made['num_episodes']:,} episode{'s' * (made['num_episodes'] > 1)}: {parts}",
         "axes": ", ".join(result["axes"]),
+        "seconds": f"{seconds:.1f}",
+        "inspect it": shlex.join(["seedbed", "data", "inspect", str(recording.path)]),
     }
-    shown |= {"seconds": f"{seconds:.1f}", "inspect it": shlex.join(["seedbed", "data", "inspect", str(recording.path)])}
     order = ("store", "frames", "size", "axes", "fingerprint", "seconds", "inspect it", "train on it")
-    _print_pairs({name: shown[name] for name in order})
+    print(_pairs({name: shown[name] for name in order}))
     return EXIT_OK
 
 

@@ -3,6 +3,7 @@
 Shape suffixes: T frames, A control axes, N rows of a table.
 """
 
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,9 +35,7 @@ def stray(folder: Path) -> Capture:
     video = folder / "rgb.mp4"
     pose_T44 = poses.body_pose(camera_T44, upright(poses.FROM_OPENCV, rotation(video)))
 
-    def frames(height: int, width: int) -> Iterator[np.ndarray]:
-        yield from decode(video, height, width, frame_T)
-
+    frames = functools.partial(decode, video, frame_T)
     return capture_from_poses("Stray Scanner", (table, video), frames, values[:, 0], pose_T44)
 
 
@@ -69,10 +68,7 @@ def with_actions(folder: Path) -> Capture:
     if header[0] == "frame" and "episode" in names:
         at = names.index("episode")
         names, episode_T = [*names[:at], *names[at + 1 :]], columns.pop(at).astype(np.int32)
-
-    def frames(height: int, width: int) -> Iterator[np.ndarray]:
-        yield from decode(video, height, width, np.arange(len(time_T)))
-
+    frames = functools.partial(decode, video, np.arange(len(time_T)))
     if header[0] == "frame" and tuple(names) == POSE_COLUMNS:
         pose_T7 = np.column_stack(columns)
         pose_T44 = poses.from_quaternion(pose_T7[:, 3:], pose_T7[:, :3])
@@ -109,7 +105,7 @@ def find_video(folder: Path) -> Path:
 # ---- decoding ------------------------------------------------------------------------------------------------------------
 
 
-def decode(video: Path, height: int, width: int, wanted_T: np.ndarray) -> Iterator[np.ndarray]:
+def decode(video: Path, wanted_T: np.ndarray, height: int, width: int) -> Iterator[np.ndarray]:
     """The frames with these numbers, upright, at one size."""
     progress, wanted, last = Progress("decoding", "frames"), set(wanted_T.tolist()), int(wanted_T[-1])
     shape, given = None, 0

@@ -17,7 +17,6 @@ from seedbed.recipes.world.recording.recording import FORMAT, Recording, find_re
 if TYPE_CHECKING:
     from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
-
 PIECE = 256  # frames rendered before they are written
 
 
@@ -28,7 +27,8 @@ def record_box(
     from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
     world = BoxWorld(seed, height, width, device)
-    num_trajectories = num_trajectories_for(num_frames)
+    # At least ten trajectories where they stay long enough for the longest rollout.
+    num_trajectories = max(1, round(num_frames / TRAJECTORY_FRAMES), min(10, num_frames // 300))
     # Rounding differs between devices, and with it an occasional edge pixel.
     key = digest([FORMAT, world.facts, num_frames, num_trajectories, world.device.type])
     path = (out or cache_folder(cache) / f"box-{height}x{width}-{num_frames}-{key[:12]}").absolute()
@@ -66,39 +66,16 @@ def _render(world: "BoxWorld", pose_T44: np.ndarray) -> Iterator[np.ndarray]:
 
 # Typical motion of one frame: metres, then radians.
 SPEED_6 = np.array([0.12, 0.10, 0.05, 0.03, 0.035, 0.08])
-
-
 SMOOTH = 0.6  # how much of the velocity stays from frame to frame
-
-
 JITTER = 0.15  # random motion in every segment, as a share of the speed
-
-
 MAX_PITCH, MAX_ROLL = 0.6, 0.45
-
-
 UPRIGHT = 0.12  # share of roll that is undone per frame, outside of roll segments
-
-
 STILL, FREE, CIRCLE = 12, 13, 14  # beside the twelve of axis and sign
-
-
 # What a deck holds: every axis and sign twice, standing still, free motion, and a full turn now and then.
 DECK = np.array([*range(12), *range(12), STILL, STILL, FREE, FREE, FREE, FREE, CIRCLE])
-
-
 SHORT, LONG = 6, 20  # frames of a segment
-
-
 TURN = 1.0  # yaw speed of a circle, as a share of the speed
-
-
 TRAJECTORY_FRAMES = 512
-
-
-def num_trajectories_for(num_frames: int) -> int:
-    """Trajectories of about TRAJECTORY_FRAMES each; at least ten where they stay long enough for the longest rollout."""
-    return max(1, round(num_frames / TRAJECTORY_FRAMES), min(10, num_frames // 300))
 
 
 def trajectories(world: "BoxWorld", num_frames: int, num_trajectories: int, seed: int) -> tuple[np.ndarray, ...]:
@@ -110,10 +87,8 @@ def trajectories(world: "BoxWorld", num_frames: int, num_trajectories: int, seed
     pose_NT44 = np.empty((num_trajectories, num_frames, 4, 4))
     requested_NT6, applied_NT6 = np.zeros((2, num_trajectories, num_frames, 6))
     pose_N44, speed_N6 = np.stack([world.free_pose(rng) for rng in rngs]), np.zeros((num_trajectories, 6))
-    for t in range(num_frames):
-        pose_NT44[:, t] = pose_N44
-        if t == num_frames - 1:
-            break
+    pose_NT44[:, 0] = pose_N44
+    for t in range(num_frames - 1):
         target_N6 = _target(plan_NT[:, t], drift_NT6[:, t], noise_NT6[:, t]) * SPEED_6
         speed_N6 = SMOOTH * speed_N6 + (1 - SMOOTH) * _upright(target_N6, pose_N44, plan_NT[:, t])
         requested_NT6[:, t] = speed_N6
@@ -121,7 +96,7 @@ def trajectories(world: "BoxWorld", num_frames: int, num_trajectories: int, seed
         # Only positions are corrected, so the rotation is exactly the requested one.
         moved_N3 = np.einsum("nji,nj->ni", pose_N44[:, :3, :3], after_N44[:, :3, 3] - pose_N44[:, :3, 3])
         applied_NT6[:, t] = np.concatenate((moved_N3, speed_N6[:, 3:]), -1)
-        pose_N44 = after_N44
+        pose_NT44[:, t + 1] = pose_N44 = after_N44
     seconds_NT1 = np.full((num_trajectories, num_frames, 1), world.FRAME_SECONDS)
     seconds_NT1[:, -1] = 0.0
     return pose_NT44, np.concatenate((applied_NT6, seconds_NT1), -1), np.concatenate((requested_NT6, seconds_NT1), -1)

@@ -46,7 +46,9 @@ class BoxWorld:
         self.device = torch.device(device)
         self.center_K3, self.half_K3, paint_K23 = _boxes(seed, num_boxes)
         self._paint_6K = torch.tensor(paint_K23.reshape(num_boxes, 6).T.copy(), dtype=torch.float32, device=self.device)
-        self._ground_61 = torch.tensor(_ground(seed).reshape(6, 1), dtype=torch.float32, device=self.device)
+        hue = np.random.Generator(np.random.PCG64([VERSION, seed, 1])).uniform(0, 1, 1)
+        ground_23 = _paint(hue, np.array([0.25, 0.3]), np.array([0.62, 0.42]))
+        self._ground_61 = torch.tensor(ground_23.reshape(6, 1), dtype=torch.float32, device=self.device)
         self._shades = torch.tensor(SHADES, device=self.device)
         self._horizon_311, self._zenith_311 = (torch.tensor(c, device=self.device).view(3, 1, 1) for c in (HORIZON, ZENITH))
         self._supersample = SUPERSAMPLE if height * width < SMALL else 1
@@ -58,7 +60,10 @@ class BoxWorld:
         self._left_R = -across_W.repeat(height).to(self.device, torch.float32)
         self._up_R = -down_H.repeat_interleave(width).to(self.device, torch.float32)
         self._long_R = (1 + self._left_R**2 + self._up_R**2).sqrt()
-        self._edges_43 = _frustum(focal, height, width)
+        # Inward normals of the four sides of the view, in the body's frame.
+        wide, tall = width / 2 / focal, height / 2 / focal
+        edges_43 = np.array([[wide, 1, 0], [wide, -1, 0], [tall, 0, 1], [tall, 0, -1]], np.float64)
+        self._edges_43 = edges_43 / np.linalg.norm(edges_43, axis=-1, keepdims=True)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -120,9 +125,8 @@ class BoxWorld:
             depth_n3, side_n3 = depth_NK3[rows, worst_N[rows]], np.sign(offset_NK3[rows, worst_N[rows]])
             axis_n = depth_n3.argmin(-1)
             picked = np.arange(len(rows))
-            position_N3[rows, axis_n] += (
-                np.where(side_n3[picked, axis_n] == 0, 1.0, side_n3[picked, axis_n]) * depth_n3[picked, axis_n]
-            )
+            way_n = np.where(side_n3[picked, axis_n] == 0, 1.0, side_n3[picked, axis_n])
+            position_N3[rows, axis_n] += way_n * depth_n3[picked, axis_n]
         return np.where(self.is_free(position_N3)[:, None], position_N3, before_N3)
 
     # ---- rendering ---------------------------------------------------------------------------------------------------
@@ -179,14 +183,12 @@ def _nearest(center_BK3: Tensor, half_K3: Tensor, inverse_B3R: Tensor) -> tuple[
     if not len(half_K3):
         nothing_BR = torch.zeros_like(inverse_B3R[:, 0])
         return nothing_BR + math.inf, nothing_BR.long()
-    wide_B3R, near, far = inverse_B3R.abs(), None, None
+    wide_B3R, near, far = inverse_B3R.abs(), inverse_B3R.new_zeros(()), inverse_B3R.new_full((), math.inf)
     for n in range(3):
         middle_BKR = center_BK3[:, :, n, None] * inverse_B3R[:, None, n]
         extent_BKR = half_K3[:, n, None] * wide_B3R[:, None, n]
         enter_BKR, leave_BKR = middle_BKR - extent_BKR, middle_BKR.add_(extent_BKR)
-        near = enter_BKR.clamp_(min=0.0) if near is None else torch.maximum(near, enter_BKR, out=near)
-        far = leave_BKR if far is None else torch.minimum(far, leave_BKR, out=far)
-    assert near is not None and far is not None
+        near, far = torch.maximum(near, enter_BKR, out=enter_BKR), torch.minimum(far, leave_BKR, out=leave_BKR)
     depth_BR, hit_BR = near.masked_fill_(far < near, math.inf).min(1)
     return depth_BR, hit_BR
 
@@ -229,24 +231,11 @@ def _boxes(seed: int, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return center_K3, half_K3, np.stack((bright_K3, dark_K3), 1)
 
 
-def _ground(seed: int) -> np.ndarray:
-    rng = np.random.Generator(np.random.PCG64([VERSION, seed, 1]))
-    hue = rng.uniform(0, 1, 1)
-    return np.concatenate((_paint(hue, np.array([0.25]), np.array([0.62])), _paint(hue, np.array([0.3]), np.array([0.42]))))
-
-
 def _paint(hue_K: np.ndarray, saturation_K: np.ndarray, value_K: np.ndarray) -> np.ndarray:
     """RGB in [0, 1] of hue, saturation and value."""
     offset_K3 = (hue_K[:, None] * 6 + np.array([0.0, 4.0, 2.0])) % 6
     pure_K3 = np.clip(np.abs(offset_K3 - 3) - 1, 0, 1)
     return value_K[:, None] * (1 - saturation_K[:, None] * (1 - pure_K3))
-
-
-def _frustum(focal: float, height: int, width: int) -> np.ndarray:
-    """Inward normals of the four sides of the view, in the body's frame."""
-    wide, tall = width / 2 / focal, height / 2 / focal
-    edges_43 = np.array([[wide, 1, 0], [wide, -1, 0], [tall, 0, 1], [tall, 0, -1]], np.float64)
-    return edges_43 / np.linalg.norm(edges_43, axis=-1, keepdims=True)
 
 
 @contextlib.contextmanager

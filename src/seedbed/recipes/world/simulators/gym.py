@@ -46,7 +46,9 @@ class Gym:
             return np.append(np.eye(num)[rng.integers(num)], self.seconds)
         if kind == "MultiBinary":
             return np.append(rng.integers(0, 2, num).astype(np.float64), self.seconds)
-        low, high = _bounds(self.space)
+        # Bounds of continuous controls; 1 where unbounded.
+        low, high = (np.asarray(end, np.float64).ravel() for end in (self.space.low, self.space.high))
+        low, high = np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
         action_A = low + (high - low) * rng.random(num)
         way = rng.integers(4)
         if way > 1:
@@ -126,9 +128,3 @@ def _axes(env: Any, name: str) -> list[str]:
         return [f"{'button' if kind == 'MultiBinary' else 'control'}{n}" for n in range(int(np.prod(space.shape)))]
     env.close()
     raise UserError(f"gym:{name} is steered by {space}; up to {MAX_ACTIONS} of Discrete, MultiBinary or Box can be recorded")
-
-
-def _bounds(space: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of continuous controls; 1 where unbounded."""
-    low, high = (np.asarray(end, np.float64).ravel() for end in (space.low, space.high))
-    return np.where(np.isfinite(low), low, -1.0), np.where(np.isfinite(high), high, 1.0)
