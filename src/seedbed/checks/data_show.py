@@ -115,10 +115,7 @@ def images(value: Tensor) -> np.ndarray | None:
         value = value.movedim(1, -1)
     if value.shape[-1] not in (1, 3) or min(value.shape[1:3]) < MIN_SIDE:
         return None
-    return _as_bytes(value[:NUM_TILES])
-
-
-def _as_bytes(value: Tensor) -> np.ndarray:
+    value = value[:NUM_TILES]
     if value.dtype == torch.uint8:
         return value.numpy()
     x = torch.nan_to_num(value.detach().double())

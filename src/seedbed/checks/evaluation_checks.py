@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.engine import Engine
 from seedbed.train.probe import Probe
+from seedbed.train.system import System
 
 # Train against evaluation loss, float32: clean at most 3e-7.
 SAME_LIMIT = 1e-5
@@ -74,23 +75,27 @@ def _noisy_module(subject: Subject, engine: Engine) -> tuple[str, Any] | None:
     system.train()
     (given_a, shown_a), (given_b, shown_b) = runs
     for (name, module, a), (_, _, b), x, y in zip(shown_a, shown_b, given_a, given_b, strict=False):
-        if a.shape == b.shape and not torch.equal(a, b) and _same(x, y):
+        same = len(x) == len(y) and all(v.shape == w.shape and torch.equal(v, w) for v, w in zip(x, y, strict=True))
+        if a.shape == b.shape and not torch.equal(a, b) and same:
             return name, module
-    if subject.probe is not None:
-        return _noisy_prediction(subject, system)
-    return None
+    if subject.probe is None:
+        return None
+    probe = capabilities.probe(system.eval(), subject.batch(0))
+    assert probe is not None
+    predictions = _with_seeds(system, lambda: probe.predict(probe.batch))
+    return None if torch.equal(*predictions) else ("the prediction", type(system).loss)
 
 
-def _noisy_prediction(subject: Subject, system: Any) -> tuple[str, Any] | None:
+def _with_seeds(system: System, act: Callable[[], Any]) -> list[Any]:
+    """Two results in evaluation mode, each with its own seed."""
     system.eval()
-    probe = system.probe(subject.batch(0))
     values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
-            values.append(probe.predict(probe.batch))
+            values.append(act())
     system.train()
-    return None if torch.equal(*values) else ("the prediction", type(system).loss)
+    return values
 
 
 @contextlib.contextmanager
@@ -110,10 +115,6 @@ def _inputs_of(system: torch.nn.Module) -> Iterator[list[Any]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @check("V2", "eval loss", "err", humbatova=(11,))
@@ -162,18 +163,6 @@ def _training_names(subject: Subject, engine: Engine) -> list[str]:
     return list(fresh.step(lambda part: subject.batch(0)))
 
 
-def _loss_is_noisy(subject: Subject, engine: Engine) -> bool:
-    system = engine.system
-    system.eval()
-    values = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            values.append(loss_now(subject, system, subject.batch(0)))
-    system.train()
-    return values[0] != values[1]
-
-
 @check("V3", "eval batch size", "err", humbatova=(11,))
 def eval_batch_size(subject: Subject) -> Finding:
     """The score must not depend on the evaluation batch size or on a short last batch."""
@@ -186,10 +175,8 @@ def eval_batch_size(subject: Subject) -> Finding:
         for name, value in numbers.items():
             apart = abs(value - base[name]) / max(abs(base[name]), 1e-12)
             if apart > worst:
-                worst, problem = (
-                    apart,
-                    f"{name} is {base[name]:.6g} at batch {subject.small.batch} and {value:.6g} at batch {rows}",
-                )
+                worst = apart
+                problem = f"{name} is {base[name]:.6g} at batch {subject.small.batch} and {value:.6g} at batch {rows}"
     halves = _halves_error(subject)
     if halves is not None and halves[0] > worst:
         worst, problem = halves
@@ -221,7 +208,8 @@ def _halves_error(subject: Subject) -> tuple[float, str] | None:
     if whole in (a, b, both) or not all(s.num_items for s in (a, b, both)):
         return None
     engine = perturbed_engine(subject, CPU)
-    if _loss_is_noisy(subject, engine):
+    one, other = _with_seeds(engine.system, lambda: loss_now(subject, engine.system, subject.batch(0)))
+    if one != other:  # a noisy loss
         return None
     values = [next(iter(_evaluate(engine, s).items())) for s in (a, b, both)]
     expected = (num_a * values[0][1] + num_b * values[1][1]) / (num_a + num_b)

@@ -7,7 +7,7 @@ import errno
 import inspect
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -154,10 +154,8 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
     tail = rows_a[len(rows_a) - len(rows_b) :]
     for one, other in zip(tail, rows_b, strict=False):
         if one != other:
-            return (
-                f"step {one['step']}: "
-                + ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))[:200]
-            )
+            words = ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))
+            return f"step {one['step']}: {words[:200]}"
     for held in (lambda job: short_runs.named_tensors(job.engine), lambda job: job.system.state_dict()):
         name = short_runs.first_difference(held(a), held(b))
         if name:
@@ -304,19 +302,15 @@ def crash_safety(subject: Subject) -> Finding:
         _steps(job, 1)
         problem = _first_problem(job, folder, good)
     if problem:
+        cause = saving.save if "ends the run" in problem else checkpoint.save
+        cause = checkpoint_loading.load_newest if "flipped bit" in problem else cause
         return failed(
             problem,
-            where=source_line(_cause_of_loss(problem)),
+            where=source_line(cause),
             why="one full disk or power cut at the wrong moment loses the run",
             fix="write aside, sync, verify, rename; load the newest that matches its checksums",
         )
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
-
-
-def _cause_of_loss(problem: str) -> Callable[..., object]:
-    if "flipped bit" in problem:
-        return checkpoint_loading.load_newest
-    return saving.save if "ends the run" in problem else checkpoint.save
 
 
 class _Killed(BaseException):

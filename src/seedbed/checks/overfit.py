@@ -82,7 +82,9 @@ def learn(engine: Engine, feed: Feed, num_batches: int, steps: int) -> Curve:
         engine.begin(step, (step + 1) / steps, lr_factor=min(1.0, (step + 1) / WARM_UP))
         engine.seed_step(k)
         if step == 0:
-            bound = _bound(engine, feed)
+            with engine.evaluating():
+                probe = capabilities.probe(engine.system, feed.part(0))
+            bound = probe.lower_bound or 0.0 if probe else 0.0
             engine.seed_step(k)
         loss = float(engine.step(feed.part)["loss"])
         losses.append(loss)
@@ -96,13 +98,6 @@ def learn(engine: Engine, feed: Feed, num_batches: int, steps: int) -> Curve:
 def _rounds(losses: list[float], size: int) -> list[float]:
     chunks = [losses[i : i + size] for i in range(0, len(losses), size)]
     return [sum(chunk) / len(chunk) for chunk in chunks]
-
-
-def _bound(engine: Engine, feed: Feed) -> float:
-    """The lowest loss that the recipe declares possible."""
-    with engine.evaluating():
-        probe = capabilities.probe(engine.system, feed.part(0))
-    return probe.lower_bound or 0.0 if probe else 0.0
 
 
 def picture(curve: Curve, width: int = 60) -> list[str]:

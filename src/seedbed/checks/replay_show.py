@@ -66,8 +66,7 @@ def _calls(report: ReplayReport) -> Table:
     for call in shown:
         mark = "<- here" if guilty == call.name else "" if call.finite else "nan"
         style = "red" if mark else ""
-        numbers = [_size(call.given), _size(call.weight), _size(call.gave)]
-        cells = [call.name, call.kind, numbers[0], numbers[1], numbers[2], _size(call.rms), call.dtype, mark]
+        cells = [call.name, call.kind, *map(_size, (call.given, call.weight, call.gave, call.rms)), call.dtype, mark]
         table.add_row(*map(escape, cells), style=style)
     return table
 
