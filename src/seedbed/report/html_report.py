@@ -32,13 +32,15 @@ def run_page(run: Run) -> str:
     """The page of one run: results, curves, samples, settings and how to repeat it."""
     config, status, rows, events = run.config_json(), run.status(), run.rows(), run.events()
     parent = journal.open_optional(run.path.parent, config.get("parent"))
-    state = code.describe(run.code_json())
+    state, samples = code.describe(run.code_json()), [e for e in events if e.get("kind") == "sample"]
+    spread = {round(i * (len(samples) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}
+    picked = sorted(spread) if samples else []
     parts = [
         _head(run, config, status),
         html_page.tiles(_numbers(rows, events, status)),
         section("verdict", _verdict(run, parent, status)),
         section("curves", *_curves(rows, events)),
-        section("samples", _samples(run, events)),
+        section("samples", pairs([sample_card(run, samples[i]) for i in reversed(picked)])),
         section("where the time went", _time_use(status)),
         section("what happened", _events_section(events)),
         section("settings", *_settings(config, parent)),
@@ -52,20 +54,16 @@ def chosen(root: Path, words: Sequence[str]) -> list[Run]:
     """The runs that these words name: each by itself, or two as A..B."""
     found: list[Run] = []
     for word in words:
-        pair = _pair(root, word)
-        found += [Run.open(root, name) for name in (pair or [word])]
+        names = (word,)
+        # A..B; names may contain dots, so a run of exactly that name comes first.
+        if ".." in word and "/" not in word and not (Path(root) / word).is_dir():
+            splits = [(word[:at], word[at + 2 :]) for at in range(len(word)) if word.startswith("..", at)]
+            there = [pair for pair in splits if all(name and (Path(root) / name).is_dir() for name in pair)]
+            names = (there or splits)[0]
+        found += [Run.open(root, name) for name in names]
     if len(found) > _MAX_RUNS:
         raise UserError(f"a page compares {_MAX_RUNS} runs at most, not {len(found)}; leave some out")
     return found
-
-
-def _pair(root: Path, word: str) -> list[str]:
-    """The two runs of A..B; names may contain dots, so a run of exactly that name comes first."""
-    if ".." not in word or (Path(root) / word).is_dir() or "/" in word:
-        return []
-    splits = [(word[:at], word[at + 2 :]) for at in range(len(word)) if word.startswith("..", at)]
-    there = [pair for pair in splits if all(name and (Path(root) / name).is_dir() for name in pair)]
-    return list((there or splits)[0])
 
 
 def footer(root: Path) -> str:
@@ -178,12 +176,6 @@ def _more_evaluations(events: Rows, metric: str | None) -> list[tuple[str, list[
                 if facts.is_number(value) and key not in ("step", "time", "seconds", metric):
                     found.setdefault(key, []).append((event["step"], value))
     return list(found.items())
-
-
-def _samples(run: Run, events: Rows) -> str:
-    found = [e for e in events if e.get("kind") == "sample"]
-    picked = sorted({round(i * (len(found) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}) if found else []
-    return pairs([sample_card(run, found[i]) for i in reversed(picked)])
 
 
 def sample_card(run: Run, event: dict[str, Any], title: str = "") -> str:

@@ -134,7 +134,7 @@ def flops(engine: EstimateEngine, batch: Batch) -> float:
     """FLOP of a forward and backward pass as torch counts them, attention as full (not causal) products."""
     engine.backward = True
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        _forward_backward(engine, batch)
+        forward_backward(engine, batch)
     return float(counter.get_total_flops())
 
 
@@ -151,11 +151,12 @@ def saved_bytes(engine: EstimateEngine, batch: Batch) -> int:
 
     engine.backward = False
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _forward_backward(engine, batch)
+        forward_backward(engine, batch)
     return sum(storage.nbytes() for storage in held.values())
 
 
-def _forward_backward(engine: EstimateEngine, batch: Batch) -> None:
+def forward_backward(engine: EstimateEngine, batch: Batch) -> None:
+    """One update without an optimizer; no gradients are left."""
     with engine.autocast():
         engine.system.update(batch, engine)
     for param in engine.system.parameters():

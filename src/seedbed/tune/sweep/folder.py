@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -157,19 +158,18 @@ class Sweep:
         return found
 
     def add(self, settings: dict[str, Any], **facts: Any) -> Trial:
-        """Adds a trial; only while `editing`."""
+        """Adds a trial; only while `locked`."""
         number = max((trial.number for trial in self.trials()), default=0) + 1
         files.write_atomic(_trial_path(self.path, number), jsonl.pretty({"settings": settings, **facts}))
         return Trial(number, settings)
 
     @contextlib.contextmanager
-    def editing(self) -> Iterator[None]:
-        """Locks the sweep against other workers while trials are added."""
-        fd = folders.open_lock(self.path / "lock")
+    def locked(self, name: str = "lock") -> Iterator[None]:
+        """Locks the sweep against other workers, while trials are added; without effect on a disk without locks."""
+        fd = folders.open_lock(self.path / name)
         try:
             with contextlib.suppress(OSError):
-                while not folders.try_lock(fd):
-                    time.sleep(0.02)
+                fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             folders.release(fd)

@@ -32,7 +32,7 @@ def require(sampler: str) -> None:
 def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
     """Adds up to `count` further points, `num` in all, each once per seed; none when there are enough or no new ones."""
     seeds = next((axis.values for axis in sweep.grid.axes if axis.key == "seed"), None)
-    with sweep.editing():
+    with sweep.locked():
         past = points(sweep.statuses())
         added: list[Trial] = []
         for _ in range(min(count, num - len(past))):
