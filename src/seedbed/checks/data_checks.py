@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
@@ -172,12 +173,8 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
     """What, why, fix and severity of the first fault of a batch entry."""
     if not torch.isfinite(value).all():
         bad = int((~torch.isfinite(value)).sum())
-        return (
-            f"`{name}` holds {bad} numbers that are not finite",
-            "one of them makes every weight NaN",
-            "clean the source",
-            "err",
-        )
+        what = f"`{name}` holds {bad} numbers that are not finite"
+        return what, "one of them makes every weight NaN", "clean the source", "err"
     low, high, std = float(value.min()), float(value.max()), float(value.std())
     if value.numel() > 1 and low == high and declared != (low, high):
         return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
@@ -188,12 +185,8 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
             return what, "the model receives values it was not made for", "normalise once, with the range that is declared", "err"
         if floating and high - low < span / 2:
             what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
-            return (
-                what,
-                "it was scaled twice, or with the wrong range: the signal is faint",
-                "drop one of the two scalings",
-                "err",
-            )
+            why = "it was scaled twice, or with the wrong range: the signal is faint"
+            return what, why, "drop one of the two scalings", "err"
     elif floating and not SCALE[0] <= std <= SCALE[1]:
         what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
         why = "raw bytes, or a division made twice: first layers saturate or see nothing"
@@ -226,16 +219,11 @@ def data_determinism(subject: Subject) -> Finding:
     """An item depends on its index alone: not on its batch, the random state, the tier, or writes into an earlier batch."""
     feed, again = (subject.feed(subject.data.train, ROWS) for _ in range(2))
     mapped = Feed(subject.data.train, batch=ROWS, parts=1, seed=subject.config.seed, device=torch.device("cpu"), limit_bytes=0)
-    try:
+    with contextlib.closing(mapped):
         for problem, where in _impurities(subject, feed, again, mapped):
-            return failed(
-                problem,
-                where=where,
-                why="batches are torn or not reproducible, and a resumed run is another run",
-                fix="make items from the raw rows and `index` alone, and give every batch its own memory",
-            )
-    finally:
-        mapped.close()
+            why = "batches are torn or not reproducible, and a resumed run is another run"
+            fix = "make items from the raw rows and `index` alone, and give every batch its own memory"
+            return failed(problem, where=where, why=why, fix=fix)
     return passed("alone, in another batch, with another seed, memory-mapped, and after an in-place write: the same bytes")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -36,14 +37,11 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
     data = recipe.open_data(config)
     engine = build(recipe, config, data)
     system = engine.system
-    feed = Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)
-    try:
-        feed.load(batch_number * config.batch)
-        batch = feed.part(0)
-    finally:
-        feed.close()
-    entries = [facts(key, value) for key, value in batch.items()]
     first = batch_number * config.batch
+    with contextlib.closing(Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)) as feed:
+        feed.load(first)
+        batch = feed.part(0)
+    entries = [facts(key, value) for key, value in batch.items()]
     items = Order(data.train.num_items, config.seed).at(first, config.batch)[1].tolist() if data.train.arrays else []
     rows = decode(system, batch, num)
     pictures = [str(draw(key, value, folder)) for key, value in batch.items() if images(value) is not None]

@@ -109,23 +109,25 @@ def _inputs_of(system: torch.nn.Module) -> Iterator[list[Any]]:
             values = [*args, *kwargs.values()]
             seen.append([v.detach().clone() for v in values if isinstance(v, torch.Tensor)])
 
-    handles = [m.register_forward_hook(keep, with_kwargs=True) for n, m in system.named_modules() if n]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in list(system.modules())[1:]:
+            hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @check("V2", "eval loss", "err", humbatova=(11,))
 def eval_loss(subject: Subject) -> Finding:
     engine = perturbed_engine(subject, CPU)
-    source = small_source(subject.data.valid, num_rows=_whole_items(subject))
+    step, over = _step_of_items(subject.data.valid)
+    source = small_source(subject.data.valid, num_rows=NUM_ROWS // step * step + over)
     if source.num_items > 4000 or not source.num_items:
         return skipped("the held-out set cannot be reduced to one batch")
     numbers = _evaluate(engine, source)
     name, value = next(iter(numbers.items()))
-    measured = _training_names(subject, engine)
+    fresh = subject.fresh_engine("accum=1")
+    fresh.variant = engine.variant
+    fresh.begin(0, 1.0 / subject.small.steps, 0.0)
+    measured = list(fresh.step(lambda part: subject.batch(0)))
     if name not in measured:
         return skipped(f"evaluation reports {name}, training {', '.join(measured)}: nothing to compare")
     with engine.evaluating():
@@ -148,19 +150,10 @@ def eval_loss(subject: Subject) -> Finding:
     return passed("evaluation and training measure the same on the same items", apart, SAME_LIMIT)
 
 
-def _whole_items(subject: Subject) -> int:
-    """Rows for a whole number of items, where items are contiguous; else the usual number."""
-    spans = [s for s in subject.data.valid.spans.values() if s > 1]
-    step = (spans[0] - 1) if spans else 1
-    return (NUM_ROWS // step) * step + (1 if spans else 0)
-
-
-def _training_names(subject: Subject, engine: Engine) -> list[str]:
-    """The names of the metrics of a training step."""
-    fresh = subject.fresh_engine("accum=1")
-    fresh.variant = engine.variant
-    fresh.begin(0, 1.0 / subject.small.steps, 0.0)
-    return list(fresh.step(lambda part: subject.batch(0)))
+def _step_of_items(source: Source) -> tuple[int, int]:
+    """Rows from one item to the next, where items are contiguous windows, and how many adjacent ones share; else 1 and 0."""
+    spans = [s for s in source.spans.values() if s > 1]
+    return (spans[0] - 1, 1) if spans else (1, 0)
 
 
 @check("V3", "eval batch size", "err", humbatova=(11,))
@@ -195,9 +188,7 @@ def eval_batch_size(subject: Subject) -> Finding:
 def _halves_error(subject: Subject) -> tuple[float, str] | None:
     """Difference between the weighted score of two unequal parts of the held-out set and that of both together."""
     whole = subject.data.valid
-    spans = [s for s in whole.spans.values() if s > 1]
-    step = (spans[0] - 1) if spans else 1
-    over = 1 if spans else 0  # adjacent windows share their border
+    step, over = _step_of_items(whole)
     # The second part ends in half an item, where items are windows.
     num_a, num_b = 23 * step, 8 * step + step // 2
     if max((len(a) for a in whole.arrays.values()), default=0) < num_a + num_b + over + 1:

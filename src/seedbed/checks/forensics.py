@@ -122,17 +122,12 @@ class Tracer:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        handles = []
-        for module, name in self.names.items():
-            if name:
-                handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        try:
+        with contextlib.ExitStack() as hooks:
+            for module in (module for module, name in self.names.items() if name):
+                hooks.enter_context(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(self._leave, with_kwargs=True))
             with torch.autograd.set_detect_anomaly(True, check_nan=False), _Operations(self):
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 

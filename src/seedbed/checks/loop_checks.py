@@ -27,6 +27,7 @@ from seedbed.train.job import Job
 
 MEMORY_SHARE = 0.92
 STOP, END = 3, 6
+_NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "steps=12")
 
 
 @check("T1", "memory", "err", humbatova=(13, 6))
@@ -66,9 +67,6 @@ def _peak(subject: Subject, device: torch.device, rows: int) -> float:
     del engine, system, feed
     torch.cuda.empty_cache()
     return float(peak)
-
-
-_NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "steps=12")
 
 
 @check("T2", "resume", "err", humbatova=(6,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass, replace
@@ -30,10 +31,8 @@ def overfit(name: str, assignments: list[str], *, num_batches: int = 1, steps: i
     data = recipe.open_data(config)
     engine = build(recipe, replace(config, ema=0.0), data)
     feed = Feed(data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=engine.device)
-    try:
+    with contextlib.closing(feed):
         curve = learn(engine, feed, num_batches, steps)
-    finally:
-        feed.close()
     if as_json:
         shown = {"losses": curve.losses, "left": curve.left, "ok": curve.ok, "verdict": curve.verdict()}
         print(json.dumps(shown if all(map(math.isfinite, curve.losses)) else {**shown, "losses": None, "left": None}))

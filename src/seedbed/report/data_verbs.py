@@ -26,6 +26,10 @@ from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 
 BENCH_BLOCK, BENCH_BATCH = 1024, 64
+NUM_SAMPLES, NUM_FREQUENT, WIDTH = 4, 12, 74
+# Statistics of a larger store are computed on its first tokens.
+COUNT_LIMIT = 64 << 20
+_MARKS = {" ": "·", "\n": "↵", "\t": "→", "\r": "␍"}
 
 
 def prepare(
@@ -231,16 +235,6 @@ def _console() -> Console:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-NUM_SAMPLES, NUM_FREQUENT, WIDTH = 4, 12, 74
-
-
-# Statistics of a larger store are computed on its first tokens.
-COUNT_LIMIT = 64 << 20
-
-
-_MARKS = {" ": "·", "\n": "↵", "\t": "→", "\r": "␍"}
 
 
 def visible(text: str) -> str:

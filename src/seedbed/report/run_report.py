@@ -245,7 +245,7 @@ def closing_verdict(rows_summary: dict[str, Any]) -> str:
         return f"{why}; `seedbed profile` shows a step in detail"
     from seedbed.report import verdict
 
-    return f"{why}. What would help: {verdict.HELP[bound](setup)[0]}"
+    return f"{why}. What would help: {verdict.help_for(bound, setup)[0]}"
 
 
 def _likely(setup: Setup, wait: float | None, mfu: float | None) -> tuple[str, str]:

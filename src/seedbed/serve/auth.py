@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY = 1 << 16
 READING = ("GET", "HEAD")
+_MISSING_TOKEN = "the token is missing or wrong; open the address that `seedbed serve` printed"
 
 # Scripts only from our own files, nothing from other hosts, no embedding in frames.
 # Inline styles are allowed because plotly needs them.
@@ -122,9 +123,6 @@ class Auth:
             await send(message)
 
         return send_with_headers
-
-
-_MISSING_TOKEN = "the token is missing or wrong; open the address that `seedbed serve` printed"
 
 
 def new_token() -> str:
