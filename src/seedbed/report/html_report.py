@@ -67,12 +67,9 @@ def chosen(root: Path, words: Sequence[str]) -> list[Run]:
 
 
 def footer(root: Path) -> str:
-    from seedbed.track.code import version
-
     now = datetime.datetime.now().astimezone().isoformat(timespec="minutes")
-    return (
-        f"written by seedbed {version()} on {now} from the files in {root.name}/; nothing on this page was loaded from elsewhere"
-    )
+    written = f"written by seedbed {code.version()} on {now} from the files in {root.name}/"
+    return f"{written}; nothing on this page was loaded from elsewhere"
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -209,9 +206,8 @@ def _events_section(events: Rows) -> str:
 
 def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
     known = flat({k: v for k, v in details(event).items() if k not in ("layers", "data")})
-    words = ", ".join(
-        f"{k} {format_value(v) if isinstance(v, list) else number(v)}" for k, v in known.items() if v not in (None, "", [])
-    )
+    kept = {k: format_value(v) if isinstance(v, list) else number(v) for k, v in known.items() if v not in (None, "", [])}
+    words = ", ".join(f"{k} {v}" for k, v in kept.items())
     return number(event.get("step")), one_line(str(event.get("kind"))), clip(one_line(words), 400)
 
 
@@ -229,10 +225,8 @@ def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
 
 
 def _model(events: Rows) -> list[str]:
-    found = next((e for e in events if e.get("kind") == "model"), None)
-    if not found:
-        return []
-    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(model_text(details(found)))}</pre>'))]
+    found = [model_text(details(e)) for e in events if e.get("kind") == "model"][:1]
+    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(table)}</pre>')) for table in found]
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------

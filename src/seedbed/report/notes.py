@@ -91,9 +91,9 @@ def entries(root: Path) -> list[dict[str, str]]:
     return out
 
 
-def print_week(root: Path, as_json: bool, today: datetime.date | None = None) -> int:
+def print_week(root: Path, as_json: bool) -> int:
     """Print the week that ends today, as text or as JSON."""
-    found = look(root, today or datetime.date.today())
+    found = look(root, datetime.date.today())
     if as_json:
         return print_json(found)
     print(safe("\n".join(week_lines(found))))

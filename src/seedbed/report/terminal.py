@@ -144,8 +144,8 @@ def is_screen(stream: TextIO | None = None) -> bool:
     return found is not None and found.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def allowed(stream: TextIO | None = None) -> bool:
-    return is_screen(stream) and not os.environ.get("NO_COLOR")
+def allowed() -> bool:
+    return is_screen() and not os.environ.get("NO_COLOR")
 
 
 def paint(text: str, colour: str, on: bool) -> str:

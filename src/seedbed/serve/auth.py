@@ -73,9 +73,8 @@ class Auth:
         name, _, port = host.rpartition(":")
         name = name if port.isdigit() and not host.endswith("]") else host
         if name.strip("[]").lower() not in self.names:
-            return _forbidden(
-                f"this server does not answer to the name {host[:80]!r}; open the address that `seedbed serve` printed"
-            )
+            unknown = f"this server does not answer to the name {host[:80]!r}"
+            return _forbidden(f"{unknown}; open the address that `seedbed serve` printed")
         changing = scope["type"] == "websocket" or scope["method"] not in READING
         origin = headers.get("origin")
         if (origin is not None or changing) and origin not in (f"http://{host}", f"https://{host}"):

@@ -96,9 +96,8 @@ class Playground:
     async def _worker_of(self, name: str) -> SampleWorker:
         if name in self._workers:
             return self._workers[name]
-        if not is_name(name) or not (await run_in_threadpool(views.run_page, self.index, name)).get("opens", {}).get(
-            "playground"
-        ):
+        page = await run_in_threadpool(views.run_page, self.index, name) if is_name(name) else {}
+        if not page.get("opens", {}).get("playground"):
             raise UserError(f"run {name} cannot be sampled here; try: seedbed sample {name}")
         if len(self._workers) >= MAX_PROCESSES:
             free = [worker for worker in self._workers.values() if not worker.lock.locked()]

@@ -24,9 +24,8 @@ def require(sampler: str) -> None:
         try:
             import optuna  # noqa: F401
         except ImportError:
-            raise UserError(
-                "--sampler optuna needs a package: pip install 'seedbed[search]' (or choose --sampler random)"
-            ) from None
+            install = "pip install 'seedbed[search]' (or choose --sampler random)"
+            raise UserError(f"--sampler optuna needs a package: {install}") from None
 
 
 def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
