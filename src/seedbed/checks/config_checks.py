@@ -65,13 +65,10 @@ def unused_settings(subject: Subject) -> Finding:
         value = configs.flatten(subject.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"
-        return failed(
-            f"{unread[0]}={value} is read by nothing",
-            where=source_line(subject.recipe.presets[subject.preset]),
-            why="the setting has no effect: the run is the same without it",
-            fix="connect it to the code that should use it, or remove it",
-            severity=severity,
-        )
+        what = f"{unread[0]}={value} is read by nothing"
+        why = "the setting has no effect: the run is the same without it"
+        fix = "connect it to the code that should use it, or remove it"
+        return failed(what, where=source_line(subject.recipe.presets[subject.preset]), why=why, fix=fix, severity=severity)
     return passed(f"{len(_set_fields(subject.config))} fields are set, and all are read")
 
 

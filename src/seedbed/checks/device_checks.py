@@ -53,14 +53,11 @@ def device_parity(subject: Subject) -> Finding:
     name = max(errors, key=lambda n: errors[n])
     worst = max(errors[name], abs(loss - other) / max(abs(loss), 1e-12))
     if not worst <= PARITY_LIMIT:
-        return failed(
-            f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart",
-            where=subject.locate(short_runs.owner(subject.perturbed(), name)),
-            why="a kernel of this device computes something else",
-            fix="call contiguous() before the operation, replace it, or use another device; report it to torch",
-            value=worst,
-            limit=PARITY_LIMIT,
-        )
+        where = subject.locate(short_runs.owner(subject.perturbed(), name))
+        what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
+        why = "a kernel of this device computes something else"
+        fix = "call contiguous() before the operation, replace it, or use another device; report it to torch"
+        return failed(what, where=where, why=why, fix=fix, value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
 
 
@@ -128,15 +125,11 @@ def precision(subject: Subject) -> Finding:
     cosine, name = _cosine(grads, halved)
     limit = max(1 - COSINE_LIMIT, ROUNDINGS * steep)
     if not (apart <= max(LOSS_LIMIT, ROUNDINGS * rounding) and 1 - cosine <= limit):
-        return failed(
-            f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}",
-            where=subject.locate(short_runs.owner(subject.perturbed(), name)) if name else subject.objective_line(),
-            why="in half precision this part is trained in another direction",
-            fix="compute it in float32: with torch.autocast(device, enabled=False)",
-            value=1 - cosine,
-            limit=limit,
-            severity=severity,
-        )
+        where = subject.locate(short_runs.owner(subject.perturbed(), name)) if name else subject.objective_line()
+        what = f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}"
+        why = "in half precision this part is trained in another direction"
+        fix = "compute it in float32: with torch.autocast(device, enabled=False)"
+        return failed(what, where=where, why=why, fix=fix, value=1 - cosine, limit=limit, severity=severity)
     return passed("bf16 points where float32 points", 1 - cosine, limit)
 
 
@@ -237,12 +230,8 @@ def host_sync(subject: Subject) -> Finding:
     syncs = [w for w in caught if "synchron" in str(w.message)]
     if syncs:
         first = syncs[0]
-        return failed(
-            f"a step waits for the GPU {len(syncs)} times",
-            where=f"{first.filename}:{first.lineno}",
-            why="the GPU idles while Python thinks, and the step cannot be captured",
-            fix="return tensors; call no item(), cpu(), bool() or nonzero() on them inside update",
-            value=float(len(syncs)),
-            limit=0.0,
-        )
+        what = f"a step waits for the GPU {len(syncs)} times"
+        why = "the GPU idles while Python thinks, and the step cannot be captured"
+        fix = "return tensors; call no item(), cpu(), bool() or nonzero() on them inside update"
+        return failed(what, where=f"{first.filename}:{first.lineno}", why=why, fix=fix, value=float(len(syncs)), limit=0.0)
     return passed("a step never waits for the GPU", 0.0, 0.0)

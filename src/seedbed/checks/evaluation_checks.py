@@ -139,14 +139,10 @@ def eval_loss(subject: Subject) -> Finding:
     # Where the loss draws noise, other noise is legitimate.
     noise = 5 * statistics.stdev(draws) / max(abs(expected), 1e-12)
     if not apart <= max(SAME_LIMIT, noise):
-        return failed(
-            f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}",
-            where=source_line(type(engine.system).evaluate),
-            why="the gap between training and held-out loss is arithmetic, not over-fitting",
-            fix="share one function between loss and evaluate: same reduction, same mask, same terms",
-            value=apart,
-            limit=SAME_LIMIT,
-        )
+        what = f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}"
+        why = "the gap between training and held-out loss is arithmetic, not over-fitting"
+        fix = "share one function between loss and evaluate: same reduction, same mask, same terms"
+        return failed(what, where=source_line(type(engine.system).evaluate), why=why, fix=fix, value=apart, limit=SAME_LIMIT)
     return passed("evaluation and training measure the same on the same items", apart, SAME_LIMIT)
 
 
@@ -174,14 +170,10 @@ def eval_batch_size(subject: Subject) -> Finding:
     if halves is not None and halves[0] > worst:
         worst, problem = halves
     if worst > PARTS_LIMIT:
-        return failed(
-            problem,
-            where=source_line(type(subject.perturbed()).evaluate),
-            why="a short last batch, or the order of averaging, decides part of the score",
-            fix="sum over targets and divide once by their number; take exp or log at the end",
-            value=worst,
-            limit=PARTS_LIMIT,
-        )
+        where = source_line(type(subject.perturbed()).evaluate)
+        why = "a short last batch, or the order of averaging, decides part of the score"
+        fix = "sum over targets and divide once by their number; take exp or log at the end"
+        return failed(problem, where=where, why=why, fix=fix, value=worst, limit=PARTS_LIMIT)
     return passed("the score does not depend on how the set is split", worst, PARTS_LIMIT)
 
 
@@ -232,14 +224,10 @@ def shuffled_inputs(subject: Subject) -> Finding:
         # Noise derived from sample counters was equal in every step, and identifies rows as well as their inputs.
         return skipped("rows were memorised by the noise of their counters, so there is no verdict on their inputs")
     if kept > LEAK_LIMIT:
-        return failed(
-            f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's",
-            where=short_runs.loss_line(subject),
-            why="the prediction does not come from the inputs: the target leaks in another way",
-            fix="see C2; look for targets, row numbers or batch order in the model's inputs",
-            value=kept,
-            limit=LEAK_LIMIT,
-        )
+        what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
+        why = "the prediction does not come from the inputs: the target leaks in another way"
+        fix = "see C2; look for targets, row numbers or batch order in the model's inputs"
+        return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, value=kept, limit=LEAK_LIMIT)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 
 

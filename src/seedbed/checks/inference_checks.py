@@ -189,12 +189,10 @@ def eval_mode(subject: Subject) -> Finding:
     if not all(m.training for m in system.modules()):
         troubles.append("sampling leaves the system in evaluation mode")
     if troubles:
-        return failed(
-            troubles[0],
-            where=where,
-            why="dropout, label drop or other training noise degrades samples",
-            fix="sample inside engine.evaluating(), under no_grad, with a generator seeded by the request",
-        )
+        what = troubles[0]
+        why = "dropout, label drop or other training noise degrades samples"
+        fix = "sample inside engine.evaluating(), under no_grad, with a generator seeded by the request"
+        return failed(what, where=where, why=why, fix=fix)
     if not shown[0]:
         return skipped("the recipe shows no samples")
     return passed("samples are made in evaluation mode, without a graph, and repeat")

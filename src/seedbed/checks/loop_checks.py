@@ -94,20 +94,15 @@ def resume(subject: Subject) -> Finding:
         resumed = _fit(second)
     difference = _compare(whole, second, straight, resumed)
     if difference:
-        return failed(
-            f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}",
-            where=_cause_of_difference(whole, second, difference),
-            why="a resumed run is another run: nothing can be repeated, and every preemption costs progress",
-            fix="save and restore weights, moments, EMA, counters and whatever state() should return",
-        )
+        what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
+        why = "a resumed run is another run: nothing can be repeated, and every preemption costs progress"
+        fix = "save and restore weights, moments, EMA, counters and whatever state() should return"
+        return failed(what, where=_cause_of_difference(whole, second, difference), why=why, fix=fix)
     spoiled = _roll_back_problem(subject)
     if spoiled:
-        return failed(
-            spoiled,
-            where=source_line(rollback.go_back),
-            why="weights without their moments and data position diverge again",
-            fix="restore weights, every moment, averages and counters together, and skip the data that led there",
-        )
+        why = "weights without their moments and data position diverge again"
+        fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
+        return failed(spoiled, where=source_line(rollback.go_back), why=why, fix=fix)
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
 
 
@@ -237,12 +232,10 @@ def side_effects(subject: Subject) -> Finding:
     modes = [n for n, m in busy.system.named_modules() if not m.training]
     if difference or modes:
         what = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
-        return failed(
-            f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}",
-            where=_cause_of_side_effect(busy),
-            why="how often you evaluate changes the result: runs cannot be compared",
-            fix="evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there",
-        )
+        what = f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}"
+        why = "how often you evaluate changes the result: runs cannot be compared"
+        fix = "evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there"
+        return failed(what, where=_cause_of_side_effect(busy), why=why, fix=fix)
     return passed("looking on changes nothing, bitwise")
 
 
@@ -302,12 +295,9 @@ def crash_safety(subject: Subject) -> Finding:
     if problem:
         cause = saving.save if "ends the run" in problem else checkpoint.save
         cause = checkpoint_loading.load_newest if "flipped bit" in problem else cause
-        return failed(
-            problem,
-            where=source_line(cause),
-            why="one full disk or power cut at the wrong moment loses the run",
-            fix="write aside, sync, verify, rename; load the newest that matches its checksums",
-        )
+        why = "one full disk or power cut at the wrong moment loses the run"
+        fix = "write aside, sync, verify, rename; load the newest that matches its checksums"
+        return failed(problem, where=source_line(cause), why=why, fix=fix)
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
 
 
