@@ -65,13 +65,10 @@ def unused_settings(subject: Subject) -> Finding:
         value = configs.flatten(subject.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"
-        return failed(
-            f"{unread[0]}={value} is read by nothing",
-            where=source_line(subject.recipe.presets[subject.preset]),
-            why="the setting has no effect: the run is the same without it",
-            fix="connect it to the code that should use it, or remove it",
-            severity=severity,
-        )
+        what = f"{unread[0]}={value} is read by nothing"
+        why = "the setting has no effect: the run is the same without it"
+        fix = "connect it to the code that should use it, or remove it"
+        return failed(what, where=source_line(subject.recipe.presets[subject.preset]), why=why, fix=fix, severity=severity)
     return passed(f"{len(_set_fields(subject.config))} fields are set, and all are read")
 
 
@@ -97,22 +94,18 @@ def _still_unread(subject: Subject, record: _Record, engine: Engine) -> list[str
         subject.recipe.open_data(record.of(subject.config))  # the run's own data, already prepared
         unread = _unread(subject, record)
     if unread:
+        # What a run does at its end, since some fields matter only there. Errors are left to other checks.
         record.wanted = set(unread)
         with contextlib.suppress(_AllRead):
-            _end_of_run(subject, engine)
+            engine.begin(2, 1.0)
+            with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(Exception), engine.evaluating():
+                engine.system.sample(Request(Path(scratch)), engine)
+                engine.system.evaluate(small_source(subject.data.valid), engine)
     return _unread(subject, record)
 
 
 def _unread(subject: Subject, record: _Record) -> list[str]:
     return sorted(key for key in _set_fields(subject.config) if key not in record.seen)
-
-
-def _end_of_run(subject: Subject, engine: Engine) -> None:
-    """Does what a run does at its end, since some fields matter only there. Errors are left to other checks."""
-    engine.begin(2, 1.0)
-    with tempfile.TemporaryDirectory() as scratch, contextlib.suppress(Exception), engine.evaluating():
-        engine.system.sample(Request(Path(scratch)), engine)
-        engine.system.evaluate(small_source(subject.data.valid), engine)
 
 
 class _AllRead(BaseException):

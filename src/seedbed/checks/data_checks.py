@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
@@ -42,33 +43,23 @@ def data_split(subject: Subject) -> Finding:
     fix = "keep one contiguous part, with a gap, for evaluation"
     for name in set(train.arrays) & set(valid.arrays):
         if np.may_share_memory(train.arrays[name], valid.arrays[name]):
-            return failed(
-                f"training and validation rows of `{name}` are the same memory, in part or in whole",
-                where=source_line(subject.recipe.function("data", "open_data")),
-                why="the score would be earned on what was trained on: over-fitting looks like progress",
-                fix=fix,
-            )
+            what = f"training and validation rows of `{name}` are the same memory, in part or in whole"
+            why = "the score would be earned on what was trained on: over-fitting looks like progress"
+            return failed(what, where=source_line(subject.recipe.function("data", "open_data")), why=why, fix=fix)
     seen = [_hash(row) for row in _draw(subject, train)]
     ratio, limit = len(set(seen)) / len(seen), MIN_DISTINCT * _expected_distinct(len(seen), train)
     if ratio < limit:
-        return failed(
-            f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples",
-            where=source_line(type(train).locate) if type(train).locate is not Source.locate else subject.batch_line(),
-            why="the model would memorise a few samples and ignore the rest",
-            fix="look for a modulo, a fixed index or a wrong stride in locate()",
-            value=ratio,
-            limit=limit,
-        )
+        where = source_line(type(train).locate) if type(train).locate is not Source.locate else subject.batch_line()
+        what = f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples"
+        why = "the model would memorise a few samples and ignore the rest"
+        fix = "look for a modulo, a fixed index or a wrong stride in locate()"
+        return failed(what, where=where, why=why, fix=fix, value=ratio, limit=limit)
     distance, times = _commonest_distance(seen)
     if not train.arrays and times > MAX_ECHO * len(seen):
-        return failed(
-            f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}",
-            where=subject.batch_line(),
-            why="the model would memorise what comes again and know nothing of the rest",
-            fix="make each sample from its whole counter: look for a modulo or a truncated seed",
-            value=times / len(seen),
-            limit=MAX_ECHO,
-        )
+        what = f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}"
+        why = "the model would memorise what comes again and know nothing of the rest"
+        fix = "make each sample from its whole counter: look for a modulo or a truncated seed"
+        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=times / len(seen), limit=MAX_ECHO)
     held = [_hash(row) for row in _draw(subject, valid)]
     overlap, most = _known(seen, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(seen, held)
     if overlap > most and train.num_items <= len(seen):
@@ -120,14 +111,10 @@ def id_coverage(subject: Subject) -> Finding:
     shown = f" ({subject.probe.decode(torch.tensor([top]))!r})" if subject.probe.decode else ""
     limit = max(MAX_SHARE, 1.3 / len(values))  # of two ids one is always half of all
     if share > limit:
-        return failed(
-            f"{share:.0%} of all tokens are id {top}{shown}",
-            where=subject.batch_line(),
-            why="the model learns that id and little else, and the loss is misleadingly low",
-            fix="check the tokenizer's table against the text, and how unknown or padding ids are made",
-            value=share,
-            limit=limit,
-        )
+        what = f"{share:.0%} of all tokens are id {top}{shown}"
+        why = "the model learns that id and little else, and the loss is misleadingly low"
+        fix = "check the tokenizer's table against the text, and how unknown or padding ids are made"
+        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=share, limit=limit)
     return passed(f"{len(values)} ids seen, the commonest{shown} is {share:.0%}", share, limit)
 
 
@@ -139,12 +126,10 @@ def decoding(subject: Subject) -> Finding:
     texts = [probe.decode(row) for row in probe.batch[probe.inputs]]
     for number, text in enumerate(texts):
         if not probe.holds(text):
-            return failed(
-                f"row {number} of a batch reads {text[:40]!r} and is not in the source",
-                where=subject.batch_line(),
-                why="tokens and vocabulary disagree, or rows are torn: the model would learn noise",
-                fix="rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them",
-            )
+            what = f"row {number} of a batch reads {text[:40]!r} and is not in the source"
+            why = "tokens and vocabulary disagree, or rows are torn: the model would learn noise"
+            fix = "rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them"
+            return failed(what, where=subject.batch_line(), why=why, fix=fix)
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
 
 
@@ -173,12 +158,8 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
     """What, why, fix and severity of the first fault of a batch entry."""
     if not torch.isfinite(value).all():
         bad = int((~torch.isfinite(value)).sum())
-        return (
-            f"`{name}` holds {bad} numbers that are not finite",
-            "one of them makes every weight NaN",
-            "clean the source",
-            "err",
-        )
+        what = f"`{name}` holds {bad} numbers that are not finite"
+        return what, "one of them makes every weight NaN", "clean the source", "err"
     low, high, std = float(value.min()), float(value.max()), float(value.std())
     if value.numel() > 1 and low == high and declared != (low, high):
         return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
@@ -189,12 +170,8 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
             return what, "the model receives values it was not made for", "normalise once, with the range that is declared", "err"
         if floating and high - low < span / 2:
             what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
-            return (
-                what,
-                "it was scaled twice, or with the wrong range: the signal is faint",
-                "drop one of the two scalings",
-                "err",
-            )
+            why = "it was scaled twice, or with the wrong range: the signal is faint"
+            return what, why, "drop one of the two scalings", "err"
     elif floating and not SCALE[0] <= std <= SCALE[1]:
         what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
         why = "raw bytes, or a division made twice: first layers saturate or see nothing"
@@ -211,14 +188,10 @@ def fingerprint(subject: Subject) -> Finding:
     same = float(np.mean(np.asarray(stored[:size]) == np.asarray(fresh[:size]))) if size else 0.0
     if same < 1.0:
         first = int(np.argmax(np.asarray(stored[:size]) != np.asarray(fresh[:size]))) if size else 0
-        return failed(
-            f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}",
-            where=subject.batch_line(),
-            why="the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise",
-            fix="delete the store and prepare the data again",
-            value=1 - same,
-            limit=0.0,
-        )
+        what = f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}"
+        why = "the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise"
+        fix = "delete the store and prepare the data again"
+        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=1 - same, limit=0.0)
     return passed(f"{size:,} re-encoded ids equal the stored ones")
 
 
@@ -227,16 +200,11 @@ def data_determinism(subject: Subject) -> Finding:
     """An item depends on its index alone: not on its batch, the random state, the tier, or writes into an earlier batch."""
     feed, again = (subject.feed(subject.data.train, ROWS) for _ in range(2))
     mapped = Feed(subject.data.train, batch=ROWS, parts=1, seed=subject.config.seed, device=torch.device("cpu"), limit_bytes=0)
-    try:
+    with contextlib.closing(mapped):
         for problem, where in _impurities(subject, feed, again, mapped):
-            return failed(
-                problem,
-                where=where,
-                why="batches are torn or not reproducible, and a resumed run is another run",
-                fix="make items from the raw rows and `index` alone, and give every batch its own memory",
-            )
-    finally:
-        mapped.close()
+            why = "batches are torn or not reproducible, and a resumed run is another run"
+            fix = "make items from the raw rows and `index` alone, and give every batch its own memory"
+            return failed(problem, where=where, why=why, fix=fix)
     return passed("alone, in another batch, with another seed, memory-mapped, and after an in-place write: the same bytes")
 
 
@@ -286,14 +254,10 @@ def epoch_order(subject: Subject) -> Finding:
         return failed(problem, where=where, why=why, fix=fix)
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
-        return failed(
-            f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)",
-            where=source_line(type(source).locate),
-            why="data is lost in every epoch",
-            fix="check num_items and the first and last row that locate() names",
-            value=lost,
-            limit=limit,
-        )
+        what = f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)"
+        why = "data is lost in every epoch"
+        fix = "check num_items and the first and last row that locate() names"
+        return failed(what, where=source_line(type(source).locate), why=why, fix=fix, value=lost, limit=limit)
     return passed(f"{num:,} indices, each once, in three orders; {lost:,} rows left over", lost, limit)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from pathlib import Path
@@ -36,14 +37,11 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
     data = recipe.open_data(config)
     engine = build(recipe, config, data)
     system = engine.system
-    feed = Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)
-    try:
-        feed.load(batch_number * config.batch)
-        batch = feed.part(0)
-    finally:
-        feed.close()
-    entries = [facts(key, value) for key, value in batch.items()]
     first = batch_number * config.batch
+    with contextlib.closing(Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)) as feed:
+        feed.load(first)
+        batch = feed.part(0)
+    entries = [facts(key, value) for key, value in batch.items()]
     items = Order(data.train.num_items, config.seed).at(first, config.batch)[1].tolist() if data.train.arrays else []
     rows = decode(system, batch, num)
     pictures = [str(draw(key, value, folder)) for key, value in batch.items() if images(value) is not None]
@@ -115,10 +113,7 @@ def images(value: Tensor) -> np.ndarray | None:
         value = value.movedim(1, -1)
     if value.shape[-1] not in (1, 3) or min(value.shape[1:3]) < MIN_SIDE:
         return None
-    return _as_bytes(value[:NUM_TILES])
-
-
-def _as_bytes(value: Tensor) -> np.ndarray:
+    value = value[:NUM_TILES]
     if value.dtype == torch.uint8:
         return value.numpy()
     x = torch.nan_to_num(value.detach().double())

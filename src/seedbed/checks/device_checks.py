@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from seedbed.checks import short_runs
+from seedbed.checks.objective_checks import is_deterministic
 from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.subject import CPU, PERTURBATION, Subject, source_line
 from seedbed.checks.watch_ops import Operations, RoundedProducts
 from seedbed.config import override
 from seedbed.report.findings import Finding
-from seedbed.train.engine import Engine
+from seedbed.train.engine import Engine, pick_device
 from seedbed.train.system import Batch, System
 
 # CPU against GPU, float32, TF32 off.
@@ -40,7 +41,7 @@ def device_parity(subject: Subject) -> Finding:
     device = _device()
     if device is None:
         return skipped("no accelerator")
-    if _noisy(subject):
+    if not is_deterministic(subject, subject.perturbed()):
         return skipped("the loss draws noise, and devices draw different noise")
     allowed = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -48,25 +49,21 @@ def device_parity(subject: Subject) -> Finding:
         (loss, grads), (other, theirs) = _one_step(subject, CPU), _one_step(subject, device)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = allowed
-    errors = {n: _relative(grads[n], theirs[n]) for n in grads if n in theirs}
+    errors = {n: float((g - theirs[n]).norm() / g.norm().clamp_min(1e-12)) for n, g in grads.items() if n in theirs}
     name = max(errors, key=lambda n: errors[n])
     worst = max(errors[name], abs(loss - other) / max(abs(loss), 1e-12))
     if not worst <= PARITY_LIMIT:
-        return failed(
-            f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart",
-            where=subject.locate(short_runs.owner(subject.perturbed(), name)),
-            why="a kernel of this device computes something else",
-            fix="call contiguous() before the operation, replace it, or use another device; report it to torch",
-            value=worst,
-            limit=PARITY_LIMIT,
-        )
+        where = subject.locate(short_runs.owner(subject.perturbed(), name))
+        what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
+        why = "a kernel of this device computes something else"
+        fix = "call contiguous() before the operation, replace it, or use another device; report it to torch"
+        return failed(what, where=where, why=why, fix=fix, value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
 
 
 def _device() -> torch.device | None:
-    if torch.cuda.is_available():
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("mps") if torch.backends.mps.is_available() else None
+    found = pick_device("auto")
+    return None if found.type == "cpu" else found
 
 
 def _one_step(
@@ -92,17 +89,6 @@ def perturbed_engine(subject: Subject, device: torch.device, *assignments: str, 
     engine = Engine(system.to(device), config, device)
     engine.variant = system.variant(0, subject.small.steps)
     return engine
-
-
-def _noisy(subject: Subject) -> bool:
-    """Whether the loss depends on random numbers, which differ legitimately between devices."""
-    system, batch = subject.perturbed(), subject.perturbed_batch()
-    with torch.no_grad():
-        return not torch.equal(subject.loss_of(system, batch, seed=1), subject.loss_of(system, batch, seed=2))
-
-
-def _relative(a: Tensor, b: Tensor) -> float:
-    return float((a - b).norm() / a.norm().clamp_min(1e-12))
 
 
 def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, str]:
@@ -139,15 +125,11 @@ def precision(subject: Subject) -> Finding:
     cosine, name = _cosine(grads, halved)
     limit = max(1 - COSINE_LIMIT, ROUNDINGS * steep)
     if not (apart <= max(LOSS_LIMIT, ROUNDINGS * rounding) and 1 - cosine <= limit):
-        return failed(
-            f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}",
-            where=subject.locate(short_runs.owner(subject.perturbed(), name)) if name else subject.objective_line(),
-            why="in half precision this part is trained in another direction",
-            fix="compute it in float32: with torch.autocast(device, enabled=False)",
-            value=1 - cosine,
-            limit=limit,
-            severity=severity,
-        )
+        where = subject.locate(short_runs.owner(subject.perturbed(), name)) if name else subject.objective_line()
+        what = f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}"
+        why = "in half precision this part is trained in another direction"
+        fix = "compute it in float32: with torch.autocast(device, enabled=False)"
+        return failed(what, where=where, why=why, fix=fix, value=1 - cosine, limit=limit, severity=severity)
     return passed("bf16 points where float32 points", 1 - cosine, limit)
 
 
@@ -155,8 +137,11 @@ def _compiled_error(subject: Subject) -> float | None:
     """Distance between 4 compiled and 4 eager steps with a changing lr; only where the preset compiles on a GPU."""
     if subject.config.compile == "off" or not torch.cuda.is_available():
         return None
-    if not subject.full and _operations(subject) > MAX_OPERATIONS:
-        return None
+    if not subject.full:
+        with Operations() as seen:
+            subject.loss_of(subject.fresh_system(), subject.batch())
+        if seen.num > MAX_OPERATIONS:
+            return None
     from seedbed.train.capture import compile_system
 
     device, ends = torch.device("cuda", torch.cuda.current_device()), []
@@ -170,22 +155,21 @@ def _compiled_error(subject: Subject) -> float | None:
     return abs(ends[0] - ends[1]) / max(abs(ends[0]), 1e-12)
 
 
-def _operations(subject: Subject) -> int:
-    """The number of operations in the forward pass of a step."""
-    with Operations() as seen:
-        subject.loss_of(subject.fresh_system(), subject.batch())
-    return seen.num
-
-
 @check("G3", "memory layout", "err", humbatova=(13, 7))
 def memory_layout(subject: Subject) -> Finding:
     system = subject.perturbed()
-    problem = _written_inputs(subject, system)
-    if problem:
+    given, kept = subject.perturbed_batch(), {k: v.clone() for k, v in subject.perturbed_batch().items()}
+    base = _loss(subject, system, given)
+    written = next((k for k in given if not torch.equal(given[k], kept[k])), None)
+    if written is not None:
+        what = f"the loss writes into its input {written!r}"
         why = "the feed's memory is shared: others see the batch change"
-        return failed(problem, where=short_runs.loss_line(subject), why=why, fix="work on a copy: x = x + ..., not x += ...")
-    base = _loss(subject, system, subject.perturbed_batch())
-    for title, change in (("strided", _strided), ("expanded", _expanded)):
+        return failed(what, where=short_runs.loss_line(subject), why=why, fix="work on a copy: x = x + ..., not x += ...")
+    changes = {
+        "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x,
+        "expanded": lambda x: x[:1].expand_as(x) if x.ndim and len(x) else x,  # the first row, without copying
+    }
+    for title, change in changes.items():
         batch = {k: change(v) for k, v in subject.perturbed_batch().items()}
         wanted = base if title == "strided" else _loss(subject, system, {k: v.contiguous().clone() for k, v in batch.items()})
         try:
@@ -213,24 +197,6 @@ def memory_layout(subject: Subject) -> Finding:
 def _loss(subject: Subject, system: System, batch: Batch) -> float:
     with torch.no_grad():
         return float(subject.loss_of(system, batch))
-
-
-def _strided(x: Tensor) -> Tensor:
-    return torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x
-
-
-def _expanded(x: Tensor) -> Tensor:
-    """The first row expanded five times without copying."""
-    return x[:1].expand_as(x) if x.ndim and len(x) else x
-
-
-def _written_inputs(subject: Subject, system: System) -> str:
-    batch = subject.perturbed_batch()
-    kept = {k: v.clone() for k, v in batch.items()}
-    with torch.no_grad():
-        subject.loss_of(system, batch)
-    name = next((k for k in batch if not torch.equal(batch[k], kept[k])), "")
-    return f"the loss writes into its input {name!r}" if name else ""
 
 
 def _two_passes(subject: Subject) -> str:
@@ -265,12 +231,8 @@ def host_sync(subject: Subject) -> Finding:
     syncs = [w for w in caught if "synchron" in str(w.message)]
     if syncs:
         first = syncs[0]
-        return failed(
-            f"a step waits for the GPU {len(syncs)} times",
-            where=f"{first.filename}:{first.lineno}",
-            why="the GPU idles while Python thinks, and the step cannot be captured",
-            fix="return tensors; call no item(), cpu(), bool() or nonzero() on them inside update",
-            value=float(len(syncs)),
-            limit=0.0,
-        )
+        what = f"a step waits for the GPU {len(syncs)} times"
+        why = "the GPU idles while Python thinks, and the step cannot be captured"
+        fix = "return tensors; call no item(), cpu(), bool() or nonzero() on them inside update"
+        return failed(what, where=f"{first.filename}:{first.lineno}", why=why, fix=fix, value=float(len(syncs)), limit=0.0)
     return passed("a step never waits for the GPU", 0.0, 0.0)

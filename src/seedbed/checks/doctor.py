@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -55,7 +56,9 @@ def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool)
     num_params, data_files, problems = 0, (), []
     try:
         data = recipe.open_data(config)
-        data_files = _files_of(data)
+        arrays = [array for source in (data.train, data.valid) for array in source.arrays.values()]
+        # The files behind the memory-mapped ones.
+        data_files = tuple(dict.fromkeys(Path(a.filename) for a in arrays if getattr(a, "filename", None)))
         num_params = sum(p.numel() for p in recipe.build(config, data).parameters())
     except UserError as problem:
         why, fix = "the run could not start", f"try: seedbed train {name}, or: seedbed data --help"
@@ -63,17 +66,13 @@ def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool)
     return Plan(runs, cache, dirty, config, num_params, data_files, started), problems
 
 
-def _files_of(data: Any) -> tuple[Path, ...]:
-    """The files behind the memory-mapped arrays of both splits."""
-    arrays = [array for source in (data.train, data.valid) for array in source.arrays.values()]
-    return tuple(dict.fromkeys(Path(a.filename) for a in arrays if getattr(a, "filename", None)))
-
-
 def examine(machine: Machine, plan: Plan) -> list[Finding]:
     """Runs all probes in order. A probe that raises becomes a finding of its own."""
     lines = _guarded("speed", lambda: list(probes.speed(machine, plan)))  # before compilation loads the machine
     hurry = time.perf_counter() - plan.started > probes.COMPILE_START
-    process = None if hurry else _try(lambda: machine.start_compile("cuda" if machine.gpus() else "cpu"))
+    process = None
+    with contextlib.suppress(Exception):
+        process = None if hurry else machine.start_compile("cuda" if machine.gpus() else "cpu")
     try:
         for probe in probes.PROBES:
             lines += _guarded(probe.__name__, lambda probe=probe: list(probe(machine, plan)))
@@ -91,13 +90,6 @@ def _guarded(name: str, work: Any) -> list[Finding]:
     except Exception as error:
         what, why = one_line(f"{type(error).__name__}: {error}"), "this probe could not finish: a fault of the doctor"
         return [Finding("P0", name, "broken", "err", what=what, why=why, fix="please report this line")]
-
-
-def _try(work: Any) -> Any:
-    try:
-        return work()
-    except Exception:
-        return None
 
 
 def exit_code(findings: list[Finding]) -> int:

@@ -40,6 +40,11 @@ def line(id: str, title: str, level: Level, what: str, why: str = "", fix: str =
     return Finding(id, title, status, severity, what=what, why=why, fix=fix)
 
 
+def judged(id: str, title: str, level: Level, bad: bool, what: str, why: str, fix: str) -> Finding:
+    """The finding of a probe: `level` where it is `bad`, else ok."""
+    return line(id, title, level, what, why, fix) if bad else line(id, title, "ok", what)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a run needs: its folders and, for a preset, the size of its checkpoints and its data files."""
@@ -87,31 +92,18 @@ def disk(machine: Machine, plan: Plan) -> Iterator[Finding]:
         keep = plan.config.keep
         needed = (keep + SPARE_CHECKPOINTS) * plan.checkpoint_bytes * SPARE + LOG_BYTES
         seen = f"{size(free)} free, {size(needed)} needed to keep {keep} checkpoints of {size(plan.checkpoint_bytes)}"
-        if free < needed:
-            yield line(
-                "P2", "disk space", "failure", seen, "the run would die while saving", f"{fix}, or keep={max(1, keep // 2)}"
-            )
-        else:
-            yield line("P2", "disk space", "ok", seen)
-    elif free < MIN_FREE:
-        yield line("P2", "disk space", "failure", seen, "a run would soon be unable to save", fix)
+        why, fix = "the run would die while saving", f"{fix}, or keep={max(1, keep // 2)}"
+        yield judged("P2", "disk space", "failure", free < needed, seen, why, fix)
     else:
-        yield line("P2", "disk space", "ok", seen)
+        yield judged("P2", "disk space", "failure", free < MIN_FREE, seen, "a run would soon be unable to save", fix)
     if 0 <= inodes < MIN_INODES:
         seen = f"{inodes} more files may be created"
         yield line("P2", "inodes", "failure", seen, "no file can be created although there is space", "delete small files")
-    yield _disk_speed(machine, plan)
-
-
-def _disk_speed(machine: Machine, plan: Plan) -> Finding:
     speed = machine.write_speed(plan.runs)
     seconds = plan.checkpoint_bytes / speed
-    seen = f"{size(speed)}/s written and synced"
-    seen += f", {seconds:.1f} s per checkpoint" if plan.config else ""
-    if speed < SLOW_DISK or seconds > SLOW_SAVE:
-        why = "training stops while a checkpoint is written"
-        return line("P2", "disk speed", "warning", seen, why, "a local disk with --runs DIR, or a larger every.save")
-    return line("P2", "disk speed", "ok", seen)
+    seen = f"{size(speed)}/s written and synced" + (f", {seconds:.1f} s per checkpoint" if plan.config else "")
+    why, fix = "training stops while a checkpoint is written", "a local disk with --runs DIR, or a larger every.save"
+    yield judged("P2", "disk speed", "warning", speed < SLOW_DISK or seconds > SLOW_SAVE, seen, why, fix)
 
 
 def gpu(machine: Machine, plan: Plan) -> Iterator[Finding]:
@@ -122,11 +114,9 @@ def gpu(machine: Machine, plan: Plan) -> Iterator[Finding]:
     for index, facts in enumerate(found):
         taken = facts["total"] - facts["free"] - facts["own"]
         seen = f"{facts['name']}, {size(facts['free'])} of {size(facts['total'])} free"
-        if taken > FOREIGN_SHARE * facts["total"]:
-            why = f"{size(taken)} are used by other processes: less memory, and shared compute"
-            yield line("P3", f"GPU {index}", "warning", seen, why, "nvidia-smi shows whose they are; end them or use another GPU")
-        else:
-            yield line("P3", f"GPU {index}", "ok", seen)
+        why = f"{size(taken)} are used by other processes: less memory, and shared compute"
+        fix = "nvidia-smi shows whose they are; end them or use another GPU"
+        yield judged("P3", f"GPU {index}", "warning", taken > FOREIGN_SHARE * facts["total"], seen, why, fix)
     yield _gpu_arithmetic(machine)
 
 
@@ -154,9 +144,8 @@ def _gpu_arithmetic(machine: Machine) -> Finding:
             "P3", "GPU works", "failure", seen, "training would fail the same way", "check nvidia-smi, driver and other users"
         )
     seen = f"product and gradient within {error:.0e} of the CPU's (limit {GPU_ERROR:.0e})"
-    if not error <= GPU_ERROR:  # a NaN must not pass
-        return line("P3", "GPU works", "failure", seen, "what it computes is wrong", "another GPU or driver; report the device")
-    return line("P3", "GPU works", "ok", seen)
+    why, fix = "what it computes is wrong", "another GPU or driver; report the device"
+    return judged("P3", "GPU works", "failure", not error <= GPU_ERROR, seen, why, fix)  # a NaN must not pass
 
 
 def versions(machine: Machine, plan: Plan) -> Iterator[Finding]:
@@ -240,50 +229,29 @@ def _await_compile(process: Any, plan: Plan, bad: Level, fix: str) -> Finding:
 def limits(machine: Machine, plan: Plan) -> Iterator[Finding]:
     cores, threads = machine.num_cores(), machine.num_threads()
     seen = f"{threads} threads, {cores:g} cores"
-    if threads > max(cores, 1):
-        why = "threads that fight for cores made runs 10 to 40 times slower here"
-        yield line("P5", "threads", "warning", seen, why, f"OMP_NUM_THREADS={max(1, int(cores))}")
-    else:
-        yield line("P5", "threads", "ok", seen)
-    yield _memory(machine, plan)
-    soft, hard = machine.open_files()
-    if 0 <= soft < MIN_OPEN_FILES:
-        why = "many data files or workers would fail with 'too many open files'"
-        yield line("P5", "open files", "warning", f"at most {soft}", why, f"ulimit -n {hard if hard > soft else MIN_OPEN_FILES}")
-    else:
-        yield line("P5", "open files", "ok", "no limit" if soft < 0 else f"at most {soft:,}")
-    shared = machine.shared_memory()
-    if shared is not None and shared < MIN_SHARED:
-        why = "seedbed's feed uses threads and needs none; loaders with worker processes would fail"
-        yield line("P5", "shared memory", "warning", f"{size(shared)} free", why, "docker run --shm-size=8g, or --ipc=host")
-    elif shared is not None:
-        yield line("P5", "shared memory", "ok", f"{size(shared)} free")
-    yield from _interpreter(machine)
-
-
-def _memory(machine: Machine, plan: Plan) -> Finding:
+    why, fix = "threads that fight for cores made runs 10 to 40 times slower here", f"OMP_NUM_THREADS={max(1, int(cores))}"
+    yield judged("P5", "threads", "warning", threads > max(cores, 1), seen, why, fix)
     available, total = machine.memory()
     seen = f"{size(available)} of {size(total)} available"
     needed = max(MIN_MEMORY, 2 * plan.checkpoint_bytes)
-    if available < needed:
-        why = f"model, optimizer and a checkpoint being written need about {size(needed)}: the system may kill the run"
-        return line("P5", "memory", "warning", seen, why, "end other programs, or a smaller model")
-    return line("P5", "memory", "ok", seen)
-
-
-def _interpreter(machine: Machine) -> Iterator[Finding]:
+    why = f"model, optimizer and a checkpoint being written need about {size(needed)}: the system may kill the run"
+    yield judged("P5", "memory", "warning", available < needed, seen, why, "end other programs, or a smaller model")
+    soft, hard = machine.open_files()
+    seen = "no limit" if soft < 0 else f"at most {soft:,}"
+    why = "many data files or workers would fail with 'too many open files'"
+    fix = f"ulimit -n {hard if hard > soft else MIN_OPEN_FILES}"
+    yield judged("P5", "open files", "warning", 0 <= soft < MIN_OPEN_FILES, seen, why, fix)
+    shared = machine.shared_memory()
+    if shared is not None:
+        why = "seedbed's feed uses threads and needs none; loaders with worker processes would fail"
+        fix = "docker run --shm-size=8g, or --ipc=host"
+        yield judged("P5", "shared memory", "warning", shared < MIN_SHARED, f"{size(shared)} free", why, fix)
     wrong = {k: v for k, v in machine.encodings().items() if v.lower().replace("-", "") not in ("utf8", "cp65001")}
-    if wrong:
-        seen = ", ".join(f"{name}: {value}" for name, value in wrong.items())
-        yield line(
-            "P5", "UTF-8", "warning", seen, "texts and samples would be damaged or refused", "export PYTHONUTF8=1 LC_ALL=C.UTF-8"
-        )
-    else:
-        yield line("P5", "UTF-8", "ok", "files, texts and terminal")
-    if machine.asserts_are_on():
-        yield line("P5", "assertions", "ok", "on")
-    else:
-        yield line("P5", "assertions", "warning", "off (-O)", "shape assertions are disabled", "drop -O, unset PYTHONOPTIMIZE")
+    seen = ", ".join(f"{name}: {value}" for name, value in wrong.items()) or "files, texts and terminal"
+    why, fix = "texts and samples would be damaged or refused", "export PYTHONUTF8=1 LC_ALL=C.UTF-8"
+    yield judged("P5", "UTF-8", "warning", bool(wrong), seen, why, fix)
+    off, why = not machine.asserts_are_on(), "shape assertions are disabled"
+    yield judged("P5", "assertions", "warning", off, "off (-O)" if off else "on", why, "drop -O, unset PYTHONOPTIMIZE")
 
 
 def clock(machine: Machine, plan: Plan) -> Iterator[Finding]:
@@ -309,22 +277,17 @@ def speed(machine: Machine, plan: Plan) -> Iterator[Finding]:
     refused = [name for name, t in times.items() if t is None]
     ranked = sorted(works, key=lambda name: works[name])
     seen = ", ".join(f"{name} {works[name] * 1e3:.2f} ms" for name in ranked) + "".join(f", {n} refuses" for n in refused)
-    if set(works) <= {"math"} and facts:
-        why = "only the slow kernel works: attention will take several times as long"
-        yield line("P6", "attention", "warning", seen, why, "a torch build with flash attention for this GPU")
-    else:
-        yield line("P6", "attention", "ok", seen)
+    slow, why = set(works) <= {"math"} and bool(facts), "only the slow kernel works: attention will take several times as long"
+    yield judged("P6", "attention", "warning", slow, seen, why, "a torch build with flash attention for this GPU")
     measured = machine.speeds(device)
     table = next((values for name, values in REFERENCE.items() if facts and name in facts[0]["name"]), {})
     for key, value in measured.items():
         name, unit = UNITS[key]
         expected = table.get(key)
         seen = _rate(value, unit) + (f", expected {_rate(expected, unit)}" if expected else "")
-        if expected and value < SLOW_SHARE * expected:
-            why = "the GPU runs below its own speed: heat, power limit, another tenant or a narrow slot"
-            yield line("P6", name, "warning", seen, why, "nvidia-smi -q -d PERFORMANCE,CLOCK names the cause")
-        else:
-            yield line("P6", name, "ok", seen)
+        why = "the GPU runs below its own speed: heat, power limit, another tenant or a narrow slot"
+        slow = value < SLOW_SHARE * (expected or 0.0)
+        yield judged("P6", name, "warning", slow, seen, why, "nvidia-smi -q -d PERFORMANCE,CLOCK names the cause")
 
 
 def _rate(value: float, unit: str) -> str:
@@ -341,24 +304,21 @@ def launcher(machine: Machine, plan: Plan) -> Iterator[Finding]:
         yield _slurm_job(machine, job)
         return
     status, output = machine.call(["sbatch", "--test-only", "--time=1", "--wrap=true"], 3.0)
-    if status:
-        seen = (output.strip().splitlines() or [f"status {status}"])[-1][:160]
-        yield line(
-            "P7", "Slurm", "warning", f"a test submission failed: {seen}", "jobs would be refused", "name account and partition"
-        )
-    else:
-        yield line("P7", "Slurm", "ok", "a test submission is accepted")
+    error = (output.strip().splitlines() or [f"status {status}"])[-1][:160]
+    seen = f"a test submission failed: {error}" if status else "a test submission is accepted"
+    yield judged("P7", "Slurm", "warning", bool(status), seen, "jobs would be refused", "name account and partition")
 
 
 def _slurm_job(machine: Machine, job: str) -> Finding:
     status, output = machine.call(["scontrol", "show", "job", job], 3.0)
+    fix = "#SBATCH --signal=TERM@120"
     if status:
         why = "whether the job is warned before its end is unknown"
-        return line("P7", "Slurm", "note", f"inside job {job}; scontrol does not answer", why, "#SBATCH --signal=TERM@120")
-    if "Signal=" not in output:
-        why = "a job that is ended at its time limit without a warning loses the steps since its last checkpoint"
-        return line("P7", "Slurm", "warning", f"inside job {job}, no signal before the end", why, "#SBATCH --signal=TERM@120")
-    return line("P7", "Slurm", "ok", f"inside job {job}, with a signal before the end")
+        return line("P7", "Slurm", "note", f"inside job {job}; scontrol does not answer", why, fix)
+    silent = "Signal=" not in output
+    why = "a job that is ended at its time limit without a warning loses the steps since its last checkpoint"
+    seen = f"inside job {job}, {'no' if silent else 'with a'} signal before the end"
+    return judged("P7", "Slurm", "warning", silent, seen, why, fix)
 
 
 def source(machine: Machine, plan: Plan) -> Iterator[Finding]:
@@ -372,16 +332,12 @@ def source(machine: Machine, plan: Plan) -> Iterator[Finding]:
         return
     commit = (facts["commit"] or "no commit yet")[:10]
     changed = [*facts["changed"], *facts["untracked"]]
-    if not changed:
-        yield line("P8", "git", "ok", f"clean at {commit}")
-        return
     names = ", ".join(changed[:3]) + " …" * (len(changed) > 3)
-    seen = f"{len(changed)} changed or new since {commit}: {names}"
+    seen = f"{len(changed)} changed or new since {commit}: {names}" if changed else f"clean at {commit}"
+    why, fix = "train would refuse: such a result cannot be rebuilt", "commit them, or train with --dirty"
     if plan.dirty:
-        yield line("P8", "git", "note", seen, "a patch is saved with every run", "nothing to do: --dirty was given")
-    else:
-        why = "train would refuse: such a result cannot be rebuilt"
-        yield line("P8", "git", "failure", seen, why, "commit them, or train with --dirty")
+        why, fix = "a patch is saved with every run", "nothing to do: --dirty was given"
+    yield judged("P8", "git", "note" if plan.dirty else "failure", bool(changed), seen, why, fix)
 
 
 PROBES: tuple[Callable[[Machine, Plan], Iterator[Finding]], ...] = (

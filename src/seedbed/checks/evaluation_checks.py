@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.engine import Engine
 from seedbed.train.probe import Probe
+from seedbed.train.system import System
 
 # Train against evaluation loss, float32: clean at most 3e-7.
 SAME_LIMIT = 1e-5
@@ -74,23 +75,27 @@ def _noisy_module(subject: Subject, engine: Engine) -> tuple[str, Any] | None:
     system.train()
     (given_a, shown_a), (given_b, shown_b) = runs
     for (name, module, a), (_, _, b), x, y in zip(shown_a, shown_b, given_a, given_b, strict=False):
-        if a.shape == b.shape and not torch.equal(a, b) and _same(x, y):
+        same = len(x) == len(y) and all(v.shape == w.shape and torch.equal(v, w) for v, w in zip(x, y, strict=True))
+        if a.shape == b.shape and not torch.equal(a, b) and same:
             return name, module
-    if subject.probe is not None:
-        return _noisy_prediction(subject, system)
-    return None
+    if subject.probe is None:
+        return None
+    probe = capabilities.probe(system.eval(), subject.batch(0))
+    assert probe is not None
+    predictions = _with_seeds(system, lambda: probe.predict(probe.batch))
+    return None if torch.equal(*predictions) else ("the prediction", type(system).loss)
 
 
-def _noisy_prediction(subject: Subject, system: Any) -> tuple[str, Any] | None:
+def _with_seeds(system: System, act: Callable[[], Any]) -> list[Any]:
+    """Two results in evaluation mode, each with its own seed."""
     system.eval()
-    probe = system.probe(subject.batch(0))
     values = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
-            values.append(probe.predict(probe.batch))
+            values.append(act())
     system.train()
-    return None if torch.equal(*values) else ("the prediction", type(system).loss)
+    return values
 
 
 @contextlib.contextmanager
@@ -104,27 +109,25 @@ def _inputs_of(system: torch.nn.Module) -> Iterator[list[Any]]:
             values = [*args, *kwargs.values()]
             seen.append([v.detach().clone() for v in values if isinstance(v, torch.Tensor)])
 
-    handles = [m.register_forward_hook(keep, with_kwargs=True) for n, m in system.named_modules() if n]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in list(system.modules())[1:]:
+            hooks.enter_context(module.register_forward_hook(keep, with_kwargs=True))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 @check("V2", "eval loss", "err", humbatova=(11,))
 def eval_loss(subject: Subject) -> Finding:
     engine = perturbed_engine(subject, CPU)
-    source = small_source(subject.data.valid, num_rows=_whole_items(subject))
+    step, over = _step_of_items(subject.data.valid)
+    source = small_source(subject.data.valid, num_rows=NUM_ROWS // step * step + over)
     if source.num_items > 4000 or not source.num_items:
         return skipped("the held-out set cannot be reduced to one batch")
     numbers = _evaluate(engine, source)
     name, value = next(iter(numbers.items()))
-    measured = _training_names(subject, engine)
+    fresh = subject.fresh_engine("accum=1")
+    fresh.variant = engine.variant
+    fresh.begin(0, 1.0 / subject.small.steps, 0.0)
+    measured = list(fresh.step(lambda part: subject.batch(0)))
     if name not in measured:
         return skipped(f"evaluation reports {name}, training {', '.join(measured)}: nothing to compare")
     with engine.evaluating():
@@ -136,42 +139,17 @@ def eval_loss(subject: Subject) -> Finding:
     # Where the loss draws noise, other noise is legitimate.
     noise = 5 * statistics.stdev(draws) / max(abs(expected), 1e-12)
     if not apart <= max(SAME_LIMIT, noise):
-        return failed(
-            f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}",
-            where=source_line(type(engine.system).evaluate),
-            why="the gap between training and held-out loss is arithmetic, not over-fitting",
-            fix="share one function between loss and evaluate: same reduction, same mask, same terms",
-            value=apart,
-            limit=SAME_LIMIT,
-        )
+        what = f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}"
+        why = "the gap between training and held-out loss is arithmetic, not over-fitting"
+        fix = "share one function between loss and evaluate: same reduction, same mask, same terms"
+        return failed(what, where=source_line(type(engine.system).evaluate), why=why, fix=fix, value=apart, limit=SAME_LIMIT)
     return passed("evaluation and training measure the same on the same items", apart, SAME_LIMIT)
 
 
-def _whole_items(subject: Subject) -> int:
-    """Rows for a whole number of items, where items are contiguous; else the usual number."""
-    spans = [s for s in subject.data.valid.spans.values() if s > 1]
-    step = (spans[0] - 1) if spans else 1
-    return (NUM_ROWS // step) * step + (1 if spans else 0)
-
-
-def _training_names(subject: Subject, engine: Engine) -> list[str]:
-    """The names of the metrics of a training step."""
-    fresh = subject.fresh_engine("accum=1")
-    fresh.variant = engine.variant
-    fresh.begin(0, 1.0 / subject.small.steps, 0.0)
-    return list(fresh.step(lambda part: subject.batch(0)))
-
-
-def _loss_is_noisy(subject: Subject, engine: Engine) -> bool:
-    system = engine.system
-    system.eval()
-    values = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        with torch.no_grad():
-            values.append(loss_now(subject, system, subject.batch(0)))
-    system.train()
-    return values[0] != values[1]
+def _step_of_items(source: Source) -> tuple[int, int]:
+    """Rows from one item to the next, where items are contiguous windows, and how many adjacent ones share; else 1 and 0."""
+    spans = [s for s in source.spans.values() if s > 1]
+    return (spans[0] - 1, 1) if spans else (1, 0)
 
 
 @check("V3", "eval batch size", "err", humbatova=(11,))
@@ -186,31 +164,23 @@ def eval_batch_size(subject: Subject) -> Finding:
         for name, value in numbers.items():
             apart = abs(value - base[name]) / max(abs(base[name]), 1e-12)
             if apart > worst:
-                worst, problem = (
-                    apart,
-                    f"{name} is {base[name]:.6g} at batch {subject.small.batch} and {value:.6g} at batch {rows}",
-                )
+                worst = apart
+                problem = f"{name} is {base[name]:.6g} at batch {subject.small.batch} and {value:.6g} at batch {rows}"
     halves = _halves_error(subject)
     if halves is not None and halves[0] > worst:
         worst, problem = halves
     if worst > PARTS_LIMIT:
-        return failed(
-            problem,
-            where=source_line(type(subject.perturbed()).evaluate),
-            why="a short last batch, or the order of averaging, decides part of the score",
-            fix="sum over targets and divide once by their number; take exp or log at the end",
-            value=worst,
-            limit=PARTS_LIMIT,
-        )
+        where = source_line(type(subject.perturbed()).evaluate)
+        why = "a short last batch, or the order of averaging, decides part of the score"
+        fix = "sum over targets and divide once by their number; take exp or log at the end"
+        return failed(problem, where=where, why=why, fix=fix, value=worst, limit=PARTS_LIMIT)
     return passed("the score does not depend on how the set is split", worst, PARTS_LIMIT)
 
 
 def _halves_error(subject: Subject) -> tuple[float, str] | None:
     """Difference between the weighted score of two unequal parts of the held-out set and that of both together."""
     whole = subject.data.valid
-    spans = [s for s in whole.spans.values() if s > 1]
-    step = (spans[0] - 1) if spans else 1
-    over = 1 if spans else 0  # adjacent windows share their border
+    step, over = _step_of_items(whole)
     # The second part ends in half an item, where items are windows.
     num_a, num_b = 23 * step, 8 * step + step // 2
     if max((len(a) for a in whole.arrays.values()), default=0) < num_a + num_b + over + 1:
@@ -221,7 +191,8 @@ def _halves_error(subject: Subject) -> tuple[float, str] | None:
     if whole in (a, b, both) or not all(s.num_items for s in (a, b, both)):
         return None
     engine = perturbed_engine(subject, CPU)
-    if _loss_is_noisy(subject, engine):
+    one, other = _with_seeds(engine.system, lambda: loss_now(subject, engine.system, subject.batch(0)))
+    if one != other:  # a noisy loss
         return None
     values = [next(iter(_evaluate(engine, s).items())) for s in (a, b, both)]
     expected = (num_a * values[0][1] + num_b * values[1][1]) / (num_a + num_b)
@@ -253,15 +224,11 @@ def shuffled_inputs(subject: Subject) -> Finding:
         # Noise derived from sample counters was equal in every step, and identifies rows as well as their inputs.
         return skipped("rows were memorised by the noise of their counters, so there is no verdict on their inputs")
     if kept > LEAK_LIMIT:
-        return failed(
-            f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's",
-            where=short_runs.loss_line(subject),
-            why="the prediction does not come from the inputs: the target leaks in another way",
-            fix="see C2; look for targets, row numbers or batch order in the model's inputs",
-            value=kept,
-            limit=LEAK_LIMIT,
-            severity=subject.unsure,
-        )
+        what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
+        why = "the prediction does not come from the inputs: the target leaks in another way"
+        fix = "see C2; look for targets, row numbers or batch order in the model's inputs"
+        where, unsure = short_runs.loss_line(subject), subject.unsure
+        return failed(what, where=where, why=why, fix=fix, value=kept, limit=LEAK_LIMIT, severity=unsure)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 
 

@@ -122,24 +122,20 @@ class Tracer:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        handles = []
-        for module, name in self.names.items():
-            if name:
-                handles.append(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave, with_kwargs=True))
-        try:
+        with contextlib.ExitStack() as hooks:
+            for module in (module for module, name in self.names.items() if name):
+                hooks.enter_context(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(self._leave, with_kwargs=True))
             with torch.autograd.set_detect_anomaly(True, check_nan=False), _Operations(self):
                 yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     # ---- forward -----------------------------------------------------------------------------------------------------
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         with self.paused():
             if not self.forward and not all_finite((args, kwargs)):
-                self.forward = self._attribute_to_caller()
+                caller = self.stack[-1] if self.stack else None  # it produced the input
+                self.forward = self._origin("forward", caller.module if caller else self.system, caller)
             call = Call(self.names[module], type(module).__name__, module, _next_node())
             call.given = largest((args, kwargs))
             self.stack.append(call)
@@ -158,11 +154,6 @@ class Tracer:
             if not call.finite and not self.forward:
                 self.forward = self._origin("forward", module, call)
 
-    def _attribute_to_caller(self) -> Origin:
-        """A module received a non-finite input: its caller produced it."""
-        caller = self.stack[-1] if self.stack else None
-        return self._origin("forward", caller.module if caller else self.system, caller)
-
     def _origin(self, direction: str, module: nn.Module, call: Call | None, **known: str) -> Origin:
         """The origin of a module, with the operation inside it that was seen to fail."""
         name = self.names[module]
@@ -177,16 +168,12 @@ class Tracer:
         if self.by_op or not any(isinstance(x, Tensor) for x in given) or "empty" in func._schema.name or all_finite(out):
             return
         module = self.stack[-1].module if self.stack else self.system
-        tensors = [x for x in given if isinstance(x, Tensor) and x.is_floating_point()]
-        shown = "; ".join(_range(x) for x in tensors[:3])
+        tensors = [x.detach() for x in given if isinstance(x, Tensor) and x.is_floating_point()]
+        ranges = [f"{float(x.min()):.4g} to {float(x.max()):.4g}" if x.numel() else "nothing" for x in tensors[:3]]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         op = func._schema.name.removeprefix("aten::")
-        self.by_op = Origin("forward", self.names[module], where_of(module), op, user_line(sys._getframe(1)), shown, dtype)
-
-    def end_forward(self, loss: Tensor) -> None:
-        """The loss is known; what no module boundary showed happened in the objective."""
-        if not self.forward and not finite(loss.detach()):
-            self.forward = self.by_op or Origin("forward", _OBJECTIVE, where_of(self.system))
+        line, shown = user_line(sys._getframe(1)), "; ".join(ranges)
+        self.by_op = Origin("forward", self.names[module], where_of(module), op, line, shown, dtype)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -200,6 +187,9 @@ class Tracer:
 
     def follow(self, loss: Tensor) -> None:
         """Hooks every node behind `loss`: the first with a non-finite output from finite gradients is the origin."""
+        if not self.forward and not finite(loss.detach()):
+            # What no module boundary showed happened in the objective.
+            self.forward = self.by_op or Origin("forward", _OBJECTIVE, where_of(self.system))
         seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node = waiting.pop()
@@ -229,7 +219,10 @@ class Tracer:
             return Origin("backward", self.names[module], where_of(module), f"hook on {owner}", given=given)
         module = self._module_of(node)
         op = f"hook on the result of {node.name()}" if hooked else node.name()
-        return Origin("backward", self.names[module], where_of(module), op, forward_line(node), given)
+        # The line of the forward operation, from the traceback of anomaly mode.
+        found = last_line_outside_torch("".join(node.metadata.get("traceback_", [])), (_HERE,))
+        line = f"{short(found[0])}:{found[1]} {found[2]}" if found else ""
+        return Origin("backward", self.names[module], where_of(module), op, line, given)
 
     def _module_of(self, node: Any) -> nn.Module:
         """The innermost module call that created a node, by sequence number."""
@@ -312,7 +305,6 @@ class TracingEngine(Engine):
     def minimize(self, loss: Tensor, name: str = "main") -> None:
         if self.tracer and self.found is not None:
             with self.tracer.paused():
-                self.tracer.end_forward(loss)
                 self.tracer.follow(loss)
                 super().minimize(loss, name)
         else:
@@ -347,14 +339,3 @@ def user_line(frame: FrameType | None) -> str:
             return f"{short(path)}:{frame.f_lineno} {frame.f_code.co_qualname}"
         frame = frame.f_back
     return ""
-
-
-def forward_line(node: Any) -> str:
-    """Source line of the forward operation behind a backward node, from the traceback of anomaly mode."""
-    found = last_line_outside_torch("".join(node.metadata.get("traceback_", [])), (_HERE,))
-    return f"{short(found[0])}:{found[1]} {found[2]}" if found else ""
-
-
-def _range(x: Tensor) -> str:
-    x = x.detach()
-    return f"{float(x.min()):.4g} to {float(x.max()):.4g}" if x.numel() else "nothing"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import tempfile
@@ -171,18 +172,15 @@ def eval_mode(subject: Subject) -> Finding:
             where = used_only_by(subject, lambda: _sample(engine, Path(scratch), **options)) or source_line(type(system).sample)
     except UserError as error:
         return skipped(str(error))
-    handles = [m.register_forward_pre_hook(look(n)) for n, m in system.named_modules()]
-    try:
-        with tempfile.TemporaryDirectory() as scratch:
-            shown = []
-            for seed in (1, 2):
-                advance_global_rng(seed)
-                shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
-            if "seed" in known and shown[0] == _fingerprint(_sample(engine, Path(scratch) / "3", **options, seed=2)):
-                troubles.append("another seed gives the same sample")
-    finally:
-        for handle in handles:
-            handle.remove()
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as hooks:
+        for name, module in system.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(look(name)))
+        shown = []
+        for seed in (1, 2):
+            advance_global_rng(seed)
+            shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
+        if "seed" in known and shown[0] == _fingerprint(_sample(engine, Path(scratch) / "3", **options, seed=2)):
+            troubles.append("another seed gives the same sample")
     if shown[0] != shown[1]:
         troubles.append("two samples of the same weights and options differ")
     changed = next((n for n, t in (*system.named_parameters(), *system.named_buffers()) if not torch.equal(t, before[n])), "")
@@ -191,12 +189,10 @@ def eval_mode(subject: Subject) -> Finding:
     if not all(m.training for m in system.modules()):
         troubles.append("sampling leaves the system in evaluation mode")
     if troubles:
-        return failed(
-            troubles[0],
-            where=where,
-            why="dropout, label drop or other training noise degrades samples",
-            fix="sample inside engine.evaluating(), under no_grad, with a generator seeded by the request",
-        )
+        what = troubles[0]
+        why = "dropout, label drop or other training noise degrades samples"
+        fix = "sample inside engine.evaluating(), under no_grad, with a generator seeded by the request"
+        return failed(what, where=where, why=why, fix=fix)
     if not shown[0]:
         return skipped("the recipe shows no samples")
     return passed("samples are made in evaluation mode, without a graph, and repeat")

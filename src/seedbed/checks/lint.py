@@ -13,7 +13,6 @@ _DEVICES = {"cpu", "cuda", "mps", "xpu"}
 _STEP, _LOOKUP = {"loss", "update", "forward"}, {"locate", "batch", "__getitem__"}
 _EMPTY = ("[]", "{}", "list()", "dict()", "set()")
 
-
 Rule = Callable[[ast.AST, "Scope"], Iterator[tuple[str, str, str, str]]]
 RULES: list[Rule] = []
 
@@ -117,13 +116,8 @@ def waits_for_device(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, st
     if scope.function not in _STEP or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     if node.func.attr in ("item", "cpu", "tolist", "numpy") and not node.args:
-        what = f".{node.func.attr}() inside {scope.function}()"
-        yield (
-            what,
-            "the host synchronises with the device in every step, and the step cannot be captured",
-            "return tensors",
-            "warn",
-        )
+        why = "the host synchronises with the device in every step, and the step cannot be captured"
+        yield f".{node.func.attr}() inside {scope.function}()", why, "return tensors", "warn"
 
 
 @rule

@@ -7,7 +7,7 @@ import errno
 import inspect
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from seedbed.train.job import Job
 
 MEMORY_SHARE = 0.92
 STOP, END = 3, 6
+_NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "steps=12")
 
 
 @check("T1", "memory", "err", humbatova=(13, 6))
@@ -68,9 +69,6 @@ def _peak(subject: Subject, device: torch.device, rows: int) -> float:
     return float(peak)
 
 
-_NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "steps=12")
-
-
 @check("T2", "resume", "err", humbatova=(6,))
 def resume(subject: Subject) -> Finding:
     settings = (*_NO_TOOLS, "batch=4", "accum=2")
@@ -96,20 +94,15 @@ def resume(subject: Subject) -> Finding:
         resumed = _fit(second)
     difference = _compare(whole, second, straight, resumed)
     if difference:
-        return failed(
-            f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}",
-            where=_cause_of_difference(whole, second, difference),
-            why="a resumed run is another run: nothing can be repeated, and every preemption costs progress",
-            fix="save and restore weights, moments, EMA, counters and whatever state() should return",
-        )
+        what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
+        why = "a resumed run is another run: nothing can be repeated, and every preemption costs progress"
+        fix = "save and restore weights, moments, EMA, counters and whatever state() should return"
+        return failed(what, where=_cause_of_difference(whole, second, difference), why=why, fix=fix)
     spoiled = _roll_back_problem(subject)
     if spoiled:
-        return failed(
-            spoiled,
-            where=source_line(rollback.go_back),
-            why="weights without their moments and data position diverge again",
-            fix="restore weights, every moment, averages and counters together, and skip the data that led there",
-        )
+        why = "weights without their moments and data position diverge again"
+        fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
+        return failed(spoiled, where=source_line(rollback.go_back), why=why, fix=fix)
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
 
 
@@ -154,10 +147,8 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
     tail = rows_a[len(rows_a) - len(rows_b) :]
     for one, other in zip(tail, rows_b, strict=False):
         if one != other:
-            return (
-                f"step {one['step']}: "
-                + ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))[:200]
-            )
+            words = ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))
+            return f"step {one['step']}: {words[:200]}"
     for held in (lambda job: short_runs.named_tensors(job.engine), lambda job: job.system.state_dict()):
         name = short_runs.first_difference(held(a), held(b))
         if name:
@@ -243,12 +234,10 @@ def side_effects(subject: Subject) -> Finding:
     modes = [n for n, m in busy.system.named_modules() if not m.training]
     if difference or modes:
         what = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
-        return failed(
-            f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}",
-            where=_cause_of_side_effect(busy),
-            why="how often you evaluate changes the result: runs cannot be compared",
-            fix="evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there",
-        )
+        what = f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}"
+        why = "how often you evaluate changes the result: runs cannot be compared"
+        fix = "evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there"
+        return failed(what, where=_cause_of_side_effect(busy), why=why, fix=fix)
     return passed("looking on changes nothing, bitwise")
 
 
@@ -306,19 +295,12 @@ def crash_safety(subject: Subject) -> Finding:
         _steps(job, 1)
         problem = _first_problem(job, folder, good)
     if problem:
-        return failed(
-            problem,
-            where=source_line(_cause_of_loss(problem)),
-            why="one full disk or power cut at the wrong moment loses the run",
-            fix="write aside, sync, verify, rename; load the newest that matches its checksums",
-        )
+        cause = saving.save if "ends the run" in problem else checkpoint.save
+        cause = checkpoint_loading.load_newest if "flipped bit" in problem else cause
+        why = "one full disk or power cut at the wrong moment loses the run"
+        fix = "write aside, sync, verify, rename; load the newest that matches its checksums"
+        return failed(problem, where=source_line(cause), why=why, fix=fix)
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
-
-
-def _cause_of_loss(problem: str) -> Callable[..., object]:
-    if "flipped bit" in problem:
-        return checkpoint_loading.load_newest
-    return saving.save if "ends the run" in problem else checkpoint.save
 
 
 class _Killed(BaseException):

@@ -32,14 +32,10 @@ def probe_loss(subject: Subject) -> Finding:
         real = float(subject.loss_of(system, subject.perturbed_batch()))
     off = abs(declared - real) / max(abs(real), 1e-12)
     if not off <= SAME:
-        return failed(
-            f"the training loss is {real:.6g}, the probe's objective {declared:.6g}",
-            where=subject.objective_line(),
-            why="what the checks test is not what is trained, or the loss is not the objective of the prediction",
-            fix="let loss() and probe() share the code from inputs to loss",
-            value=off,
-            limit=SAME,
-        )
+        what = f"the training loss is {real:.6g}, the probe's objective {declared:.6g}"
+        why = "what the checks test is not what is trained, or the loss is not the objective of the prediction"
+        fix = "let loss() and probe() share the code from inputs to loss"
+        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=SAME)
     return passed("trained and described loss agree", off, SAME)
 
 
@@ -87,15 +83,10 @@ def _noisy_split(subject: Subject, system: System) -> Finding:
 
 
 def _wrong_reduction(subject: Subject, what: str, off: float, limit: float, is_sum: bool = True) -> Finding:
-    return failed(
-        what,
-        where=subject.objective_line(),
-        why="the learning rate would depend on the batch size, and parts of a step would not add up to it",
-        fix="take the mean over all targets of the batch, and let num_targets() count them",
-        value=off,
-        limit=limit,
-        severity="" if is_sum else subject.unsure,
-    )
+    why = "the learning rate would depend on the batch size, and parts of a step would not add up to it"
+    fix = "take the mean over all targets of the batch, and let num_targets() count them"
+    severity = "" if is_sum else subject.unsure
+    return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit, severity=severity)
 
 
 @check("L2", "oracle loss", "err", humbatova=(9, 14), needs=("oracle", "objective"))
@@ -110,23 +101,17 @@ def oracle_loss(subject: Subject) -> Finding:
         worse = [float(probe.objective(perfect + reach * torch.randn_like(perfect), probe.batch)) for _ in range(5)]
     where = subject.objective_line()
     if min(worse) < best - 1e-9 or max(worse) == best:
-        return failed(
-            f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}",
-            where=where,
-            why="minimising this loss leads away from the answer",
-            fix="remove the minus, or check which of prediction and target comes first",
-        )
+        what = f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}"
+        why = "minimising this loss leads away from the answer"
+        fix = "remove the minus, or check which of prediction and target comes first"
+        return failed(what, where=where, why=why, fix=fix)
     bound = probe.lower_bound
     slack = 1e-3 * max(abs(sum(worse) / 5), 1e-3)
     if bound is not None and abs(best - bound) > slack:
-        return failed(
-            f"a perfect answer costs {best:.4g}, the smallest loss there can be is {bound:.4g}",
-            where=where,
-            why="the loss is not that of its prediction: probabilities taken for logits, a wrong axis or a wrong target",
-            fix="hand raw logits to cross-entropy, and compare along the axis of classes",
-            value=abs(best - bound),
-            limit=slack,
-        )
+        what = f"a perfect answer costs {best:.4g}, the smallest loss there can be is {bound:.4g}"
+        why = "the loss is not that of its prediction: probabilities taken for logits, a wrong axis or a wrong target"
+        fix = "hand raw logits to cross-entropy, and compare along the axis of classes"
+        return failed(what, where=where, why=why, fix=fix, value=abs(best - bound), limit=slack)
     return passed(f"a perfect answer costs {best:.3g}, noise on it {min(worse):.3g} and more")
 
 
@@ -197,14 +182,10 @@ def noise_level(subject: Subject) -> Finding:
     off = max(float((real - level.flatten()).abs().max()), float(rest.abs().max()) / spread(mixture))
     limit = 1e-6
     if off > limit:
-        return failed(
-            f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}",
-            where=subject.objective_line(),
-            why="the network learns to undo another corruption than the one in sampling",
-            fix="use one and the same level for the mixture and the condition, drawn in float32",
-            value=off,
-            limit=limit,
-        )
+        what = f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}"
+        why = "the network learns to undo another corruption than the one in sampling"
+        fix = "use one and the same level for the mixture and the condition, drawn in float32"
+        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
     return passed("declared and real level", off, limit)
 
 

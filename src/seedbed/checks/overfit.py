@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass, replace
@@ -30,10 +31,8 @@ def overfit(name: str, assignments: list[str], *, num_batches: int = 1, steps: i
     data = recipe.open_data(config)
     engine = build(recipe, replace(config, ema=0.0), data)
     feed = Feed(data.train, batch=config.batch, parts=config.accum, seed=config.seed, device=engine.device)
-    try:
+    with contextlib.closing(feed):
         curve = learn(engine, feed, num_batches, steps)
-    finally:
-        feed.close()
     if as_json:
         shown = {"losses": curve.losses, "left": curve.left, "ok": curve.ok, "verdict": curve.verdict()}
         print(json.dumps(shown if all(map(math.isfinite, curve.losses)) else {**shown, "losses": None, "left": None}))
@@ -82,7 +81,9 @@ def learn(engine: Engine, feed: Feed, num_batches: int, steps: int) -> Curve:
         engine.begin(step, (step + 1) / steps, lr_factor=min(1.0, (step + 1) / WARM_UP))
         engine.seed_step(k)
         if step == 0:
-            bound = _bound(engine, feed)
+            with engine.evaluating():
+                probe = capabilities.probe(engine.system, feed.part(0))
+            bound = probe.lower_bound or 0.0 if probe else 0.0
             engine.seed_step(k)
         loss = float(engine.step(feed.part)["loss"])
         losses.append(loss)
@@ -96,13 +97,6 @@ def learn(engine: Engine, feed: Feed, num_batches: int, steps: int) -> Curve:
 def _rounds(losses: list[float], size: int) -> list[float]:
     chunks = [losses[i : i + size] for i in range(0, len(losses), size)]
     return [sum(chunk) / len(chunk) for chunk in chunks]
-
-
-def _bound(engine: Engine, feed: Feed) -> float:
-    """The lowest loss that the recipe declares possible."""
-    with engine.evaluating():
-        probe = capabilities.probe(engine.system, feed.part(0))
-    return probe.lower_bound or 0.0 if probe else 0.0
 
 
 def picture(curve: Curve, width: int = 60) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -95,7 +96,7 @@ class ReplayReport:
 def investigate(root: Path, run_name: str, step: int | None, on_status: OnStatus = lambda text: None) -> ReplayReport:
     """Reproduces the step and names what went wrong in it."""
     ctx = open_replay(root, run_name, step, on_status)
-    try:
+    with contextlib.closing(ctx.job.stepper.feed):
         on_status(f"taking step {ctx.step} again")
         changes = real_step(ctx)
         exam = examine(ctx)
@@ -108,8 +109,6 @@ def investigate(root: Path, run_name: str, step: int | None, on_status: OnStatus
         if ctx.differs:
             _note_difference(ctx, report)
         return report
-    finally:
-        ctx.job.stepper.feed.close()
 
 
 def _failed(kind: str, what: str, where: str, why: str, fix: str) -> Finding:

@@ -94,11 +94,14 @@ def open_replay(root: Path, run_name: str, step: int | None, on_status: OnStatus
     start = _restore(job, run, saved, is_incident)
     if wanted <= job.step:
         raise UserError(f"step {wanted} cannot be replayed: steps count from 1")
-    device = _recorded_device(run)
+    devices = [str(e.get("device", "")) for e in run.events() if e.get("kind") in ("start", "resume")]
+    device = devices[-1].partition(":")[0] if devices else "?"
     exact = device == job.engine.device.type == "cpu" and config.compile == "off"
     recorded = _recorded(run, saved if is_incident else None, wanted)
     ctx = ReplayContext(run, recipe, plain, data, job, wanted, start, recorded, exact, _notes(run, recipe, config, device, job))
-    _advance(ctx, on_status)
+    while job.step < wanted - 1:  # from the stored state on, as the loop takes steps
+        on_status(f"running forward: step {job.step + 1} of {wanted - 1}")
+        ctx.compare(job.step + 1, take_step(job))
     return ctx
 
 
@@ -172,11 +175,6 @@ def _before(losses: dict[int, Any], step: int) -> dict[int, Any]:
     return {s: loss for s, loss in losses.items() if s < step}
 
 
-def _recorded_device(run: Run) -> str:
-    devices = [str(e.get("device", "")) for e in run.events() if e.get("kind") in ("start", "resume")]
-    return devices[-1].partition(":")[0] if devices else "?"
-
-
 def _notes(run: Run, recipe: Recipe, config: Config, device: str, job: loop.Job) -> list[str]:
     """Differences between this replay and the run."""
     here, notes = job.engine.device.type, []
@@ -189,14 +187,6 @@ def _notes(run: Run, recipe: Recipe, config: Config, device: str, job: loop.Job)
         if copy.exists() and copy.read_bytes() != path.read_bytes():
             notes.append(f"{path.name} has changed since the run began; its first version is in {run.path}")
     return notes
-
-
-def _advance(ctx: ReplayContext, on_status: OnStatus) -> None:
-    """Takes the steps between the stored state and the step in question, as the loop takes them."""
-    job = ctx.job
-    while job.step < ctx.step - 1:
-        on_status(f"running forward: step {job.step + 1} of {ctx.step - 1}")
-        ctx.compare(job.step + 1, take_step(job))
 
 
 def take_step(job: loop.Job) -> float:

@@ -40,9 +40,17 @@ def show(out: Console, report: ReplayReport) -> None:
     if report.rows:
         out.print(_rows(report))
     if report.blocks:
-        out.print(_blocks(report))
+        table = Table("block", "gradient norm", "largest update / weight", title="blocks", box=None)
+        for entry in report.blocks[:24]:
+            table.add_row(entry["block"], _size(entry["grad_norm"]), _size(entry["update"]))
+        out.print(table)
     if len(report.precisions) > 1:
-        out.print(_precision_table(report))
+        table = Table("arithmetic", "loss", "gradient norm", "", title="the same step, the same noise", box=None)
+        for result in report.precisions:
+            word = result.problem or ("finite" if result.finite else "not finite")
+            numbers = ("", "") if result.problem else (_size(result.loss, "not finite"), _size(result.norm, "not finite"))
+            table.add_row(result.name, *numbers, escape(word), style="" if result.finite else "red")
+        out.print(table)
     colour = "green" if report.kind == "clean" and report.reproduced else "red"
     out.print(f"[bold {colour}]{report.kind}[/]")
     for part in ("what", "where", "why", "fix"):
@@ -66,8 +74,7 @@ def _calls(report: ReplayReport) -> Table:
     for call in shown:
         mark = "<- here" if guilty == call.name else "" if call.finite else "nan"
         style = "red" if mark else ""
-        numbers = [_size(call.given), _size(call.weight), _size(call.gave)]
-        cells = [call.name, call.kind, numbers[0], numbers[1], numbers[2], _size(call.rms), call.dtype, mark]
+        cells = [call.name, call.kind, *map(_size, (call.given, call.weight, call.gave, call.rms)), call.dtype, mark]
         table.add_row(*map(escape, cells), style=style)
     return table
 
@@ -79,22 +86,6 @@ def _rows(report: ReplayReport) -> Table:
     for row in report.rows:
         item = "" if row.item is None else str(row.item)
         table.add_row(str(row.part), str(row.row), str(row.sample), item, _size(row.loss), escape(row.shown))
-    return table
-
-
-def _blocks(report: ReplayReport) -> Table:
-    table = Table("block", "gradient norm", "largest update / weight", title="blocks", box=None)
-    for entry in report.blocks[:24]:
-        table.add_row(entry["block"], _size(entry["grad_norm"]), _size(entry["update"]))
-    return table
-
-
-def _precision_table(report: ReplayReport) -> Table:
-    table = Table("arithmetic", "loss", "gradient norm", "", title="the same step, the same noise", box=None)
-    for result in report.precisions:
-        word = result.problem or ("finite" if result.finite else "not finite")
-        numbers = ("", "") if result.problem else (_size(result.loss, "not finite"), _size(result.norm, "not finite"))
-        table.add_row(result.name, *numbers, escape(word), style="" if result.finite else "red")
     return table
 
 

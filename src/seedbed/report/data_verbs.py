@@ -26,6 +26,10 @@ from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 
 BENCH_BLOCK, BENCH_BATCH = 1024, 64
+NUM_SAMPLES, NUM_FREQUENT, WIDTH = 4, 12, 74
+# Statistics of a larger store are computed on its first tokens.
+COUNT_LIMIT = 64 << 20
+_MARKS = {" ": "·", "\n": "↵", "\t": "→", "\r": "␍"}
 
 
 def prepare(
@@ -158,14 +162,12 @@ def bench(path: str, *, json: bool = False) -> int:
         print(dumps(result))
         return EXIT_OK
     table = Table("", "ms per batch", "GB/s", "feed against it", box=None, pad_edge=False)
-    for name, ratio in {"feed": "", "copy": f"{result['ratio']:.2f}", "memcpy": f"{result['ratio_memcpy']:.2f}"}.items():
-        title = {"feed": "feed", "copy": "plain copy (tensor)", "memcpy": "plain copy (memcpy)"}[name]
+    ratios = {"feed": "", "copy": f"{result['ratio']:.2f}", "memcpy": f"{result['ratio_memcpy']:.2f}"}
+    for (name, ratio), title in zip(ratios.items(), ("feed", "plain copy (tensor)", "plain copy (memcpy)"), strict=True):
         table.add_row(title, f"{result[name]['ms']:.3f}", f"{result[name]['gb_per_s']:.2f}", ratio)
-    console = _console()
-    console.print(
-        f"{BENCH_BATCH} blocks of {block} + 1 tokens, {result['bytes_per_batch']:,} bytes a batch, on the CPU", highlight=False
-    )
-    console.print(table)
+    size = f"{result['bytes_per_batch']:,} bytes a batch"
+    _console().print(f"{BENCH_BATCH} blocks of {block} + 1 tokens, {size}, on the CPU")
+    _console().print(table)
     return EXIT_OK
 
 
@@ -175,9 +177,8 @@ def _find(path: str) -> tuple[Store, int]:
     if is_store(place) or (place.is_dir() and (place / "tokens.bin").exists()):
         store = Store.open(place)
         if "tokens" not in store.arrays:
-            raise UserError(
-                f"store {path} holds {', '.join(store.arrays)}, no tokens; look at it with: seedbed data inspect {path}"
-            )
+            held = f"store {path} holds {', '.join(store.arrays)}, no tokens"
+            raise UserError(f"{held}; look at it with: seedbed data inspect {path}")
         return store, TextConfig.block
     return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
 
@@ -231,16 +232,6 @@ def _console() -> Console:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr)
-
-
-NUM_SAMPLES, NUM_FREQUENT, WIDTH = 4, 12, 74
-
-
-# Statistics of a larger store are computed on its first tokens.
-COUNT_LIMIT = 64 << 20
-
-
-_MARKS = {" ": "·", "\n": "↵", "\t": "→", "\r": "␍"}
 
 
 def visible(text: str) -> str:

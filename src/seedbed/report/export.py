@@ -48,13 +48,8 @@ def row_of(run: Run) -> dict[str, Any]:
     clock = saved.get("clock") if isinstance(saved.get("clock"), dict) else {}
     metric, points = facts.evaluations(run.events())
     about = {"hash": config.get("hash"), "metric": metric, "last": points[-1][1] if points else None}
-    return {
-        **short,
-        **about,
-        **flat({"seconds": clock or {}}),
-        "verdict": saved.get("verdict"),
-        **flat({"config": config["config"]}),
-    }
+    seconds, settings = flat({"seconds": clock or {}}), flat({"config": config["config"]})
+    return {**short, **about, **seconds, "verdict": saved.get("verdict"), **settings}
 
 
 # Log points and events have the run's name in front, and nested numbers under dotted names.

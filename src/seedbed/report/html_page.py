@@ -12,66 +12,7 @@ _MAX_FILE = 4 << 20
 # Nothing may be loaded or run, even if untrusted text were to become markup.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; media-src data:; base-uri 'none'; form-action 'none'"
 
-_STYLE = """
-:root{--paper:#fbfbf9;--card:#fff;--ink:#1c2024;--soft:#687076;--rule:#e4e5e1;--good:#137a45;--bad:#b42318;--warn:#9a6700;
---c0:#2f6fde;--c1:#e0701a;--c2:#1f9d63;--c3:#8e4ec6;--c4:#0e93a6;--c5:#d6336c;--c6:#8a6d1b;--c7:#5b6770;color-scheme:light dark}
-@media(prefers-color-scheme:dark){:root{--paper:#141618;--card:#1b1e21;--ink:#e7e9ea;--soft:#959da5;--rule:#2b2f33;--good:#4cc38a;
---bad:#ff8b7f;--warn:#e5b454;--c0:#6ea8fe;--c1:#ff9d57;--c2:#4cc38a;--c3:#bf8cf0;--c4:#3fc6d8;--c5:#ff7fa8;--c6:#d8b44a;--c7:#a3adb6}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--paper);color:var(--ink);font:15px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:1060px;margin:0 auto;padding:36px 24px 72px}
-h1{font-size:27px;line-height:1.2;letter-spacing:-.015em;margin:0;overflow-wrap:anywhere}
-h2{font-size:13px;font-weight:600;letter-spacing:.06em;text-transform:uppercase;color:var(--soft);margin:40px 0 12px}
-h3{font-size:14px;margin:0 0 8px}
-.lead{color:var(--soft);margin:6px 0 0;overflow-wrap:anywhere}
-.why{font-size:17px;margin:14px 0 0;max-width:46em;overflow-wrap:anywhere}
-.chip{display:inline-block;font-size:12px;font-weight:600;padding:1px 9px;border-radius:99px;border:1px solid currentColor;
-vertical-align:3px;margin-left:10px;color:var(--soft)}
-.chip.done{color:var(--good)}.chip.failed,.chip.nan,.chip.diverged,.chip.damaged,.chip.stalled{color:var(--bad)}
-.chip.running{color:var(--c0)}.chip.interrupted,.chip.queued{color:var(--warn)}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:1px;background:var(--rule);
-border:1px solid var(--rule);border-radius:10px;overflow:hidden;margin-top:26px}
-.tile{background:var(--card);padding:14px 16px}
-.tile b{display:block;font-size:21px;font-weight:600;letter-spacing:-.01em;font-variant-numeric:tabular-nums;
-overflow-wrap:anywhere}
-.tile span{color:var(--soft);font-size:12.5px}
-.card{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:16px 18px;margin:0 0 14px;min-width:0}
-.card>:last-child{margin-bottom:0}
-.two,.shots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(430px,100%),1fr));gap:14px;margin-bottom:14px}
-.shots{grid-template-columns:repeat(auto-fit,minmax(min(380px,100%),1fr))}
-.two .card{margin:0}
-.verdict{font-size:17px;font-weight:600;margin:0}.verdict+p{margin:4px 0 0;color:var(--soft)}
-.good{color:var(--good)}.bad{color:var(--bad)}
-svg{display:block;width:100%;height:auto}
-svg text{fill:var(--soft);font-size:11px;font-variant-numeric:tabular-nums}
-.grid{stroke:var(--rule);stroke-width:1}
-.mark{stroke:var(--bad);stroke-width:1.4;stroke-dasharray:2 3;fill:none}
-.line{fill:none;stroke-width:1.9;stroke-linejoin:round;stroke-linecap:round}.faint{opacity:.28;stroke-width:1}
-.line.c0{stroke:var(--c0)}.line.c1{stroke:var(--c1)}.line.c2{stroke:var(--c2)}.line.c3{stroke:var(--c3)}
-.line.c4{stroke:var(--c4)}.line.c5{stroke:var(--c5)}.line.c6{stroke:var(--c6)}.line.c7{stroke:var(--c7)}
-.c0{--own:var(--c0)}.c1{--own:var(--c1)}.c2{--own:var(--c2)}.c3{--own:var(--c3)}
-.c4{--own:var(--c4)}.c5{--own:var(--c5)}.c6{--own:var(--c6)}.c7{--own:var(--c7)}
-.dot,.fill{fill:var(--own)}.bar{height:22px;border-radius:6px}
-.key{display:flex;flex-wrap:wrap;gap:4px 18px;color:var(--soft);font-size:12.5px;margin:8px 0 0;padding:0;list-style:none}
-.key i{display:inline-block;width:10px;height:10px;border-radius:3px;background:var(--own);margin-right:6px}
-table{border-collapse:collapse;width:100%;font-size:13.5px}
-.wide{overflow-x:auto}
-th{text-align:left;font-weight:600;color:var(--soft);font-size:12.5px}
-td,th{padding:5px 14px 5px 0;border-bottom:1px solid var(--rule);vertical-align:top;overflow-wrap:anywhere}
-tr:last-child td{border-bottom:0}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
-td.k{font-family:ui-monospace,SFMono-Regular,Menlo,monospace;font-size:12.5px;white-space:nowrap}
-pre{font:12.5px/1.5 ui-monospace,SFMono-Regular,Menlo,monospace;white-space:pre-wrap;overflow-wrap:anywhere;margin:0}
-pre.wide{white-space:pre;overflow-x:auto}
-details summary{cursor:pointer;color:var(--soft);padding:4px 0}
-details[open] summary{margin-bottom:8px}
-figure{margin:0 0 14px}figcaption{color:var(--soft);font-size:12.5px;margin-bottom:6px}
-img,video{max-width:100%;border-radius:6px;display:block;background:var(--rule)}
-img.small{image-rendering:pixelated;width:100%}
-footer{color:var(--soft);font-size:12.5px;margin-top:48px;border-top:1px solid var(--rule);padding-top:14px}
-@media(max-width:600px){main{padding:22px 14px 48px}.tile b{font-size:18px}}
-@media print{body{background:#fff}.card,.tile{break-inside:avoid}}
-"""
+_STYLE = Path(__file__).with_name("page.css")
 
 
 def page(title: str, parts: Sequence[str], footer: str) -> str:
@@ -81,7 +22,7 @@ def page(title: str, parts: Sequence[str], footer: str) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="referrer" content="no-referrer">'
-        f"<title>{text(title)}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{text(title)}</title><style>\n{_STYLE.read_text()}</style></head>\n"
         f"<body><main>\n{body}\n<footer>{text(footer)}</footer></main></body></html>\n"
     )
 

@@ -32,13 +32,15 @@ def run_page(run: Run) -> str:
     """The page of one run: results, curves, samples, settings and how to repeat it."""
     config, status, rows, events = run.config_json(), run.status(), run.rows(), run.events()
     parent = journal.open_optional(run.path.parent, config.get("parent"))
-    state = code.describe(run.code_json())
+    state, samples = code.describe(run.code_json()), [e for e in events if e.get("kind") == "sample"]
+    spread = {round(i * (len(samples) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}
+    picked = sorted(spread) if samples else []
     parts = [
         _head(run, config, status),
         html_page.tiles(_numbers(rows, events, status)),
         section("verdict", _verdict(run, parent, status)),
         section("curves", *_curves(rows, events)),
-        section("samples", _samples(run, events)),
+        section("samples", pairs([sample_card(run, samples[i]) for i in reversed(picked)])),
         section("where the time went", _time_use(status)),
         section("what happened", _events_section(events)),
         section("settings", *_settings(config, parent)),
@@ -52,29 +54,22 @@ def chosen(root: Path, words: Sequence[str]) -> list[Run]:
     """The runs that these words name: each by itself, or two as A..B."""
     found: list[Run] = []
     for word in words:
-        pair = _pair(root, word)
-        found += [Run.open(root, name) for name in (pair or [word])]
+        names = (word,)
+        # A..B; names may contain dots, so a run of exactly that name comes first.
+        if ".." in word and "/" not in word and not (Path(root) / word).is_dir():
+            splits = [(word[:at], word[at + 2 :]) for at in range(len(word)) if word.startswith("..", at)]
+            there = [pair for pair in splits if all(name and (Path(root) / name).is_dir() for name in pair)]
+            names = (there or splits)[0]
+        found += [Run.open(root, name) for name in names]
     if len(found) > _MAX_RUNS:
         raise UserError(f"a page compares {_MAX_RUNS} runs at most, not {len(found)}; leave some out")
     return found
 
 
-def _pair(root: Path, word: str) -> list[str]:
-    """The two runs of A..B; names may contain dots, so a run of exactly that name comes first."""
-    if ".." not in word or (Path(root) / word).is_dir() or "/" in word:
-        return []
-    splits = [(word[:at], word[at + 2 :]) for at in range(len(word)) if word.startswith("..", at)]
-    there = [pair for pair in splits if all(name and (Path(root) / name).is_dir() for name in pair)]
-    return list((there or splits)[0])
-
-
 def footer(root: Path) -> str:
-    from seedbed.track.code import version
-
     now = datetime.datetime.now().astimezone().isoformat(timespec="minutes")
-    return (
-        f"written by seedbed {version()} on {now} from the files in {root.name}/; nothing on this page was loaded from elsewhere"
-    )
+    written = f"written by seedbed {code.version()} on {now} from the files in {root.name}/"
+    return f"{written}; nothing on this page was loaded from elsewhere"
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -180,12 +175,6 @@ def _more_evaluations(events: Rows, metric: str | None) -> list[tuple[str, list[
     return list(found.items())
 
 
-def _samples(run: Run, events: Rows) -> str:
-    found = [e for e in events if e.get("kind") == "sample"]
-    picked = sorted({round(i * (len(found) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}) if found else []
-    return pairs([sample_card(run, found[i]) for i in reversed(picked)])
-
-
 def sample_card(run: Run, event: dict[str, Any], title: str = "") -> str:
     """The sample of one step: text and images."""
     name = title or f"step {number(event.get('step'))}"
@@ -217,9 +206,8 @@ def _events_section(events: Rows) -> str:
 
 def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
     known = flat({k: v for k, v in details(event).items() if k not in ("layers", "data")})
-    words = ", ".join(
-        f"{k} {format_value(v) if isinstance(v, list) else number(v)}" for k, v in known.items() if v not in (None, "", [])
-    )
+    kept = {k: format_value(v) if isinstance(v, list) else number(v) for k, v in known.items() if v not in (None, "", [])}
+    words = ", ".join(f"{k} {v}" for k, v in kept.items())
     return number(event.get("step")), one_line(str(event.get("kind"))), clip(one_line(words), 400)
 
 
@@ -237,10 +225,8 @@ def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
 
 
 def _model(events: Rows) -> list[str]:
-    found = next((e for e in events if e.get("kind") == "model"), None)
-    if not found:
-        return []
-    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(model_text(details(found)))}</pre>'))]
+    found = [model_text(details(e)) for e in events if e.get("kind") == "model"][:1]
+    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(table)}</pre>')) for table in found]
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------

@@ -120,15 +120,11 @@ def _incidents(run: Run) -> list[str]:
 
 
 def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
-    if parent is None:
-        changed = {key: format_value(value) for key, value in (config.get("changes") or {}).items()}
-        words, base = [f"{key}={value}" for key, value in changed.items()], "the preset"
-    else:
+    base, words = "the preset", [f"{key}={format_value(value)}" for key, value in (config.get("changes") or {}).items()]
+    if parent is not None:
         moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
-        words, base = (
-            [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in moved.items()],
-            f"parent {parent.name}",
-        )
+        base = f"parent {parent.name}"
+        words = [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in moved.items()]
     more = [f"and {len(words) - _MAX_CHANGES} more"] if len(words) > _MAX_CHANGES else []
     return base, escaped(one_line(", ".join([*words[:_MAX_CHANGES], *more]))) or "nothing"
 

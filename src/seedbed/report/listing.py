@@ -35,9 +35,8 @@ def folded(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if not name:
             out[f"run {s['name']}"] = s
             continue
-        line = out.setdefault(
-            f"sweep {name}", {**s, "name": f"{name}-*", "num": Counter(), "step": None, "loss": None, "best": None}
-        )
+        new = {**s, "name": f"{name}-*", "num": Counter(), "step": None, "loss": None, "best": None}
+        line = out.setdefault(f"sweep {name}", new)
         line["num"][s["status"]] += 1
         line["best"] = min((v for v in (line["best"], s["best"]) if facts.is_number(v)), default=None)
         line["status"] = ", ".join(f"{count} {status}" for status, count in line["num"].items())

@@ -31,7 +31,15 @@ def note(root: Path, name: str, conclusion: str) -> Path:
         raise UserError('the note is empty; write: seedbed note RUN "what we learned"')
     name = Path(name).name
     if not find_entry(read(path_of(root)), name):
-        record(_open_or_suggest(root, name))
+        try:
+            run = Run.open(root, name)
+        except UserError:
+            near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
+            if not near:
+                raise
+            missing = f"there is no run {name!r}, and no entry for it in the journal"
+            raise UserError(f"{missing}; nearest: {', '.join(near)}") from None
+        record(run)
     with editing(root) as (journal, text):
         found = find_entry(text, name)
         assert found
@@ -83,19 +91,9 @@ def entries(root: Path) -> list[dict[str, str]]:
     return out
 
 
-def _open_or_suggest(root: Path, name: str) -> Run:
-    try:
-        return Run.open(root, name)
-    except UserError:
-        near = difflib.get_close_matches(name, [entry["run"] for entry in entries(root)], 3, 0.4)
-        if near:
-            raise UserError(f"there is no run {name!r}, and no entry for it in the journal; nearest: {', '.join(near)}") from None
-        raise
-
-
-def print_week(root: Path, as_json: bool, today: datetime.date | None = None) -> int:
+def print_week(root: Path, as_json: bool) -> int:
     """Print the week that ends today, as text or as JSON."""
-    found = look(root, today or datetime.date.today())
+    found = look(root, datetime.date.today())
     if as_json:
         return print_json(found)
     print(safe("\n".join(week_lines(found))))

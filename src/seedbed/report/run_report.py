@@ -1,5 +1,6 @@
 """report.md and plots/loss.png: how a run went, in at most fifteen lines of facts and one picture."""
 
+import dataclasses
 import io
 import math
 from collections import Counter
@@ -184,13 +185,9 @@ def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
 
 def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> None:
     step, best = min(points, key=lambda point: point[1])
-    axis.plot(
-        *zip(*points, strict=True), color="tab:orange", marker="o", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}"
-    )
-    axis.plot(
-        [step], [best], color="tab:red", marker="*", markersize=11, linestyle="", label=f"best {number(best)} at step {step}"
-    )
-    values = [value for _, value in points]
+    steps, values = zip(*points, strict=True)
+    axis.plot(steps, values, "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}")
+    axis.plot([step], [best], "*", color="tab:red", markersize=11, label=f"best {number(best)} at step {step}")
     low, high = axis.get_ylim()
     margin = 0.06 * (max(values) - min(values))
     axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))
@@ -238,14 +235,14 @@ def closing_verdict(rows_summary: dict[str, Any]) -> str:
     blocked on data) and `mfu`; whatever is missing or None is not used.
     """
     known = {k: v for k, v in rows_summary.items() if v is not None}
-    fields = ("device", "precision", "compiled", "captured", "tier")
-    setup = Setup(**{"device": "cpu", "tier": "memory-map", **{k: known[k] for k in fields if k in known}})
+    fields = {field.name for field in dataclasses.fields(Setup)}
+    setup = Setup(**{"device": "cpu", "tier": "memory-map", **{k: v for k, v in known.items() if k in fields}})
     bound, why = _likely(setup, known.get("wait"), known.get("mfu"))
     if not bound:
         return f"{why}; `seedbed profile` shows a step in detail"
     from seedbed.report import verdict
 
-    return f"{why}. What would help: {verdict.HELP[bound](setup)[0]}"
+    return f"{why}. What would help: {verdict.help_for(bound, setup)[0]}"
 
 
 def _likely(setup: Setup, wait: float | None, mfu: float | None) -> tuple[str, str]:

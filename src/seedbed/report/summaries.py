@@ -51,9 +51,9 @@ def summaries(root: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda s: (math.inf if s["age"] is None else s["age"], s["name"]))
 
 
-def age(created: Any, now: datetime.datetime | None = None) -> str:
+def age(created: Any) -> str:
     """How long ago an ISO time was, in its largest unit; a clock that jumped gives `now`."""
-    seconds = age_seconds(created, now)
+    seconds = age_seconds(created)
     if seconds is None:
         return "-"
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):

@@ -12,13 +12,19 @@ from typing import TextIO
 from seedbed.track.text import scaled
 
 _LABEL = 10
-
-
 # The eight dots of a braille character, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-
+_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "dim": "2", "bold": "1"}
+_STATUS = {
+    "running": "blue",
+    "done": "green",
+    **dict.fromkeys(("failed", "nan", "diverged", "damaged", "stalled"), "red"),
+    **dict.fromkeys(("interrupted", "queued", "cancelled"), "yellow"),
+}
 
 Point = tuple[float, float]
+# Text of a frame, and whether it is the last one.
+Frame = tuple[list[str], bool]
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,6 @@ def _draw_line(cells: list[list[str]], line: Sequence[Point], scale: _Scale, can
         cells[row][column] = paint(chr(0x2800 + bits) if canvas.fine else "*", "cyan", canvas.colours)
 
 
-# Text of a frame, and whether it is the last one.
-Frame = tuple[list[str], bool]
-
-
 def show(frame: Callable[[int, int], Frame], seconds: float, once: bool) -> int:
     """Draw `frame(columns, lines)` every few seconds; without a terminal, or with `once`, print it once."""
     if once or not is_screen():
@@ -136,25 +138,14 @@ def _size(wide: bool = False) -> tuple[int, int]:
     return (int(columns) if columns.isdigit() and int(columns) else 120), 30
 
 
-_CODES = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36", "dim": "2", "bold": "1"}
-
-
-_STATUS = {
-    "running": "blue",
-    "done": "green",
-    **dict.fromkeys(("failed", "nan", "diverged", "damaged", "stalled"), "red"),
-    **dict.fromkeys(("interrupted", "queued", "cancelled"), "yellow"),
-}
-
-
 def is_screen(stream: TextIO | None = None) -> bool:
     """Whether this stream is a terminal that can move its cursor."""
     found = stream or sys.stdout
     return found is not None and found.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def allowed(stream: TextIO | None = None) -> bool:
-    return is_screen(stream) and not os.environ.get("NO_COLOR")
+def allowed() -> bool:
+    return is_screen() and not os.environ.get("NO_COLOR")
 
 
 def paint(text: str, colour: str, on: bool) -> str:

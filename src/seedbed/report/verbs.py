@@ -156,21 +156,13 @@ def results_in_words(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _is_run(run: Run) -> bool:
-    """Whether this folder is a run: it has a config or, if that is damaged, a code state."""
-    with contextlib.suppress(UserError):
-        run.config_json()
-        return True
-    return "version" in run.code_json()
-
-
 def remove(root: Path, names: list[str], yes: bool) -> int:
     """Delete run folders permanently; their journal entries stay."""
     runs = [Run.open(root, name) for name in dict.fromkeys(names)]
     for run in runs:
         if run.path.is_symlink():
             raise UserError(f"{run.path} is a link to {os.readlink(run.path)}; remove the link yourself, the target stays")
-        if not _is_run(run):
+        if journal.open_optional(run.path.parent, run.name) is None and "version" not in run.code_json():
             raise UserError(f"{run.path} is no run: it holds neither config.json nor code.json of one; remove it yourself")
     if not yes and not _agreed(runs):
         print("nothing was removed")

@@ -41,47 +41,39 @@ def judge(shares: Shares, setup: Setup) -> Verdict:
     else:
         waits = {DATA: shares.data, LAUNCHES: shares.gap}
         bound, share = max({**parts, **waits}.items(), key=lambda item: item[1])
-    return Verdict(bound, share, tuple(HELP[bound](setup)))
+    return Verdict(bound, share, tuple(help_for(bound, setup)))
 
 
-def _for_data(setup: Setup) -> list[str]:
-    if setup.tier == "generated":
-        return ["the source makes its items too slowly: make them in `batch`, on the device, in few large operations"]
-    if setup.tier == "device":
-        return ["the data is in memory already: `locate` or `batch` of the source does too much work per step"]
-    keep = "a store that fits into device memory is kept there: narrower dtypes or a smaller set would fit"
-    return [keep, "a faster or a local disk; `seedbed data bench` measures it"]
-
-
-def _for_launches(setup: Setup) -> list[str]:
-    out = []
-    if setup.device == "cuda" and not setup.captured:
-        out.append("capture=auto runs the whole step as one CUDA graph")
-    if not setup.compiled:
-        out.append("compile=blocks makes fewer and larger operations")
-    return [*out, "a larger batch does more work per operation; `seedbed find-batch` says how large it can be"]
-
-
-def _for_memory(setup: Setup) -> list[str]:
-    out = [] if setup.compiled else ["compile=blocks fuses elementwise operations, so that tensors are read once"]
-    if setup.device != "cpu" and setup.precision in ("fp32", "tf32"):
-        out.append("precision=bf16 halves the bytes of every activation")
-    return [*out, "a larger batch spreads the optimizer's traffic over more items"]
-
-
-def _for_attention(setup: Setup) -> list[str]:
-    out = []
-    if setup.device == "cuda" and setup.precision in ("fp32", "tf32"):
-        out.append("precision=bf16 lets the fast attention kernels run at all")
-    return [*out, "heads of width 64 or 128 suit the hardware; its cost grows with the square of the context"]
-
-
-def _for_matmul(setup: Setup) -> list[str]:
-    if setup.device == "cpu":
-        return ["this is where a step should spend its time; more cores or a GPU would help, or a smaller model"]
-    if setup.precision == "fp32":
-        return ["precision=bf16 uses the matrix units at several times the rate"]
-    return ["this is where a step should spend its time; widths in multiples of 128 suit the hardware best"]
-
-
-HELP = {DATA: _for_data, LAUNCHES: _for_launches, MEMORY: _for_memory, ATTENTION: _for_attention, MATMUL: _for_matmul}
+def help_for(bound: str, setup: Setup) -> list[str]:
+    """What would help against this bound, most useful first."""
+    cpu, cuda, wide = setup.device == "cpu", setup.device == "cuda", setup.precision in ("fp32", "tf32")
+    made, held = setup.tier == "generated", setup.tier == "device"
+    fine = "this is where a step should spend its time"
+    tips = {
+        DATA: {
+            "the source makes its items too slowly: make them in `batch`, on the device, in few large operations": made,
+            "the data is in memory already: `locate` or `batch` of the source does too much work per step": held,
+            "a store that fits into device memory is kept there: narrower dtypes or a smaller set would fit": not (made or held),
+            "a faster or a local disk; `seedbed data bench` measures it": not (made or held),
+        },
+        LAUNCHES: {
+            "capture=auto runs the whole step as one CUDA graph": cuda and not setup.captured,
+            "compile=blocks makes fewer and larger operations": not setup.compiled,
+            "a larger batch does more work per operation; `seedbed find-batch` says how large it can be": True,
+        },
+        MEMORY: {
+            "compile=blocks fuses elementwise operations, so that tensors are read once": not setup.compiled,
+            "precision=bf16 halves the bytes of every activation": not cpu and wide,
+            "a larger batch spreads the optimizer's traffic over more items": True,
+        },
+        ATTENTION: {
+            "precision=bf16 lets the fast attention kernels run at all": cuda and wide,
+            "heads of width 64 or 128 suit the hardware; its cost grows with the square of the context": True,
+        },
+        MATMUL: {
+            f"{fine}; more cores or a GPU would help, or a smaller model": cpu,
+            "precision=bf16 uses the matrix units at several times the rate": not cpu and setup.precision == "fp32",
+            f"{fine}; widths in multiples of 128 suit the hardware best": not cpu and setup.precision != "fp32",
+        },
+    }
+    return [tip for tip, applies in tips[bound].items() if applies]

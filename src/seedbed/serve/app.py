@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from seedbed.errors import UserError
 from seedbed.report import notes
-from seedbed.report.html_page import KINDS
+from seedbed.report.html_page import KINDS as MEDIA
 from seedbed.serve import views
 from seedbed.serve.live import Live
 from seedbed.serve.messages import Json
@@ -31,6 +31,12 @@ from seedbed.serve.run_index import RunIndex, is_name
 STATIC = Path(__file__).parent / "static"
 MAX_COMPARED, MAX_KEYS = 24, 40
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+# Of a run or a sweep. Other types are not served: an HTML or script file in a run folder must not run with our origin.
+KINDS = {
+    **MEDIA,
+    ".wav": "audio/wav",
+    **dict.fromkeys((".txt", ".md", ".log", ".json", ".jsonl", ".csv", ".patch"), "text/plain; charset=utf-8"),
+}
 
 
 def workbench(root: Path) -> Starlette:
@@ -185,14 +191,6 @@ async def _missing(request: Request, error: Exception) -> Response:
 
 async def _explained(request: Request, error: Exception) -> Response:
     return Json({"error": str(error)}, 404 if request.method == "GET" else 409)
-
-
-# Other types are not served: an HTML or script file in a run folder must not run with our origin.
-KINDS = {
-    **KINDS,
-    ".wav": "audio/wav",
-    **dict.fromkeys((".txt", ".md", ".log", ".json", ".jsonl", ".csv", ".patch"), "text/plain; charset=utf-8"),
-}
 
 
 def resolved(index: RunIndex, kind: str, name: str, path: str) -> Path:

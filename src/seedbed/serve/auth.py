@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY = 1 << 16
 READING = ("GET", "HEAD")
+_MISSING_TOKEN = "the token is missing or wrong; open the address that `seedbed serve` printed"
 
 # Scripts only from our own files, nothing from other hosts, no embedding in frames.
 # Inline styles are allowed because plotly needs them.
@@ -72,9 +73,8 @@ class Auth:
         name, _, port = host.rpartition(":")
         name = name if port.isdigit() and not host.endswith("]") else host
         if name.strip("[]").lower() not in self.names:
-            return _forbidden(
-                f"this server does not answer to the name {host[:80]!r}; open the address that `seedbed serve` printed"
-            )
+            unknown = f"this server does not answer to the name {host[:80]!r}"
+            return _forbidden(f"{unknown}; open the address that `seedbed serve` printed")
         changing = scope["type"] == "websocket" or scope["method"] not in READING
         origin = headers.get("origin")
         if (origin is not None or changing) and origin not in (f"http://{host}", f"https://{host}"):
@@ -122,9 +122,6 @@ class Auth:
             await send(message)
 
         return send_with_headers
-
-
-_MISSING_TOKEN = "the token is missing or wrong; open the address that `seedbed serve` printed"
 
 
 def new_token() -> str:

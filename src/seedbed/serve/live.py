@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import anyio
 from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from seedbed.serve.messages import receive_text, to_text
+from seedbed.serve.messages import read_object, receive_text, to_text
 from seedbed.serve.run_index import RunIndex, is_name
 
 PERIOD = 0.7
@@ -97,11 +96,8 @@ class Live:
 
 def read_request(text: str) -> tuple[list[str], bool, int]:
     """Parse a subscription: run names, whether the list is wanted, and after which version. ValueError for anything else."""
-    try:
-        asked = json.loads(text)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-    if not isinstance(asked, dict):
+    asked = read_object(text)
+    if asked is None:
         raise ValueError("not a JSON object")
     names, version = asked.get("runs", []), asked.get("version") or 0
     if not isinstance(names, list) or not isinstance(version, int):

@@ -18,6 +18,15 @@ def to_text(values: Any) -> str:
     return _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
+def read_object(text: str) -> dict[str, Any] | None:
+    """The JSON object of a message; None when it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 async def receive_text(socket: WebSocket) -> str:
     """The next text message of a page; anything else counts as a disconnect."""
     message = await socket.receive()

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seedbed import isolated
 from seedbed.errors import UserError
 from seedbed.serve import views
-from seedbed.serve.messages import receive_text
+from seedbed.serve.messages import read_object, receive_text
 from seedbed.serve.run_index import RunIndex, is_name
 
 MAX_PROCESSES = 3
@@ -54,7 +54,7 @@ class Playground:
     async def _serve_requests(self, socket: WebSocket, name: str) -> None:
         early: str | None = None
         while True:
-            asked = _read(early or await receive_text(socket))
+            asked = read_object(early or await receive_text(socket)) or {}
             early = None
             if "request" not in asked:
                 continue
@@ -96,9 +96,8 @@ class Playground:
     async def _worker_of(self, name: str) -> SampleWorker:
         if name in self._workers:
             return self._workers[name]
-        if not is_name(name) or not (await run_in_threadpool(views.run_page, self.index, name)).get("opens", {}).get(
-            "playground"
-        ):
+        page = await run_in_threadpool(views.run_page, self.index, name) if is_name(name) else {}
+        if not page.get("opens", {}).get("playground"):
             raise UserError(f"run {name} cannot be sampled here; try: seedbed sample {name}")
         if len(self._workers) >= MAX_PROCESSES:
             free = [worker for worker in self._workers.values() if not worker.lock.locked()]
@@ -189,17 +188,9 @@ def process_for(index: RunIndex, name: str) -> list[str]:
 async def _stop_on_message(leaving: asyncio.Future[str], worker: SampleWorker) -> None:
     """Stop the answer when the page disconnects or sends anything but a new request."""
     await asyncio.wait({leaving})
-    if not leaving.cancelled() and (leaving.exception() or "request" not in _read(leaving.result())):
+    if not leaving.cancelled() and (leaving.exception() or "request" not in (read_object(leaving.result()) or {})):
         await worker.send({"stop": True})
 
 
 async def _send(socket: WebSocket, words: dict[str, Any]) -> None:
     await asyncio.wait_for(socket.send_text(json.dumps(words)), SEND_SECONDS)
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -18,6 +18,7 @@ from seedbed.track.run_names import run_names
 MAX_BYTES = 96 << 20
 NUM_SPARK = 36
 _WATCHED = ("config.json", "status.json", "rows.jsonl", "events.jsonl", "lock")
+_SHOWN = ("name", "recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "why", "parent", "sweep")
 
 Stamp = tuple[tuple[int, int, int], ...]
 
@@ -155,6 +156,3 @@ def _summary(run: Run) -> dict[str, Any]:
     title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
     measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
     return {**jsonl.finite({**known, "title": title, **measured}), "spark": thumbnail(run.path / "rows.jsonl", "loss", NUM_SPARK)}
-
-
-_SHOWN = ("name", "recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "why", "parent", "sweep")

@@ -26,6 +26,7 @@ from seedbed.track.text import format_value
 _STEADY = {"lr", "memory", "epoch"}
 _USUAL = 300
 AXES = ("step", "seconds", "items")
+_PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 MAX_POINTS, MAX_CONSOLE, MAX_SAMPLES = 4000, 1 << 16, 200
 
 
@@ -291,9 +292,6 @@ def run_list(index: RunIndex) -> dict[str, Any]:
 
     sweeps = sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
     return {"runs": index.listing(), "version": index.version, "sweeps": sweeps, "root": str(index.root)}
-
-
-_PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:

@@ -63,23 +63,15 @@ def write_page(folder: Path, runtime: Path, title: str) -> None:
 
 def _inside(folder: Path) -> Path | None:
     """The files may be in the folder itself, in the package's dist, or in a node_modules that holds the package."""
-    for place in (
-        folder,
-        folder / "dist",
-        folder / "onnxruntime-web" / "dist",
-        folder / "node_modules" / "onnxruntime-web" / "dist",
-    ):
-        if all((place / name).is_file() for name in RUNTIME):
-            return place
-    return None
+    inner = ("", "dist", "onnxruntime-web/dist", "node_modules/onnxruntime-web/dist")
+    return next((p for p in map(folder.joinpath, inner) if all((p / name).is_file() for name in RUNTIME)), None)
 
 
 def _fetched(folder: Path) -> Path:
     npm = shutil.which("npm")
     if npm is None:
-        raise UserError(
-            "--fetch-ort needs npm, which is not installed; unpack onnxruntime-web elsewhere and name it with --ort DIR"
-        )
+        instead = "unpack onnxruntime-web elsewhere and name it with --ort DIR"
+        raise UserError(f"--fetch-ort needs npm, which is not installed; {instead}")
     command = [npm, "pack", PACKAGE, "--silent", "--pack-destination", str(folder)]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=FETCH_SECONDS, check=False)

@@ -1,11 +1,12 @@
 """Estimates of a system: parameters, FLOP and memory by fake tensors, so that any size takes seconds and no memory."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -88,12 +89,9 @@ def with_fake_tensors(
 
 def real_batch(data: Data, size: int, seed: int) -> Batch:
     """The first items of a run, on the host."""
-    feed = Feed(data.train, batch=size, parts=1, seed=seed, device=CPU)
-    try:
+    with contextlib.closing(Feed(data.train, batch=size, parts=1, seed=seed, device=CPU)) as feed:
         feed.load(0)
         return {name: tensor.clone() for name, tensor in feed.part(0).items()}
-    finally:
-        feed.close()
 
 
 def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: bool) -> Estimate:
@@ -102,7 +100,8 @@ def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: boo
     saved = {size: saved_bytes(engine, batch) for size, batch in items.items()}
     per_item = max(saved[2] - saved[1], 0)
     trained = [p for p in system.parameters() if p.requires_grad]
-    body = (p for n, m, p in named_owners(system) if kind_of(n, m, p) not in ("embed", "head"))
+    owned = ((*path.rpartition("."), param) for path, param in system.named_parameters())
+    body = (p for owner, _, name, p in owned if kind_of(name, system.get_submodule(owner), p) not in ("embed", "head"))
     return Estimate(
         num_params=num_parameters(system),
         num_non_embedding=sum(p.numel() for p in body),
@@ -120,21 +119,11 @@ def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: boo
     )
 
 
-def named_owners(system: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Every parameter once, with its own name and its module."""
-    seen = set()
-    for module in system.modules():
-        for name, param in module.named_parameters(recurse=False):
-            if id(param) not in seen:
-                seen.add(id(param))
-                yield name, module, param
-
-
 def flops(engine: EstimateEngine, batch: Batch) -> float:
     """FLOP of a forward and backward pass as torch counts them, attention as full (not causal) products."""
     engine.backward = True
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        _forward_backward(engine, batch)
+        forward_backward(engine, batch)
     return float(counter.get_total_flops())
 
 
@@ -151,11 +140,12 @@ def saved_bytes(engine: EstimateEngine, batch: Batch) -> int:
 
     engine.backward = False
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        _forward_backward(engine, batch)
+        forward_backward(engine, batch)
     return sum(storage.nbytes() for storage in held.values())
 
 
-def _forward_backward(engine: EstimateEngine, batch: Batch) -> None:
+def forward_backward(engine: EstimateEngine, batch: Batch) -> None:
+    """One update without an optimizer; no gradients are left."""
     with engine.autocast():
         engine.system.update(batch, engine)
     for param in engine.system.parameters():

@@ -5,6 +5,7 @@ import json
 import os
 import statistics
 import time
+import timeit
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -316,13 +317,8 @@ def host_ops(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, 
 
 def seconds_per_op(rounds: int = 20, count: int = 200) -> float:
     """Host overhead of one operation: the best of some rounds on a tensor of one number."""
-    x, times = torch.zeros(1, requires_grad=True), []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(count):
-            x.add(1.0)
-        times.append((time.perf_counter() - start) / count)
-    return min(times)
+    x = torch.zeros(1, requires_grad=True)
+    return min(timeit.repeat("x.add(1.0)", repeat=rounds, number=count, globals={"x": x})) / count
 
 
 def host_shares(seconds: float, host: dict[str, float], work: Work, per_op: float) -> Shares:

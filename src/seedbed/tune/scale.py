@@ -132,19 +132,16 @@ def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
     seen: dict[int, nn.Parameter] = {}
     for module in system.modules():
         for name, param in module._parameters.items():
-            if param is not None:
-                module._parameters[name] = seen.setdefault(id(param), _empty(param))
+            if param is None:
+                continue
+            empty = nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
+            if hasattr(param, "declaration"):
+                empty.declaration = param.declaration  # type: ignore[attr-defined]
+            module._parameters[name] = seen.setdefault(id(param), empty)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
     return system
-
-
-def _empty(param: nn.Parameter) -> nn.Parameter:
-    found = nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
-    if hasattr(param, "declaration"):
-        found.declaration = param.declaration  # type: ignore[attr-defined]
-    return found
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ DEPTHS, WIDTH = ("model.depth", "model.blocks"), "model.width"
 FREE = ("precision", *(word.partition("=")[0] for word in configs.PLAIN))
 COMPILED = ("compile=whole", "compile_autograd=true", "compile_optimizer=true")
 SAME_SIZE = 0.25  # largest relative difference in parameters of the same size
-ONE_DEVICE = "a report is measured in one process; `seedbed plan --world N` estimates memory and communication of ranks"
+SINGLE = "one device: a report is measured in one process; `seedbed plan --world N` estimates memory and communication of ranks"
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def read(base: Config, words: Sequence[str], resize: Resize) -> list[Row]:
 def _read_one(base: Config, name: str, text: str, resize: Resize) -> list[Row]:
     name = name.removeprefix("dist.") if name.removeprefix("dist.") in PLACES else name
     if name in PLACES:
-        return [Row(name, skip_reason=ONE_DEVICE, value=f"{name}={value}") for value in text.split(",")]
+        return [Row(name, skip_reason=SINGLE, value=f"{name}={value}") for value in text.split(",")]
     key = _depth_key(base) if name == SIZE else _key(base, name)
     if not text:
         raise UserError(f"{name}= names no values; write {name}=a,b")
@@ -130,7 +130,7 @@ def default(base: Config, device: str, resize: Resize) -> list[Row]:
     left_out = {} if device == "cuda" else {"capture=off": "no CUDA graphs here"}
     if device == "cpu":
         left_out |= {name: "compiling takes minutes on a CPU; name the axis to wait for it" for name in COMPILED}
-    left_out |= {"replicate=2": ONE_DEVICE, "shard=2": ONE_DEVICE}
+    left_out |= {"replicate=2": SINGLE, "shard=2": SINGLE}
     return [*rows, *(Row(word.partition("=")[0], skip_reason=why, value=word) for word, why in left_out.items())]
 
 

@@ -13,11 +13,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from seedbed.config import Config
-from seedbed.data.feed import Data, Feed
+from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.train.engine import Engine
 from seedbed.train.system import flops_per_item
 from seedbed.tune.batch import free, peak_memory, reset_peak
+from seedbed.tune.estimate import real_batch
 from seedbed.tune.workload import Rig, Workload, num_parameters, rigged, synchronize
 
 WARM_UP = {"cuda": 20, "mps": 5, "cpu": 3}
@@ -157,17 +158,15 @@ def attention_used(engine: Engine, data: Data) -> str:
     """The kernel of a forward pass of one item: its name, `math` where torch has no fused one, `own` where torch is not used."""
     config, system = engine.config, engine.system
     buffers = {name: b.clone() for name, b in system.named_buffers()}
-    feed = Feed(data.train, batch=1, parts=1, seed=config.seed, device=engine.device)
+    batch = {name: tensor.to(engine.device) for name, tensor in real_batch(data, 1, config.seed).items()}
     try:
-        feed.load(0)
         engine.variant = system.variant(0, config.steps)
         engine.begin(0, 0.0)
         with _AttentionCalls() as asked, _AttentionKernels() as ran, engine.autocast():
-            system.loss(feed.part(0), engine)
+            system.loss(batch, engine)
     except NotImplementedError:  # a recipe that overrides update
         return "-"
     finally:
-        feed.close()
         with torch.no_grad():
             for name, buffer in system.named_buffers():
                 buffer.copy_(buffers[name])

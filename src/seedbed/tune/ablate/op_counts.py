@@ -17,7 +17,7 @@ from seedbed.nn.init import rows_of
 from seedbed.recipes import Recipe
 from seedbed.train.float8 import convertible
 from seedbed.train.system import Batch
-from seedbed.tune.estimate import EstimateEngine, with_fake_tensors
+from seedbed.tune.estimate import EstimateEngine, forward_backward, with_fake_tensors
 from seedbed.tune.workload import num_parameters
 
 _aten = torch.ops.aten
@@ -101,7 +101,9 @@ class OpCounter(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         op_counts, packet = self.op_counts, func.overloadpacket
-        if _is_free(func):
+        # A view, or metadata.
+        aliases = [r.alias_info for r in func._schema.returns if r.alias_info is not None]
+        if func.namespace == "prim" or packet in _FREE or not all(alias.is_write for alias in aliases):
             return out
         op_counts.num_ops += 1
         if packet in _FIRST:
@@ -128,10 +130,8 @@ def count(recipe: Recipe, config: Config, data: Data) -> OpCounts:
 
 def _count(engine: EstimateEngine, batch: Batch) -> OpCounts:
     engine.variant = engine.system.variant(0, engine.config.steps)
-    with OpCounter() as counter, engine.autocast():
-        engine.system.update(batch, engine)
-    for param in engine.system.parameters():
-        param.grad = None
+    with OpCounter() as counter:
+        forward_backward(engine, batch)
     return counter.op_counts
 
 
@@ -154,14 +154,6 @@ def float8_share(system: nn.Module) -> float:
     """The share of linear weights that would be converted to float8."""
     sizes = [(m.weight.numel(), convertible(m)) for m in system.modules() if isinstance(m, nn.Linear)]
     return sum(n for n, yes in sizes if yes) / max(sum(n for n, _ in sizes), 1)
-
-
-def _is_free(func: Any) -> bool:
-    """Whether a call only creates a view or reads metadata."""
-    if func.namespace == "prim" or func.overloadpacket in _FREE:
-        return True
-    returned = [r.alias_info for r in func._schema.returns]
-    return any(a is not None and not a.is_write for a in returned)
 
 
 def _attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Attention:

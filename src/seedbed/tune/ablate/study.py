@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,10 +10,10 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.track import files, folders, jsonl
-from seedbed.track.text import format_value
 from seedbed.tune.ablate.axes import BASELINE, COMBINED, Row
 from seedbed.tune.ablate.measure import Repeat
 from seedbed.tune.ablate.predictions import Prediction
+from seedbed.tune.sweep.folder import name_for, require_same
 from seedbed.tune.workload import writing
 
 ROUND = 10_000
@@ -170,20 +167,11 @@ def _reopen(path: Path, identity: dict[str, Any], facts: dict[str, Any]) -> Stud
         study = Study(path, kept["identity"], kept["facts"] | facts, kept["steps"], kept["repeats"], kept["spacing"], entries)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path / 'report.json'} is damaged ({error!r}); remove it or choose another --name") from None
-    now = jsonl.finite(identity)
-    different = [key for key in {**kept["identity"], **now} if kept["identity"].get(key) != now.get(key)]
-    if different:
-        differences = "; ".join(
-            f"{key} {format_value(kept['identity'].get(key))} there, {format_value(now.get(key))} here" for key in different
-        )
-        raise UserError(f"ablation {path.name} exists already with other settings: {differences}\nchoose another --name")
+    require_same(f"ablation {path.name}", study.identity, jsonl.finite(identity), "choose another --name")
     return study
 
 
 def default_name(identity: dict[str, Any]) -> str:
-    """The same command gives the same name, so that it finds its report again."""
     recipe = str(identity["recipe"])
     short = recipe.rpartition("/")[2].replace(".py", "") if ".py" in recipe else recipe
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-")
-    content = json.dumps(jsonl.finite(identity), sort_keys=True)
-    return f"{stem[:60]}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+    return name_for(short, identity)

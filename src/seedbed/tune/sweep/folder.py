@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,10 +69,24 @@ def folder_of(root: Path) -> Path:
 
 
 def default_name(recipe: str, preset: str, grid: Grid) -> str:
-    """The same command gives the same name, so that it finds its sweep again."""
-    stem = re.sub(r"[^A-Za-z0-9]+", "-", f"{Path(recipe).stem}-{preset}").strip("-")
-    identity = json.dumps([recipe, preset, jsonl.finite(to_json(grid))], sort_keys=True)
-    return f"{stem[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
+    return name_for(f"{Path(recipe).stem}-{preset}", [recipe, preset, to_json(grid)])
+
+
+def name_for(title: str, identity: Any) -> str:
+    """The same command gives the same name, so that it finds its folder again."""
+    stem = re.sub(r"[^A-Za-z0-9]+", "-", title).strip("-")
+    content = json.dumps(jsonl.finite(identity), sort_keys=True)
+    return f"{stem[:60]}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+
+
+def require_same(
+    what: str, theirs: dict[str, Any], mine: dict[str, Any], fix: str, show: Callable[[Any], str] = format_value
+) -> None:
+    """Raises a UserError that names the settings in which a command differs from what exists."""
+    different = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
+    if different:
+        words = "; ".join(f"{key} {show(theirs.get(key))} there, {show(mine.get(key))} here" for key in different)
+        raise UserError(f"{what} exists already with other settings: {words}\n{fix}")
 
 
 class Sweep:
@@ -99,9 +114,8 @@ class Sweep:
 
         known = sorted(p.parent.name for p in top.glob("*/sweep.json"))
         if not known:
-            raise UserError(
-                f"there is no sweep {name!r}: {top} holds none yet; start one with: seedbed sweep RECIPE/PRESET key=a,b,c"
-            )
+            start = "start one with: seedbed sweep RECIPE/PRESET key=a,b,c"
+            raise UserError(f"there is no sweep {name!r}: {top} holds none yet; {start}")
         near = difflib.get_close_matches(name, known, 3, 0.4) or known[-3:]
         raise UserError(f"there is no sweep {name!r} in {top}; nearest: {', '.join(near)}")
 
@@ -118,12 +132,8 @@ class Sweep:
             created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
             _create(path, {**facts, "created": created}, settings)
         found = cls(root, name)
-        mine, theirs = _identity(facts), _identity(found.facts)
-        different = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
-        if different:
-            differences = "; ".join(f"{key} {_format(theirs.get(key))} there, {_format(mine.get(key))} here" for key in different)
-            todo = "choose another --name, or the same settings to join it"
-            raise UserError(f"sweep {name} exists already with other settings: {differences}\n{todo}")
+        fix = "choose another --name, or the same settings to join it"
+        require_same(f"sweep {name}", _identity(found.facts), _identity(facts), fix, _format)
         return found
 
     def title(self) -> str:
@@ -157,19 +167,18 @@ class Sweep:
         return found
 
     def add(self, settings: dict[str, Any], **facts: Any) -> Trial:
-        """Adds a trial; only while `editing`."""
+        """Adds a trial; only while `locked`."""
         number = max((trial.number for trial in self.trials()), default=0) + 1
         files.write_atomic(_trial_path(self.path, number), jsonl.pretty({"settings": settings, **facts}))
         return Trial(number, settings)
 
     @contextlib.contextmanager
-    def editing(self) -> Iterator[None]:
-        """Locks the sweep against other workers while trials are added."""
-        fd = folders.open_lock(self.path / "lock")
+    def locked(self, name: str = "lock") -> Iterator[None]:
+        """Locks the sweep against other workers, while trials are added; without effect on a disk without locks."""
+        fd = folders.open_lock(self.path / name)
         try:
             with contextlib.suppress(OSError):
-                while not folders.try_lock(fd):
-                    time.sleep(0.02)
+                fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
             folders.release(fd)

@@ -187,15 +187,15 @@ def cells(grid: Grid) -> list[dict[str, Any]]:
     """Every combination; for each seed the corners come first, then the edges, then the interior."""
     if grid.num_cells > MAX_TRIALS:
         raise UserError(f"that makes {grid.num_cells:,} trials; {MAX_TRIALS:,} at most")
-    shape = [range(len(axis.values)) for axis in grid.axes]
-    found = sorted(itertools.product(*shape), key=lambda place: _rank(grid.axes, place))
-    return [{axis.key: axis.values[i] for axis, i in zip(grid.axes, place, strict=True)} for place in found]
+    axes = grid.axes
 
+    def rank(place: Sequence[int]) -> tuple[Any, ...]:
+        seed = sum(i for axis, i in zip(axes, place, strict=True) if axis.key == "seed")
+        inner = sum(0 < i < len(axis.values) - 1 for axis, i in zip(axes, place, strict=True) if axis.key != "seed")
+        return seed, inner, *place
 
-def _rank(axes: Sequence[Axis], place: Sequence[int]) -> tuple[Any, ...]:
-    seed = sum(i for axis, i in zip(axes, place, strict=True) if axis.key == "seed")
-    inner = sum(0 < i < len(axis.values) - 1 for axis, i in zip(axes, place, strict=True) if axis.key != "seed")
-    return seed, inner, *place
+    found = sorted(itertools.product(*(range(len(axis.values)) for axis in axes)), key=rank)
+    return [{axis.key: axis.values[i] for axis, i in zip(axes, place, strict=True)} for place in found]
 
 
 def config_of(base: Config, grid: Grid, settings: dict[str, Any]) -> Config:

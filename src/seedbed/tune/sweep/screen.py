@@ -1,15 +1,12 @@
 """Console output of a sweep: a live table on a terminal, a line per event elsewhere, nothing with --json."""
 
 import contextlib
-import fcntl
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from seedbed.track.folders import open_lock, release
 from seedbed.track.text import number, one_line
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
@@ -53,7 +50,7 @@ class Screen:
     def write(self, last: bool = False) -> None:
         """Writes the report; the heat-map only now and then, and at the end."""
         # One worker at a time reads and writes, so that none overwrites newer results.
-        with self._drawing, _waiting_turn(self.sweep.path / "report.lock"):
+        with self._drawing, self.sweep.locked("report.lock"):
             start = time.monotonic()
             draw = last or start >= self._draw_again
             reports.write(reports.read_report(self.sweep), draw=draw)
@@ -120,15 +117,3 @@ class Screen:
             cells = reports.trial_cells(status, keys)[:-1]
             shown.add_row(*map(Text, [*cells, number(status.rate, 0) if status.rate else ""]))
         return shown
-
-
-@contextlib.contextmanager
-def _waiting_turn(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path` inside the block; without effect on a disk without locks."""
-    fd = open_lock(path)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        release(fd)

@@ -24,15 +24,14 @@ def require(sampler: str) -> None:
         try:
             import optuna  # noqa: F401
         except ImportError:
-            raise UserError(
-                "--sampler optuna needs a package: pip install 'seedbed[search]' (or choose --sampler random)"
-            ) from None
+            install = "pip install 'seedbed[search]' (or choose --sampler random)"
+            raise UserError(f"--sampler optuna needs a package: {install}") from None
 
 
 def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
     """Adds up to `count` further points, `num` in all, each once per seed; none when there are enough or no new ones."""
     seeds = next((axis.values for axis in sweep.grid.axes if axis.key == "seed"), None)
-    with sweep.editing():
+    with sweep.locked():
         past = points(sweep.statuses())
         added: list[Trial] = []
         for _ in range(min(count, num - len(past))):

@@ -118,10 +118,8 @@ def draft(
     code.require_clean(state, options.dirty)
     facts = {"recipe": recipe.name, "preset": preset, "patience": patience, "sampler": sampler if searching else None}
     facts |= {"why": why, "suggest": options.suggest, "code": {k: v for k, v in state.items() if k != "patch"}}
-    commas = grids.takes_commas(base, assignments)
-    notes = [
-        f"note: {word} is one value in every trial, its commas belong to it; | separates values: 'key=1,2|3,4'" for word in commas
-    ]
+    hint = "is one value in every trial, its commas belong to it; | separates values: 'key=1,2|3,4'"
+    notes = [f"note: {word} {hint}" for word in grids.takes_commas(base, assignments)]
     return Draft(recipe, preset, base, grid, settings, name or default_name(recipe.name, preset, grid), facts, state, notes)
 
 
@@ -226,9 +224,8 @@ def _passed(workspace: Workspace, train: Checker, trials: list[Trial]) -> bool:
     failed = train.check(workspace, trials[0])
     if failed:
         (workspace.sweep.path / "preflight.json").unlink(missing_ok=True)
-        workspace.say(
-            f"preflight: {' '.join(finding.id for finding in failed)}: not started; fix it, or start anyway with --no-check"
-        )
+        ids = " ".join(finding.id for finding in failed)
+        workspace.say(f"preflight: {ids}: not started; fix it, or start anyway with --no-check")
     return not failed
 
 
@@ -241,10 +238,8 @@ def _close(workspace: Workspace, options: Options) -> int:
         print("\n".join(reports.lines_of(found, width())))
         left = found.counts.get("running", 0) + found.counts.get("waiting", 0)
         if left:
-            print(
-                f"{left} trials are still being worked on elsewhere; look again with: seedbed sweep --show {workspace.sweep.name}"
-            )
-        print(
-            "\n".join(str(path) for path in sorted(workspace.sweep.path.glob("*")) if path.name in ("report.md", "heatmap.png"))
-        )
+            again = f"look again with: seedbed sweep --show {workspace.sweep.name}"
+            print(f"{left} trials are still being worked on elsewhere; {again}")
+        paths = (workspace.sweep.path / name for name in ("heatmap.png", "report.md"))
+        print("\n".join(str(path) for path in paths if path.exists()))
     return EXIT_FAILED if found.counts.get("failed") else EXIT_OK
