@@ -1,8 +1,9 @@
 """Recipes by name: the packages in this folder, and Python files of the user's with the same functions."""
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ class Recipe:
     """A recipe: its presets are loaded at once, its data and model on first use."""
 
     name: str
-    presets: dict[str, Callable[[], Config]]
+    presets: Mapping[str, Callable[[], Config]]
     _module: Callable[[str], ModuleType] = field(repr=False)
     _files: tuple[Path, ...] = ()
     code: "trust.Code | None" = field(default=None, repr=False)  # of a user's own file
@@ -179,7 +180,28 @@ def _from_package(name: str) -> Recipe:
         return importlib.import_module(f"{__name__}.{name}.{part}")
 
     folder = Path(__path__[0]) / name
-    return Recipe(name, presets_of(module("presets")), module, tuple(sorted(folder.glob("*.py"))))
+    return Recipe(name, _Presets(module, folder), module, tuple(sorted(folder.glob("*.py"))))
+
+
+class _Presets(Mapping[str, Callable[[], Config]]):
+    """Presets of a recipe in the package: those of `presets.py`; where another is asked for, also those of `gpu_presets.py`."""
+
+    def __init__(self, module: Callable[[str], ModuleType], folder: Path) -> None:
+        self._module, self._folder, self._first = module, folder, presets_of(module("presets"))
+
+    @functools.cached_property
+    def _all(self) -> dict[str, Callable[[], Config]]:
+        more = presets_of(self._module("gpu_presets")) if (self._folder / "gpu_presets.py").is_file() else {}
+        return {**self._first, **more}
+
+    def __getitem__(self, name: str) -> Callable[[], Config]:
+        return self._first[name] if name in self._first else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
 def presets_of(module: ModuleType) -> dict[str, Callable[[], Config]]:
