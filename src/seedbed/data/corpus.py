@@ -35,16 +35,9 @@ class TextConfig:
         if not self.tokenizer.strip():
             raise UserError("data.tokenizer is empty; use char, char75, bpe or the path of a tokenizer.json")
         if self.text.startswith("random:"):
+            from seedbed.data.random_tokens import random_size
+
             random_size(self.text)
-
-
-def random_size(text: str) -> tuple[int, int]:
-    """The number of tokens and the vocabulary of `random:NUM_TOKENS:VOCAB`."""
-    parts = text.split(":")
-    sizes = [int(p.replace("_", "")) for p in parts[1:] if p.replace("_", "").isascii() and p.replace("_", "").isdigit()]
-    if len(parts) != 3 or len(sizes) != 2 or sizes[0] < 2 or not 2 <= sizes[1] <= 1 << 31:
-        raise UserError(f"data.text={text} is not random:NUM_TOKENS:VOCAB; for example random:10_000_000:50304")
-    return sizes[0], sizes[1]
 
 
 class Chunk(NamedTuple):

@@ -12,7 +12,6 @@ import hashlib
 import json
 import mmap
 import os
-import random
 import re
 import shlex
 import shutil
@@ -31,8 +30,6 @@ from seedbed.track.files import is_plain_name
 FORMAT = 1
 CHUNK = 16 << 20
 MAX_MANIFEST = 64 << 20
-# Stores up to this size are hashed completely before use, larger ones in part, so that starting takes about a second.
-SURE_BYTES = 1 << 30
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
 
 
@@ -62,7 +59,7 @@ class Store:
     def open(cls, path: Path, *, check: bool = True) -> Store:
         """Open after quick checks: the manifest is intact, every file has its size, and chunks match their checksums.
 
-        Of a store beyond `SURE_BYTES` some chunks are hashed, different ones each time; `check=False` hashes none.
+        Of a large store some chunks are hashed, different ones each time; `check=False` hashes none.
         """
         manifest = _read_manifest(path)
         for name in manifest["files"]:
@@ -70,25 +67,10 @@ class Store:
                 raise damaged(path, f"{name} is missing", manifest)
         store = cls(path, manifest, {name: _map(path, name, manifest) for name in manifest["arrays"]})
         if check:
-            store._refuse_damage()
-        return store
+            from seedbed.data.store_verify import refuse_damage
 
-    def _refuse_damage(self) -> None:
-        stats = [(self.path / f"{name}.bin").stat() for name in self.arrays]
-        key = (str(self.path.resolve()), self.fingerprint, *((s.st_size, s.st_mtime_ns, s.st_ino) for s in stats))
-        if key in _sound:
-            return
-        counts = {name: len(self.manifest["arrays"][name]["chunks"]) for name in self.arrays}
-        if any(num != -(-self.arrays[name].nbytes // CHUNK) for name, num in counts.items()):
-            raise damaged(self.path, "manifest.json does not name every chunk once", self.manifest)
-        chunks = [(name, k) for name, num in counts.items() for k in range(num)]
-        if len(chunks) * CHUNK > SURE_BYTES:
-            chunks = random.Random().sample(chunks, SURE_BYTES // CHUNK)
-        for name, k in chunks:
-            flat = self.arrays[name].reshape(-1).view(np.uint8)
-            if problem := chunk_problem(name, flat, k, self.manifest["arrays"][name]["chunks"][k]):
-                raise damaged(self.path, problem, self.manifest)
-        _sound.add(key)
+            refuse_damage(store)
+        return store
 
     @property
     def fingerprint(self) -> str:
@@ -184,19 +166,6 @@ def _map(path: Path, name: str, manifest: dict[str, Any]) -> np.ndarray:
         return np.empty(shape, dtype)
     with open(file, "rb") as handle:
         return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
-
-
-# Stores of this process whose chunks were hashed and have not been written since.
-_sound: set[tuple[Any, ...]] = set()
-
-
-def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
-    """What is wrong with one chunk; empty when it is intact."""
-    chunk = flat[number * CHUNK : (number + 1) * CHUNK]
-    if hashlib.sha256(chunk.data).hexdigest() == sha:
-        return ""
-    start = number * CHUNK
-    return f"{name}.bin: chunk {number} (bytes {start:,} to {start + len(chunk) - 1:,}) differs from its checksum"
 
 
 # ---- building ---------------------------------------------------------------------------------------------------------------
