@@ -51,32 +51,7 @@ class Chunk(NamedTuple):
 
 
 class Corpus:
-    """Documents, streamed in chunks that depend on the content alone."""
-
-    name: str
-    total: int
-    unit: str
-    num_documents: int
-
-    def identity(self) -> str:
-        """Changes when the text does."""
-        raise NotImplementedError
-
-    def changed(self) -> bool:
-        """Whether its files changed since it was opened, by size and time."""
-        return False
-
-    def describe(self) -> dict[str, Any]:
-        """Plain facts for the manifest."""
-        raise NotImplementedError
-
-    def chunks(self, document: int = 0, offset: int = 0) -> Iterator[Chunk]:
-        """The text from a position on that an earlier chunk returned."""
-        raise NotImplementedError
-
-
-class TextCorpus(Corpus):
-    """One text in memory."""
+    """Documents, streamed in chunks that depend on the content alone: here one text in memory."""
 
     unit, num_documents = "bytes", 1
 
@@ -85,12 +60,19 @@ class TextCorpus(Corpus):
         self.total = len(text.encode())
 
     def identity(self) -> str:
+        """Changes when the text does."""
         return f"sha256:{hashlib.sha256(self._text.encode()).hexdigest()}"
 
+    def changed(self) -> bool:
+        """Whether its files changed since it was opened, by size and time."""
+        return False
+
     def describe(self) -> dict[str, Any]:
+        """Plain facts for the manifest."""
         return self._facts
 
     def chunks(self, document: int = 0, offset: int = 0) -> Iterator[Chunk]:
+        """The text from a position on that an earlier chunk returned."""
         yield from memory_chunks(self._text, 0, offset, self.total) if document == 0 else ()
 
 
@@ -99,7 +81,7 @@ def open_corpus(text: str) -> Corpus:
     if text == "reference":
         from pydoc_data.topics import topics
 
-        return TextCorpus(text, "".join(topics[key] for key in sorted(topics)), {"num_documents": 1, "topics": len(topics)})
+        return Corpus(text, "".join(topics[key] for key in sorted(topics)), {"num_documents": 1, "topics": len(topics)})
     from seedbed.data import text_files
 
     return text_files.open_files(text)

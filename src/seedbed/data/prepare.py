@@ -7,17 +7,13 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seedbed.cache import cache_folder
 from seedbed.data import tokenizers
 from seedbed.data.corpus import TextConfig, open_corpus
-from seedbed.data.store import DamagedStore, Store, building, damaged, digest, is_store
+from seedbed.data.store import DamagedStore, Store, Writer, building, damaged, digest, is_store
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.data.store import Writer
 
 # Bump when the same text and tokenizer give other tokens than before.
 FORMAT = 1
@@ -51,8 +47,6 @@ def find_or_build(path: Path, key: str, build: Callable[[Writer], Store], *, reb
         store = _existing(path, key, rebuild, say) if is_store(path) else None
         if store:
             return store
-        from seedbed.data.store import Writer
-
         return build(Writer(path, key))
 
 

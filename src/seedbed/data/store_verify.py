@@ -1,47 +1,14 @@
-"""Verification of a store: its chunks before use, and on request every chunk, every value and the splits."""
+"""Complete verification of a store: every chunk, every value, and the splits."""
 
 import hashlib
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from seedbed.data import store as stores
-from seedbed.data.store import Store, damaged
-
-# Stores up to this size are hashed completely before use, larger ones in part, so that starting takes about a second.
-SURE_BYTES = 1 << 30
-# Stores of this process whose chunks were hashed and have not been written since.
-_sound: set[tuple[Any, ...]] = set()
-
-
-def refuse_damage(store: Store) -> None:
-    """Hash chunks of a store that is to be used, unless this process has done so before."""
-    stats = [(store.path / f"{name}.bin").stat() for name in store.arrays]
-    key = (str(store.path.resolve()), store.fingerprint, *((s.st_size, s.st_mtime_ns, s.st_ino) for s in stats))
-    if key in _sound:
-        return
-    counts = {name: len(store.manifest["arrays"][name]["chunks"]) for name in store.arrays}
-    if any(num != -(-store.arrays[name].nbytes // stores.CHUNK) for name, num in counts.items()):
-        raise damaged(store.path, "manifest.json does not name every chunk once", store.manifest)
-    chunks = [(name, k) for name, num in counts.items() for k in range(num)]
-    if len(chunks) * stores.CHUNK > SURE_BYTES:
-        chunks = random.Random().sample(chunks, SURE_BYTES // stores.CHUNK)
-    for name, k in chunks:
-        flat = store.arrays[name].reshape(-1).view(np.uint8)
-        if problem := chunk_problem(name, flat, k, store.manifest["arrays"][name]["chunks"][k]):
-            raise damaged(store.path, problem, store.manifest)
-    _sound.add(key)
-
-
-def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
-    """What is wrong with one chunk; empty when it is intact."""
-    chunk = flat[number * stores.CHUNK : (number + 1) * stores.CHUNK]
-    if hashlib.sha256(chunk.data).hexdigest() == sha:
-        return ""
-    start = number * stores.CHUNK
-    return f"{name}.bin: chunk {number} (bytes {start:,} to {start + len(chunk) - 1:,}) differs from its checksum"
+from seedbed.data.store import Store
+from seedbed.data.store_reading import chunk_problem
 
 
 def problems(store: Store, progress: Callable[[int, int], None]) -> list[str]:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,9 @@ from seedbed.data import tokenizers
 from seedbed.data.corpus import Chunk, Corpus, TextConfig
 from seedbed.data.prepare import NAMES, TextPlan
 from seedbed.data.progress import Progress
-from seedbed.data.store import Store
+from seedbed.data.store import Store, Writer
 from seedbed.data.tokenizers import NUM_CODEPOINTS, TABLE_75, CharTokenizer, Tokenizer, char_table, codepoints
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.data.store import Writer
 
 # A killed preparation loses at most this much text, or time.
 SAVE_EVERY, SAVE_SECONDS = 32 << 20, 5.0
