@@ -147,7 +147,8 @@ def _places(parser: Parser, typed: list[str]) -> list[str]:
 
 def _values(action: argparse.Action, word: str, places: list[str], root: Path) -> Iterable[str]:
     """Candidates for an argument, by its name in the help."""
-    from seedbed import recipes
+    from seedbed.recipes import names
+    from seedbed.recipes.catalogue import describe
     from seedbed.track.run_names import run_names
 
     if action.choices:
@@ -168,7 +169,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
         return step_names(root / places[0] / "checkpoints")
     found: list[str] = []
     if "RECIPE/PRESET" in metavar:
-        found += [f"{name}/{preset}" for name in recipes.names() for preset in recipes.describe(name)]
+        found += [f"{name}/{preset}" for name in names() for preset in describe(name)]
         found += [str(path) for path in Path(".").glob("*.py")]
     if metavar.startswith("RUN") or "SWEEP" in metavar:
         found += run_names(root)

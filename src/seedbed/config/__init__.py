@@ -165,14 +165,6 @@ class Config:
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
 SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1")
 PLAIN = (*UNCOMPILED, "remat=none", "float8=false", "attention=auto", *SINGLE_PROCESS)
-# Settings that may be changed when a run is resumed.
-FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
-FREE_GROUPS = ("every.", "guard.", "dist.")
-
-
-def is_free(key: str) -> bool:
-    """Whether a run may be resumed with another value of this key."""
-    return key in FREE_KEYS or key.startswith(FREE_GROUPS)
 
 
 def validate(config: Any) -> None:

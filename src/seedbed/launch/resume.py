@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
 from seedbed.config import Config, flat
+from seedbed.config.saved import is_free
 from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training, saved_config
 from seedbed.recipes import Recipe
@@ -70,7 +71,7 @@ def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Rec
     if config.budget and config.budget != saved.budget:
         raise UserError(f"budget={config.budget:g}s cannot be set on resume; set the length instead: budget=none steps=N")
     for key in configs.diff(configs.flatten(saved), configs.flatten(config)):
-        if not configs.is_free(key):
+        if not is_free(key):
             raise UserError(f"{key} cannot change on resume; start a new run with --parent {run.name}")
     return recipe, saved, config
 

@@ -16,7 +16,6 @@ from seedbed.errors import UserError
 if TYPE_CHECKING:
     from seedbed import trust
     from seedbed.data.feed import Data
-    from seedbed.data.kinds import DatasetKind
     from seedbed.train.system import System
 
 
@@ -95,16 +94,6 @@ def names() -> list[str]:
     return sorted(name for name in found if (Path(__path__[0]) / name / "presets.py").is_file())
 
 
-def dataset_kinds() -> "dict[str, DatasetKind]":
-    """The dataset kinds that recipes register in their `dataset.py`, by name."""
-    from seedbed.data.kinds import KINDS
-
-    for name in names():
-        if (Path(__path__[0]) / name / "dataset.py").is_file():
-            importlib.import_module(f"{__name__}.{name}.dataset")
-    return KINDS
-
-
 def find(name: str) -> tuple[Recipe, str | None]:
     """`gpt/demo`, `gpt`, `path/to/file.py` or `path/to/file.py:preset`: the recipe, and the preset if it is settled."""
     _, _, preset = name.partition(".py:")
@@ -145,22 +134,6 @@ def function_code(config: Config) -> "list[trust.Code]":
     from seedbed import trust
 
     return [trust.inspect_module(name.partition(":")[0]) for name in names]
-
-
-def describe(name: str) -> dict[str, str]:
-    """Preset to the first line of its docstring; for a recipe that does not load, the error."""
-    try:
-        recipe, _ = find(name)
-    except Exception as error:
-        return {"?": f"does not load: {type(error).__name__}: {error}".partition("\n")[0]}
-    return {preset: (make.__doc__ or "").strip().partition("\n")[0] for preset, make in recipe.presets.items()}
-
-
-def place_in_user_file(error: BaseException) -> str | None:
-    """Where in the user's recipe file an error arose, as file:line; None when it did not pass through one."""
-    from seedbed.recipes import user_files
-
-    return user_files.place_of(error)
 
 
 def _one_of(wanted: str, known: Any, problem: str) -> str:
