@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -33,13 +33,6 @@ _LR_FACTOR, _PROGRESS, _EMA, _EMA2, _STOP = range(5)
 # Names that the loop writes next to a recipe's metrics.
 RESERVED = frozenset({"step", "stop", "rate", "lr", "lr_factor", "lrs", "halted", "items", "epoch"})
 STORED = "calm"  # the name of growth trackers in checkpoints
-
-
-def require_free_names(metrics: Iterable[str]) -> None:
-    """Refuse a recipe's metric that has the name of one of the loop's."""
-    if not RESERVED.isdisjoint(metrics):
-        name = next(name for name in metrics if name in RESERVED)
-        raise UserError(f"the recipe measures `{name}`, a name that the loop itself uses; give the metric another name")
 
 
 def pick_device(name: str) -> torch.device:
@@ -118,7 +111,10 @@ class Engine(EvalEngine):
 
     def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = SINGLE) -> None:
         super().__init__(system, config, device, ranks)
-        self._change_layers()
+        if config.float8 or config.remat != "none" or ranks.degrees.shard > 1:
+            from seedbed.train.layer_changes import change_layers
+
+            self.shards = change_layers(system, config, device, ranks)
         self.compiled = {part for part in ("autograd", "optimizer") if getattr(config, f"compile_{part}")}
         modules = named_optimizers(system)
         self.optimizers = {
@@ -145,22 +141,6 @@ class Engine(EvalEngine):
         self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
         self.norms: dict[str, Tensor] = {}
-
-    def _change_layers(self) -> None:
-        """Float8 layers, activation checkpointing and shards: before anything is compiled, and before optimizers learn names."""
-        if self.config.float8:
-            from seedbed.train.float8 import to_float8
-
-            to_float8(self.system, self.device)
-        if self.config.remat != "none":
-            from seedbed.train.activation_checkpointing import checkpoint_units
-
-            checkpoint_units(self.system, self.config.remat, self.device)
-        if self.ranks.degrees.shard > 1:
-            from seedbed.dist.shards import shard
-            from seedbed.train.capabilities import shard_units
-
-            self.shards = shard(self.system, shard_units(self.system), self.ranks, self.device)
 
     @property
     def progress(self) -> Tensor:
@@ -246,7 +226,9 @@ class Engine(EvalEngine):
         self._part = part
         with self.autocast(), self._autograd():
             measured = self.system.update(batch, self)
-        require_free_names(measured)
+        if not RESERVED.isdisjoint(measured):
+            name = next(name for name in measured if name in RESERVED)
+            raise UserError(f"the recipe measures `{name}`, a name that the loop itself uses; give the metric another name")
         return measured
 
     def _autograd(self) -> contextlib.AbstractContextManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,10 +92,6 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     return True
 
 
-# Names in checkpoints of earlier versions.
-RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """Counters, the best evaluation, and the states of guard, clock, system and global random generators, as JSON values."""
@@ -132,13 +128,6 @@ class Progress:
             python_rng=[python[0], list(python[1]), python[2]],
             numpy_rng=[kind, np.asarray(keys).tolist(), *rest],
         )
-
-    @classmethod
-    def load(cls, state: dict[str, Any]) -> Progress:
-        """From a checkpoint of this or an earlier version; unknown keys are ignored."""
-        known = {field.name for field in fields(cls)}
-        current = {RENAMED.get(name, name): value for name, value in state.items()}
-        return cls(**{name: value for name, value in current.items() if name in known})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
