@@ -56,9 +56,9 @@ test: lint
 test-all: $(VENV)/.dev
 	$(PYTEST) -m slow -n $(WORKERS)
 
-# One process: the tests measure memory, and share what was compiled.
+# Most of the time is compiling, on one core each; the tests of a file share what was compiled.
 test-gpu: $(VENV)/.dev
-	$(PYTEST) -m gpu --durations 10
+	$(PYTEST) -m gpu -n 4 --dist loadfile --durations 10
 
 # The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`; so is the tour, which takes an hour.
 GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py flow_cifar.py shakespeare.py thinker.py ebt.py world.py tour.py)

@@ -11,7 +11,7 @@ from helpers import newest, no_host_sync, resume, rows, start, stop_at
 from seedbed.data.feed import Feed
 from seedbed.nn.layers import linear_cross_entropy
 from seedbed.track.run import Run
-from seedbed.train.capture import StepRunner
+from seedbed.train.stepper import EagerRunner
 
 pytestmark = pytest.mark.usefixtures("no_report")
 GPT = [
@@ -82,14 +82,14 @@ def test_poisoned_item_is_skipped_in_a_captured_step(tmp_path: Path) -> None:
 
 
 def test_step_that_cannot_be_captured_continues_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = StepRunner._body
+    real = EagerRunner.__call__
 
-    def asks_the_host(self: StepRunner) -> torch.Tensor:
+    def asks_the_host(self: EagerRunner) -> torch.Tensor:
         vector = real(self)
         vector.sum().item()
         return vector
 
-    monkeypatch.setattr(StepRunner, "_body", asks_the_host)
+    monkeypatch.setattr(EagerRunner, "__call__", asks_the_host)
     assert start(tmp_path, "one", "model.dropout=0.2") == 0
     assert "could not be captured" in (tmp_path / "one" / "console.log").read_text()
     assert len(rows(tmp_path, "one")) == 12

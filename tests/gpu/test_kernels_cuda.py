@@ -76,7 +76,7 @@ def test_attention_uses_the_kernel_and_can_be_captured():
     def step():
         return torch.autograd.grad(module(x, rope).float().square().sum(), (x,))
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as seen:
         step()
         torch.cuda.synchronize()
     names = " ".join(event.key for event in seen.key_averages())

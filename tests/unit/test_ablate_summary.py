@@ -173,13 +173,13 @@ def test_time_left_is_estimated_from_earlier_repeats(tmp_path: Path) -> None:
 def test_study_round_trips_through_its_file(tmp_path: Path) -> None:
     identity = {"recipe": "toy/plain", "axes": [], "settings": [], "steps": 3, "places": (1, 2)}
     rows = [Row("b", {"b": (1, 2)}), Row("shard", skip_reason="one device", value="shard=2")]
-    first, old = study.open_study(tmp_path / "runs", None, identity, {}, rows, 2, 1)
-    assert not old
+    first = study.open_study(tmp_path / "runs", None, identity, {}, rows, 2, 1)
+    assert not first.steps
     first.steps = 7
     first.entries[1].repeats[1] = dataclasses.replace(repeat(0.5), losses=[1.0, math.nan])
     first.save()
-    again, old = study.open_study(tmp_path / "runs", None, identity, {"device": "x"}, rows, 2, 1)
-    assert old and again.steps == 7 and again.facts == {"device": "x"}
+    again = study.open_study(tmp_path / "runs", None, identity, {"device": "x"}, rows, 2, 1)
+    assert again.steps == 7 and again.facts == {"device": "x"}
     assert [e.row for e in again.entries] == [e.row for e in first.entries]
     assert math.isnan(again.entries[1].repeats[1].losses[1])
     assert again.entries[1].repeats[1].seconds == [0.5] * 10
@@ -187,7 +187,7 @@ def test_study_round_trips_through_its_file(tmp_path: Path) -> None:
     for key, now in study.RENAMED.items():  # a report of an earlier version
         kept = kept.replace(f'"{now}": ', f'"{key}": ') if now != "repeats" else kept.replace('"repeats": {', '"visits": {')
     (first.path / "report.json").write_text(kept)
-    assert study.open_study(tmp_path / "runs", None, identity, {"device": "x"}, rows, 2, 1)[0].to_json() == again.to_json()
+    assert study.open_study(tmp_path / "runs", None, identity, {"device": "x"}, rows, 2, 1).to_json() == again.to_json()
     with pytest.raises(UserError, match=r"exists already with other settings: steps 3 there, 4 here"):
         study.open_study(tmp_path / "runs", first.path.name, identity | {"steps": 4}, {}, rows, 2, 1)
     (first.path / "report.json").write_text(json.dumps({"rows": [{}]}))

@@ -362,8 +362,8 @@ def test_full_evaluation_has_seeds_guidance_1_and_two_files(tmp_path: Path, monk
         facts = {"hash": "abc", "accuracy": 0.5, "num_features": 4}
         return {"classifier": facts, "num_reference": 9, "rows": rows, "confusion": [[1, 0], [0, 1]], "class_names": ["a", "b"]}
 
-    monkeypatch.setattr("seedbed.recipes.flow.full_evaluation.open_classifier", lambda *args, **kwargs: None)
-    monkeypatch.setattr("seedbed.recipes.flow.full_evaluation.evaluate_samples", fake_table)
+    monkeypatch.setattr("seedbed.recipes.flow.evaluate.open_classifier", lambda *args, **kwargs: None)
+    monkeypatch.setattr("seedbed.recipes.flow.evaluate.evaluate_samples", fake_table)
     system, engine, _ = made("model.predict=v")
     shown = asked(system, engine, tmp_path, examine=24, steps=1, grid="1x1")
     assert [path.name for path in shown.files] == ["all-heun1-w2-seed1.png", "full_evaluation.md", "full_evaluation.json"]

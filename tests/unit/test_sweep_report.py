@@ -75,7 +75,7 @@ def test_settings_with_a_diverged_seed_rank_last(root: Path):
             end(sweep, trial, rate)
     found = reports.read_report(sweep)
     assert [c.settings["optim.lr"] for c in found.cells] == [0.2, 0.3, 0.1]
-    assert "1 diverged" in reports.cell_table(found)
+    assert reports.cell_rows(found, 24)[1][-1][-1] == "1 diverged"
     assert found.cells[-1].values == [0.0], "a spoiled seed counts for nothing"
 
 
@@ -85,9 +85,9 @@ def test_trial_table_is_complete_best_first(root: Path):
     for trial, state in zip(sweep.trials(), states, strict=True):
         if state:
             end(sweep, trial, state[1], state[0], "no such file" if state[0] == "failed" else "")
-    lines = reports.trial_table(reports.read_report(sweep), 200).splitlines()[1:]
-    assert [line.split()[0] for line in lines] == ["0003", "0001", "0005", "0004", "0002"]
-    assert "no such file" in lines[-1] and "stopped early" in lines[0]
+    _, rows, _ = reports.trial_rows(reports.read_report(sweep))
+    assert [row[0] for row in rows] == ["0003", "0001", "0005", "0004", "0002"]
+    assert "no such file" in rows[-1] and "stopped early" in rows[0]
 
 
 def test_report_exists_before_any_trial_has_ended(root: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.drills import faults
-from seedbed.drills.power import lose_power, record_until
+from seedbed.drills.power import Recorder, lose_power
 from seedbed.drills.sandbox import EVERY, STEPS, Child, DrillResult, Failed, Sandbox, line_with, training
 from seedbed.track import files
 from seedbed.train import checkpoint, checkpoint_loading, loop
@@ -22,8 +22,7 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
     report = sandbox.folder / "kills.jsonl"
     num = 16 if sandbox.short else 120
     child = sandbox.start(*training("killed"), fault=lambda: _fork_at_save(2 * EVERY, num, report))
-    if sandbox.wait(child) != -signal.SIGKILL:
-        raise Failed(f"the run outlived its kill: {child.output()[-200:]}")
+    sandbox.require_killed(child)
     found = [json.loads(line) for line in report.read_text().splitlines()]
     for one in found:
         result.injected += 1
@@ -33,10 +32,8 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
             raise Failed(f"killed at {one['where']}: {one['problem']}")
     if len(found) != num:
         raise Failed(f"only {len(found)} of {num} kills were reported")
-    sandbox.resume("killed")
-    sandbox.require_same_end("straight", "killed")
+    sandbox.resume("killed", same_as="straight")
     result.messages.append("the previous checkpoint, intact; no message needed")
-    result.exact = "yes"
 
 
 def _fork_at_save(step: int, num: int, report: Path) -> None:
@@ -84,12 +81,8 @@ def _kill_one(job: loop.Job, save: Any, at: tuple[str, int]) -> dict[str, Any]:
     step = saved.step if saved else 0
     if step == job.step:
         checkpoint.remove(job.run.path / "checkpoints" / checkpoint.folder_name(step))
-    return {
-        "where": f"{kind} {where}",
-        "killed": code == -signal.SIGKILL,
-        "step": step,
-        "problem": "; ".join(problems),
-    }
+    killed = code == -signal.SIGKILL
+    return {"where": f"{kind} {where}", "killed": killed, "step": step, "problem": "; ".join(problems)}
 
 
 def _save_and_wait(job: loop.Job, save: Any) -> None:
@@ -125,12 +118,10 @@ def kill_run(sandbox: Sandbox, result: DrillResult) -> None:
             if "resumed at step" in child.output():
                 sandbox.require_resumed("killed", kept)
             words, kept = ["resume", "killed"], sandbox.kept("killed")
-    output = sandbox.resume("killed")
-    result.messages.append(line_with(output, "resumed at step"))
+    result.messages.append(line_with(sandbox.resume("killed"), "resumed at step"))
     if sandbox.wait(straight):
         raise Failed("the run that was left alone did not end well")
     sandbox.require_same_end("straight", "killed")
-    result.exact = "yes"
 
 
 def _kill_somewhere(sandbox: Sandbox, words: list[str], rng: random.Random, fresh: bool) -> Child:
@@ -152,13 +143,15 @@ def signals(sandbox: Sandbox, result: DrillResult) -> None:
     """SIGTERM, SIGINT and SIGUSR1, each in the middle of a run: saved at the end of that step, and resumed."""
     sandbox.train("straight")
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        name, step = number.name.lower(), 2 * EVERY + 3
-        output = sandbox.train(name, fault=faults.at_step(step, faults.send(number)), code=128 + number)
-        result.add(line_with(output, "continue with: seedbed resume").replace(name, "RUN"))
-        result.steps_lost += step - sandbox.newest(name).step
-        sandbox.resume(name)
-        sandbox.require_same_end("straight", name)
-    result.exact = "yes"
+        interrupt(sandbox, result, number.name.lower(), 2 * EVERY + 3, number)
+
+
+def interrupt(sandbox: Sandbox, result: DrillResult, name: str, step: int, number: signal.Signals) -> None:
+    """A run gets a signal at this step, saves and ends there, and is resumed."""
+    output = sandbox.train(name, fault=faults.at_step(step, faults.send(number)), code=128 + number)
+    result.add(line_with(output, "continue with: seedbed resume").replace(name, "RUN"))
+    result.steps_lost += step - sandbox.newest(name).step
+    sandbox.resume(name, same_as="straight")
 
 
 def disk_full(sandbox: Sandbox, result: DrillResult) -> None:
@@ -173,20 +166,14 @@ def disk_full(sandbox: Sandbox, result: DrillResult) -> None:
     }
     for name, (paths, words) in cases.items():
         output = sandbox.train(name, fault=faults.disk_full(*paths, **window))
-        result.add(_without_paths(line_with(output, words), sandbox))
+        result.add(sandbox.plain(line_with(output, words)))
         sandbox.require_same_end("straight", name)
     output = sandbox.train("journal", fault=faults.disk_full("JOURNAL", "report.md", "loss.png"))
-    result.add(_without_paths(line_with(output, "could not be written"), sandbox))
+    result.add(sandbox.plain(line_with(output, "could not be written")))
     sandbox.require_same_end("straight", "journal")
     output = sandbox.train("last", fault=faults.disk_full(checkpoint.folder_name(STEPS)), code=2)
     result.add(line_with(output, "free some space"))
-    sandbox.resume("last")
-    sandbox.require_same_end("straight", "last")
-    result.exact = "yes"
-
-
-def _without_paths(line: str, sandbox: Sandbox) -> str:
-    return line.replace(str(sandbox.folder) + "/", "").removeprefix("seedbed: warning: ").removeprefix("warning: ")
+    sandbox.resume("last", same_as="straight")
 
 
 def power_loss(sandbox: Sandbox, result: DrillResult) -> None:
@@ -197,7 +184,7 @@ def power_loss(sandbox: Sandbox, result: DrillResult) -> None:
     for k in range(num):
         name, note = f"dark-{k}", sandbox.folder / f"record-{k}.json"
         calls = rng.randrange(4, 170)
-        child = sandbox.start(*training(name), fault=lambda note=note, calls=calls: record_until(calls, note))
+        child = sandbox.start(*training(name), fault=lambda note=note, calls=calls: Recorder(calls, note))
         if sandbox.wait(child) not in (-signal.SIGKILL, 0):
             raise Failed(f"the run ended by itself: {child.output()[-200:]}")
         if not note.exists():
@@ -206,7 +193,6 @@ def power_loss(sandbox: Sandbox, result: DrillResult) -> None:
         lose_power(note, rng)
         _resume_or_restart(sandbox, name, result, kept)
     result.messages.append("resumed at the newest checkpoint whose name was synced")
-    result.exact = "yes"
 
 
 def _resume_or_restart(sandbox: Sandbox, name: str, result: DrillResult, kept: int) -> None:
@@ -214,7 +200,7 @@ def _resume_or_restart(sandbox: Sandbox, name: str, result: DrillResult, kept: i
     if not (sandbox.run_folder(name) / "config.json").exists():
         result.detected += 1
         return  # the power failed before the run had its folder: there is nothing to resume
-    child: Child = sandbox.start("resume", name)
+    child = sandbox.start("resume", name)
     if sandbox.wait(child):
         raise Failed(f"{name} could not be resumed: {child.output()[-300:]}")
     result.detected += 1

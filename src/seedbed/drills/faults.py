@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +19,7 @@ from seedbed.train.engine import Engine
 from seedbed.train.system import System
 
 
-def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault:
+def at_step(step: int, act: Callable[[loop.Job], object], times: int = 1) -> Fault:
     """Calls `act(job)` just before step number `step`, the first `times` times."""
 
     def inject() -> None:
@@ -39,6 +39,11 @@ def at_step(step: int, act: Callable[[loop.Job], None], times: int = 1) -> Fault
 def send(number: int) -> Callable[[loop.Job], None]:
     """Sends a signal to the run itself."""
     return lambda job: os.kill(os.getpid(), number)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Raises, as an expression."""
+    raise error
 
 
 def hang(job: loop.Job) -> None:
@@ -188,11 +193,7 @@ def corrupt_input(step: int, num_steps: int) -> Fault:
 
     def plant(system: System, due: list[bool]) -> None:
         module = next(m for m in system.modules() if isinstance(m, torch.nn.Embedding))
-
-        def spoil(_module: torch.nn.Module, _given: Any, out: Any) -> Any:
-            return out * float("nan") if due[0] else out
-
-        module.register_forward_hook(spoil)
+        module.register_forward_hook(lambda _module, _given, out: out * float("nan") if due[0] else out)
 
     return _inject_at_step(step, num_steps, plant)
 

@@ -16,7 +16,7 @@ from seedbed.track import files
 
 
 class Recorder:
-    """Tracks what is durable after each call."""
+    """In the run: tracks what is durable after each call of the write layer, and cuts the power at call number `calls`."""
 
     def __init__(self, calls: int, note: Path) -> None:
         self.left, self.note = calls, note
@@ -79,11 +79,6 @@ class Recorder:
         done = [r for r in self.renames if Path(r["target"]).parent == Path(path)]
         self.durable += [r["target"] for r in done]
         self.renames = [r for r in self.renames if r not in done]
-
-
-def record_until(calls: int, note: Path) -> None:
-    """In the run: records the write layer, and cuts the power at call number `calls`."""
-    Recorder(calls, note)
 
 
 def lose_power(note: Path, rng: random.Random) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -33,7 +33,7 @@ STEPS, EVERY = 40, 8
 # What may differ between equal runs: times and memory.
 CLOCKS = {"seconds", "memory", "items_per_s", "wait", "mfu", "mfu_measured", "time"}
 
-Fault = Callable[[], None]
+Fault = Callable[[], object]
 
 
 class Failed(Exception):
@@ -52,7 +52,6 @@ class DrillResult:
     detected: int = 0
     steps_lost: int = 0
     messages: list[str] = field(default_factory=list)
-    exact: str = "-"
 
     def add(self, sentence: str) -> None:
         """Counts one detected fault and keeps the message that reported it."""
@@ -105,7 +104,7 @@ class Sandbox:
         out = self._output()
         pid = os.fork()
         if not pid:
-            _run_in_child(["seedbed", *words], self.folder, self.root, out, fault)
+            _run_in_child(words, self.folder, self.root, out, fault)
         self.children.append(Child(pid, out))
         return self.children[-1]
 
@@ -157,13 +156,19 @@ class Sandbox:
     def train(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
         return self.run(*training(name, *settings), fault=fault, code=code)
 
-    def resume(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
-        """Resumes a run, which must continue at its newest intact checkpoint."""
+    def resume(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0, same_as: str = "") -> str:
+        """Resumes a run, which must continue at its newest intact checkpoint, and end as the run `same_as`."""
         kept = self.kept(name)
         output = self.run("resume", name, *settings, fault=fault, code=code)
         if not code:
             self.require_resumed(name, kept)
+        if same_as:
+            self.require_same_end(same_as, name)
         return output
+
+    def require_killed(self, child: Child) -> None:
+        if self.wait(child) != -signal.SIGKILL:
+            raise Failed(f"the run outlived its kill: {child.output()[-200:]}")
 
     def require_resumed(self, name: str, kept: int) -> None:
         at = self.events(name, "resume")[-1]["step"]
@@ -178,11 +183,16 @@ class Sandbox:
         return 0
 
     def close(self) -> None:
+        """Kill the processes that still run."""
         for child in self.children:
             child.signal(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 while child.poll() is None:
                     time.sleep(0.002)
+
+    def plain(self, line: str) -> str:
+        """A line of output without the sandbox's folder and the command's prefixes."""
+        return line.replace(f"{self.folder}/", "").removeprefix("seedbed: ").removeprefix("warning: ")
 
     # ---- what runs leave ---------------------------------------------------------------------------------------------
 
@@ -229,12 +239,8 @@ class Sandbox:
 
 def training(name: str, *settings: str) -> list[str]:
     """The command line of a small run; later settings override."""
-    return ["train", RECIPE, *merged(TINY, settings), "--run", name, "--no-check", "--dirty"]
-
-
-def merged(*groups: tuple[str, ...]) -> list[str]:
-    """key=value words, the last one for each key."""
-    return list({word.partition("=")[0]: word for group in groups for word in group}.values())
+    words = {word.partition("=")[0]: word for word in (*TINY, *settings)}
+    return ["train", RECIPE, *words.values(), "--run", name, "--no-check", "--dirty"]
 
 
 def differences(a: checkpoint_loading.Checkpoint, b: checkpoint_loading.Checkpoint) -> list[str]:
@@ -273,8 +279,11 @@ def line_with(output: str, words: str) -> str:
     return found
 
 
-def _run_in_child(argv: list[str], folder: Path, root: Path, out: Path, fault: Fault | None) -> NoReturn:
-    """In the child: sets up signals, output and folder as for a command started by hand, and runs it."""
+def _run_in_child(words: tuple[str, ...], folder: Path, root: Path, out: Path, fault: Fault | None) -> NoReturn:
+    """In the child: sets up signals, output and folder as for a command started by hand, and runs it.
+
+    It ends without the exit functions that it has inherited: they would remove the sandbox.
+    """
     code = 1
     try:
         os.setsid()
@@ -283,11 +292,10 @@ def _run_in_child(argv: list[str], folder: Path, root: Path, out: Path, fault: F
         _redirect(out)
         os.chdir(folder)
         os.environ["SEEDBED_RUNS"] = str(root)
-        sys.argv = argv
+        sys.argv = ["seedbed", *words]
         if fault:
             fault()
-        runpy.run_module("seedbed", run_name="__main__", alter_sys=True)
-        code = 0
+        code = runpy.run_module("seedbed")["main"](words)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:
@@ -319,13 +327,3 @@ def preload() -> None:
     torch.set_num_threads(1)
     torch.empty(2, device="meta").normal_()  # loads what meta tensors need
     find(RECIPE)
-
-
-@contextlib.contextmanager
-def open_sandbox(folder: Path, short: bool, limit: float) -> Iterator[Sandbox]:
-    """A sandbox whose processes are killed at the end."""
-    sandbox = Sandbox(folder, short, limit)
-    try:
-        yield sandbox
-    finally:
-        sandbox.close()

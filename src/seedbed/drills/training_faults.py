@@ -33,32 +33,22 @@ def not_finite(sandbox: Sandbox, result: DrillResult) -> None:
         if not bad or sandbox.status(name) != "done" or bad[-1]["answer"] != answer:
             raise Failed(f"{name}: {[e['answer'] for e in bad]}, status {sandbox.status(name)}")
         result.add(line_with(output, "is not finite").removeprefix("warning: "))
-        _all_finite(sandbox, name)
+        for path in checkpoint.steps_in(sandbox.checkpoints(name)):
+            tensors = checkpoint_loading.load(path).tensors
+            wrong = [n for group in tensors.values() for n, t in group.items() if not t.isfinite().all()]
+            if wrong:
+                raise Failed(f"{name}: {path.name} holds numbers that are not finite in {wrong[0]}")
         result.messages.append(f"replay of the {name}: {_named(sandbox, name, bad[0]['step'], fault, place)}")
         if sandbox.short:
             continue
         # The same again, stopped after the fault and resumed: guard state is in the checkpoint.
         stop = faults.at_step(4 * EVERY + 1, faults.send(signal.SIGTERM))
         sandbox.train(f"{name}-2", fault=both(fault, stop), code=143)
-        sandbox.resume(f"{name}-2")
-        sandbox.require_same_end(name, f"{name}-2")
-    result.exact = "yes"
+        sandbox.resume(f"{name}-2", same_as=name)
 
 
 def both(one: Fault, two: Fault) -> Fault:
-    def inject() -> None:
-        one()
-        two()
-
-    return inject
-
-
-def _all_finite(sandbox: Sandbox, name: str) -> None:
-    for path in checkpoint.steps_in(sandbox.checkpoints(name)):
-        tensors = checkpoint_loading.load(path).tensors
-        wrong = [n for group in tensors.values() for n, t in group.items() if not t.isfinite().all()]
-        if wrong:
-            raise Failed(f"{name}: {path.name} holds numbers that are not finite in {wrong[0]}")
+    return lambda: (one(), two())
 
 
 def _named(sandbox: Sandbox, name: str, step: int, fault: Fault, place: str) -> str:
@@ -85,53 +75,32 @@ def out_of_memory(sandbox: Sandbox, result: DrillResult) -> None:
         require_close(sandbox, "straight", name, 1e-4)
     stop = faults.at_step(STOP, faults.send(signal.SIGTERM))
     sandbox.train("stopped", *plain, fault=both(faults.out_of_memory(2, AT), stop), code=143)
-    sandbox.resume("stopped", fault=faults.out_of_memory(2, 1))
-    sandbox.require_same_end("late", "stopped")
+    sandbox.resume("stopped", fault=faults.out_of_memory(2, 1), same_as="late")
     output = sandbox.train("hopeless", *plain, fault=faults.out_of_memory(0, AT), code=2)
     result.add(line_with(output, "with one item at a time").removeprefix("seedbed: "))
     sandbox.resume("hopeless")
-    result.exact = "same batch, other sums: losses within 1e-4"
 
 
 def feed(sandbox: Sandbox, result: DrillResult) -> None:
     """The thread that reads the data raises, dies or hangs: reported within a step with the samples it was reading; resumed."""
     first = AT * 8
 
-    def raises(counter: int) -> None:
-        if counter == first:
-            raise OSError(5, "Input/output error")
-
-    def leaves(counter: int) -> None:
-        if counter == first:
-            raise SystemExit
-
-    def hangs(counter: int) -> None:
-        if counter == first:
-            time.sleep(3600)
-
     sandbox.train("straight", fault=faults.thread_reads(lambda counter: None))
     for name, (act, code, words) in {
-        "raises": (raises, 2, f"samples {first} to {first + 7} cannot be read"),
-        "leaves": (leaves, 1, f"ended by SystemExit while it read samples {first} to {first + 7}"),
-        "dies": (lambda counter: None, 1, "RuntimeError: the feed's thread died before sample"),
-        "hangs": (hangs, 2, f"samples {first} to {first + 7} for"),
+        "raises": (lambda: faults.fail(OSError(5, "Input/output error")), 2, f"samples {first} to {first + 7} cannot be read"),
+        "leaves": (lambda: faults.fail(SystemExit()), 1, f"ended by SystemExit while it read samples {first} to {first + 7}"),
+        "dies": (lambda: None, 1, "RuntimeError: the feed's thread died before sample"),
+        "hangs": (lambda: time.sleep(3600), 2, f"samples {first} to {first + 7} for"),
     }.items():
-        fault = faults.thread_reads(act)
+        fault = faults.thread_reads(lambda counter, act=act: act() if counter == first else None)
         output = sandbox.train(name, fault=both(fault, faults.thread_dies(first)) if name == "dies" else fault, code=code)
         message = line_with(output, words).removeprefix("seedbed: ")
         result.add(message)
-        _within_a_step(sandbox, name, message)
-        sandbox.resume(name)
-        sandbox.require_same_end("straight", name)
-    result.exact = "yes"
-
-
-def _within_a_step(sandbox: Sandbox, name: str, message: str) -> None:
-    """All steps before the named samples were taken; metrics arrive one step late."""
-    sample = re.search(r"samples? (\d+)", message)
-    last = sandbox.rows(name)[-1]["step"]
-    if not sample or last != int(sample[1]) // 8 - 1:
-        raise Failed(f"{name}: reported after step {last}: {message}")
+        # All steps before the named samples were taken; metrics arrive one step late.
+        sample, last = re.search(r"samples? (\d+)", message), sandbox.rows(name)[-1]["step"]
+        if not sample or last != int(sample[1]) // 8 - 1:
+            raise Failed(f"{name}: reported after step {last}: {message}")
+        sandbox.resume(name, same_as="straight")
 
 
 def hang(sandbox: Sandbox, result: DrillResult) -> None:
@@ -142,9 +111,7 @@ def hang(sandbox: Sandbox, result: DrillResult) -> None:
     if sandbox.status("stuck") != "stalled" or "MainThread" not in (sandbox.run_folder("stuck") / "stacks.txt").read_text():
         raise Failed(f"status {sandbox.status('stuck')}")
     line_with(output, "in hang")
-    sandbox.resume("stuck", "guard.stall=none")
-    sandbox.require_same_end("straight", "stuck")
-    result.exact = "yes"
+    sandbox.resume("stuck", "guard.stall=none", same_as="straight")
 
 
 def sizes(sandbox: Sandbox, result: DrillResult) -> None:
@@ -157,13 +124,9 @@ def sizes(sandbox: Sandbox, result: DrillResult) -> None:
     require_close(sandbox, "straight", "parts", 1e-5)
     sandbox.train("batch", *plain, fault=stop, code=143)
     sandbox.resume("batch", "batch=16", "accum=4")
-    result.add(f"the run ends after as many items: {_items(sandbox, 'straight')}")
-    if _items(sandbox, "batch") != _items(sandbox, "straight"):
-        raise Failed(f"{_items(sandbox, 'batch')} items against {_items(sandbox, 'straight')}")
+    wanted, found = (sandbox.newest(name).state["items"] for name in ("straight", "batch"))
+    result.add(f"the run ends after as many items: {wanted}")
+    if found != wanted:
+        raise Failed(f"{found} items against {wanted}")
     result.injected += 1
     result.detected += 1
-    result.exact = "same batch: losses within 1e-5"
-
-
-def _items(sandbox: Sandbox, name: str) -> int:
-    return sandbox.newest(name).state["items"]

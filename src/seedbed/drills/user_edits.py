@@ -3,15 +3,15 @@
 import json
 import os
 import random
-import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from seedbed.config import Config
 from seedbed.drills import faults
-from seedbed.drills.damage import STOP, flip_bit
+from seedbed.drills.damage import STOP, flip_bit, flip_bits, is_damaged
 from seedbed.drills.sandbox import EVERY, STEPS, DrillResult, Failed, Sandbox, last_line, line_with, require_close
 from seedbed.errors import EXIT_USER, UserError
 from seedbed.launch import local
@@ -32,15 +32,13 @@ def million_steps(sandbox: Sandbox, result: DrillResult) -> None:
         for at in kills:
             name = _put_at(sandbox, "near", f"killed-{at}", edge - BEFORE)
             child = sandbox.start("resume", name, f"steps={edge + STEPS}", fault=faults.at_step(at, faults.send(signal.SIGKILL)))
-            if sandbox.wait(child) != -signal.SIGKILL:
-                raise Failed(f"the run outlived its kill: {last_line(child.output())}")
+            sandbox.require_killed(child)
             saved = max(edge - BEFORE, (at - 1) // EVERY * EVERY)
             output = sandbox.resume(name)
             resumed = sandbox.events(name, "resume")[-1]["step"]
             result.steps_lost += max(0, saved - resumed)
             result.add(line_with(output, "resumed at step"))
             sandbox.require_same_end(straight, name)
-    result.exact = "yes"
 
 
 def _put_at(sandbox: Sandbox, source: str, name: str, step: int) -> str:
@@ -61,32 +59,22 @@ def _put_at(sandbox: Sandbox, source: str, name: str, step: int) -> str:
 def moved_folder(sandbox: Sandbox, result: DrillResult) -> None:
     """The run's folder is renamed, moved away, replaced or removed during the run: followed, or saved elsewhere."""
     sandbox.train("straight")
-    for name, act in {"renamed": _rename, "away": _move_away, "replaced": _replace}.items():
+    for name, act in MOVES.items():
         for step in (STOP,) if sandbox.short else (1, 2 * EVERY, STOP):
-            run = f"{name}-{step}"
-            output = sandbox.train(run, fault=_doing(step, sandbox, run, act))
-            result.add(_plain(sandbox, line_with(output, "was renamed"), run))
-            _require_untouched(sandbox, run)
-            sandbox.require_same_end("straight", f"{run}-new")
-    for name, act in {"removed": _remove, "removed-and-replaced": _remove_and_replace}.items():
-        for step in (STOP,) if sandbox.short else (1, 2 * EVERY, STOP):
-            run = f"{name}-{step}"
-            output = sandbox.train(run, fault=_doing(step, sandbox, run, act), code=EXIT_USER)
-            result.add(_plain(sandbox, line_with(output, "was removed"), run))
-            _require_untouched(sandbox, run)
-            result.steps_lost += max(0, step - sandbox.newest(f"{run}-rescued").step)
-            sandbox.resume(f"{run}-rescued")
-            sandbox.require_same_end("straight", f"{run}-rescued")
-    result.exact = "yes"
-
-
-def _doing(step: int, sandbox: Sandbox, name: str, act: Callable[[Path, Path], None]) -> Callable[[], None]:
-    folder = sandbox.run_folder(name)
-    return faults.at_step(step, lambda job: act(folder, folder.with_name(f"{name}-new")))
-
-
-def _rename(folder: Path, new: Path) -> None:
-    folder.rename(new)
+            run, removed = f"{name}-{step}", name.startswith("removed")
+            folder = sandbox.run_folder(run)
+            fault = faults.at_step(step, lambda job, act=act, folder=folder: act(folder, folder.with_name(f"{folder.name}-new")))
+            output = sandbox.train(run, fault=fault, code=EXIT_USER if removed else 0)
+            line = sandbox.plain(line_with(output, "was removed" if removed else "was renamed")).replace(run, "RUN")
+            result.add(line.replace("away-RUN", "ELSEWHERE").replace("../", ""))
+            # Under the old name there is nothing, or what somebody else put there.
+            if folder.exists() and os.listdir(folder) != ["mine"]:
+                raise Failed(f"{run} was written to after it was gone: {sorted(os.listdir(folder))[:4]}")
+            if removed:
+                result.steps_lost += max(0, step - sandbox.newest(f"{run}-rescued").step)
+                sandbox.resume(f"{run}-rescued", same_as="straight")
+            else:
+                sandbox.require_same_end("straight", f"{run}-new")
 
 
 def _move_away(folder: Path, new: Path) -> None:
@@ -96,35 +84,19 @@ def _move_away(folder: Path, new: Path) -> None:
     new.symlink_to(away)
 
 
-def _replace(folder: Path, new: Path) -> None:
-    folder.rename(new)
-    _plant(folder)
-
-
-def _remove(folder: Path, new: Path) -> None:
-    shutil.rmtree(folder)
-
-
-def _remove_and_replace(folder: Path, new: Path) -> None:
-    shutil.rmtree(folder)
-    _plant(folder)
-
-
 def _plant(folder: Path) -> None:
     folder.mkdir()
     (folder / "mine").write_text("somebody else's")
 
 
-def _require_untouched(sandbox: Sandbox, name: str) -> None:
-    """Under the old name there is nothing, or what somebody else put there."""
-    folder = sandbox.run_folder(name)
-    if folder.exists() and os.listdir(folder) != ["mine"]:
-        raise Failed(f"{name} was written to after it was gone: {sorted(os.listdir(folder))[:4]}")
-
-
-def _plain(sandbox: Sandbox, line: str, name: str) -> str:
-    line = line.removeprefix("seedbed: ").removeprefix("warning: ").replace(str(sandbox.folder) + "/", "")
-    return re.sub(rf"{re.escape(name)}", "RUN", line).replace("away-RUN", "ELSEWHERE").replace("../", "")
+# Called with the run's folder and another name for it.
+MOVES: dict[str, Callable[[Path, Path], object]] = {
+    "renamed": lambda folder, new: folder.rename(new),
+    "away": _move_away,
+    "replaced": lambda folder, new: (folder.rename(new), _plant(folder)),
+    "removed": lambda folder, new: shutil.rmtree(folder),
+    "removed-and-replaced": lambda folder, new: (shutil.rmtree(folder), _plant(folder)),
+}
 
 
 # ---- manifests of several ranks --------------------------------------------------------------------------------------
@@ -142,28 +114,14 @@ def sharded_manifest(sandbox: Sandbox, result: DrillResult) -> None:
     newest = checkpoint.steps_in(sandbox.checkpoints("pieces"))[-1]
     if len(list(newest.glob("model-*-of-00002.safetensors"))) != 2:
         raise Failed("the checkpoint is not sharded")
-    _flips(newest, result, 60 if sandbox.short else 1000)
+    rng, files, manifest = random.Random(4), sorted(newest.iterdir()), newest / "manifest.json"
+    flipped = (manifest if number % 2 else rng.choice(files) for number in range(60 if sandbox.short else 1000))
+    flip_bits(flipped, rng, result, lambda: is_damaged(newest))
+    checkpoint_loading.load(newest)
     flip_bit(newest / "manifest.json", random.Random(1))
     output = sandbox.resume("pieces", "dist.shard=1", "--force")
     result.add(line_with(output, "checkpoint damaged, falling back"))
     require_close(sandbox, "straight", "pieces", 1e-5)
-    result.exact = "same batch, other sums: losses within 1e-5"
-
-
-def _flips(path: Path, result: DrillResult, num: int) -> None:
-    """Each must be called damage."""
-    rng, files = random.Random(4), sorted(path.iterdir())
-    for number in range(num):
-        file = path / "manifest.json" if number % 2 else rng.choice(files)
-        good = file.read_bytes()
-        flip_bit(file, rng)
-        result.injected += 1
-        try:
-            checkpoint_loading.load(path)
-        except checkpoint_loading.Damaged:
-            result.detected += 1
-        file.write_bytes(good)
-    checkpoint_loading.load(path)
 
 
 # ---- edited files ----------------------------------------------------------------------------------------------------
@@ -182,7 +140,10 @@ def edited_config(sandbox: Sandbox, result: DrillResult) -> None:
         path.write_bytes(_with(good, key, value))
         output = sandbox.resume("one", code=2)
         result.add(line_with(output, f"was edited or is damaged: {key}").removeprefix("seedbed: ").replace("run one", "RUN"))
-    _config_flips(sandbox, result, path, good, 60 if sandbox.short else 600)
+    path.write_bytes(good)
+    run = Run.open(sandbox.root, "one")
+    _, wanted = local.saved_config(run)
+    flip_bits([path] * (60 if sandbox.short else 600), random.Random(6), result, lambda: _is_refused_or(run, wanted))
     _foreign_checkpoint(sandbox, result)
     shutil.copytree(sandbox.run_folder("one"), sandbox.run_folder("two"), symlinks=True)
     (sandbox.run_folder("two") / "config.json").write_bytes(_with(good, "optim.lr", 0.5))
@@ -190,9 +151,7 @@ def edited_config(sandbox: Sandbox, result: DrillResult) -> None:
     result.add(line_with(output, "accepted: optim.lr"))
     if sandbox.events("two", "edited")[-1]["changed"] != {"optim.lr": [json.loads(good)["config"]["optim"]["lr"], 0.5]}:
         raise Failed("an accepted edit was not recorded")
-    sandbox.resume("one")
-    sandbox.require_same_end("straight", "one")
-    result.exact = "yes"
+    sandbox.resume("one", same_as="straight")
 
 
 def _with(data: bytes, key: str, value: Any) -> bytes:
@@ -205,19 +164,12 @@ def _with(data: bytes, key: str, value: Any) -> bytes:
     return json.dumps(facts, indent=1).encode()
 
 
-def _config_flips(sandbox: Sandbox, result: DrillResult, path: Path, good: bytes, num: int) -> None:
-    """Any flipped bit: refused with a message, or the run is unchanged."""
-    path.write_bytes(good)
-    rng, run = random.Random(6), Run.open(sandbox.root, "one")
-    _, wanted = local.saved_config(run)
-    for _ in range(num):
-        flip_bit(path, rng)
-        result.injected += 1
-        try:
-            result.detected += local.saved_config(run)[1] == wanted
-        except UserError:
-            result.detected += 1
-        path.write_bytes(good)
+def _is_refused_or(run: Run, wanted: Config) -> bool:
+    """Whether the run's config is refused with a message, or still the wanted one."""
+    try:
+        return local.saved_config(run)[1] == wanted
+    except UserError:
+        return True
 
 
 def _foreign_checkpoint(sandbox: Sandbox, result: DrillResult) -> None:

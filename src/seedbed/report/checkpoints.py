@@ -44,15 +44,11 @@ def describe(run: Run, losses: dict[Any, Any] | None = None) -> tuple[list[dict[
     for name in names:
         step = step_of(name)
         assert step is not None, "only such names are listed"
-        known = {"name": name, "step": step, "loss": _latest(losses, step), "evaluation": values.get(step), "best": name == best}
+        logged = [at for at, loss in losses.items() if facts.is_number(at) and at <= step and facts.is_number(loss)]
+        loss = losses[max(logged)] if logged else None
+        known = {"name": name, "step": step, "loss": loss, "evaluation": values.get(step), "best": name == best}
         found.append(known | _on_disk(run.path / "checkpoints" / name))
     return found, metric
-
-
-def _latest(losses: dict[Any, Any], step: int) -> float | None:
-    """The loss at the last log point up to a step."""
-    steps = [at for at, loss in losses.items() if facts.is_number(at) and at <= step and facts.is_number(loss)]
-    return losses[max(steps)] if steps else None
 
 
 def _on_disk(path: Path) -> dict[str, Any]:

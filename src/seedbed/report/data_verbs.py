@@ -32,14 +32,9 @@ def prepare(
     path: str, *, tokenizer: str = "char", vocab: int = TextConfig.vocab, out: str | Path | None = None, json: bool = False
 ) -> int:
     """Create or find the store of a text; a damaged one is rebuilt."""
-    config = TextConfig(text=str(path), tokenizer=str(tokenizer), vocab=vocab)
-    validate(config)
-    config.check()
-    start = time.monotonic()
-    try:
-        store = prepare_text(config, out=Path(out) if out else None, rebuild=True, say=_say)
-    except KeyboardInterrupt:
-        _say("interrupted; the same command continues")
+    config, start = TextConfig(text=str(path), tokenizer=str(tokenizer), vocab=vocab), time.monotonic()
+    store = _prepared(prepare_text, config, out)
+    if store is None:
         return EXIT_INTERRUPTED
     command = _train_command(config, store.path if out or is_store(Path(path)) else None)
     result = {
@@ -71,14 +66,9 @@ def prepare(
 
 def prepare_image_store(path: str, *, size: int, out: str | Path | None = None, json: bool = False) -> int:
     """Create or find the store of a folder, file or dataset of images; a damaged one is rebuilt."""
-    config = ImageConfig(images=str(path), size=size)
-    validate(config)
-    config.check()
     start = time.monotonic()
-    try:
-        store = prepare_images(config, out=Path(out) if out else None, rebuild=True, say=_say)
-    except KeyboardInterrupt:
-        _say("interrupted; the same command continues")
+    store = _prepared(prepare_images, ImageConfig(images=str(path), size=size), out)
+    if store is None:
         return EXIT_INTERRUPTED
     words = ["seedbed", "train", "flow/cifar10", f"data.images={store.path if out else path}", f"data.size={size}"]
     result = {**image_facts(store), "seconds": round(time.monotonic() - start, 2), "train on it": shlex.join(words)}
@@ -89,9 +79,21 @@ def prepare_image_store(path: str, *, size: int, out: str | Path | None = None, 
     return EXIT_OK
 
 
+def _prepared(make: Callable[..., Store], config: TextConfig | ImageConfig, out: str | Path | None) -> Store | None:
+    """The store; None when interrupted."""
+    validate(config)
+    config.check()
+    try:
+        return make(config, out=Path(out) if out else None, rebuild=True, say=_say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command continues")
+        return None
+
+
 def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] | None = None) -> int:
     """Show the content of a store, a text, or (through `open_recipe`) the data of RECIPE/PRESET."""
-    data = open_recipe(path) if open_recipe and _is_preset(path) else None
+    is_preset = "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
+    data = open_recipe(path) if open_recipe and is_preset else None
     plain = _without_tokens(path, data)
     found = plain or facts(*((data.store, data.train.block) if data else _find(path)))
     if json:
@@ -180,10 +182,6 @@ def _find(path: str) -> tuple[Store, int]:
     return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
 
 
-def _is_preset(path: str) -> bool:
-    return "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
-
-
 def _train_command(config: TextConfig, store: Path | None) -> str:
     words = ["seedbed", "train", "gpt/demo", f"data.text={store or config.text}"]
     if store is None and config.tokenizer != TextConfig.tokenizer:
@@ -254,8 +252,14 @@ def facts(store: Store, block: int) -> dict[str, Any]:
     """Statistics and samples of a store, as plain values."""
     manifest, info = store.manifest, store.manifest["arrays"]["tokens"]
     tokenizer = load_tokenizer(store)
-    counts = manifest["counts"]
-    splits = {name: _split(start, end, block) for name, (start, end) in manifest["splits"].items()}
+    counts, splits = manifest["counts"], {}
+    for name, (start, end) in manifest["splits"].items():
+        num_blocks, dropped = divmod(max(0, end - start - 1), block)
+        splits[name] = {"start": start, "end": end, "num_blocks": num_blocks, "num_dropped": dropped}
+    # The beginning of each split, and fixed random positions in the first one.
+    start, end = manifest["splits"]["train"]
+    drawn = draw(1, np.arange(NUM_SAMPLES - 2)) % np.uint64(max(1, end - start - WIDTH))
+    places = [("train", start + offset) for offset in (0, *map(int, drawn))] + [("valid", manifest["splits"]["valid"][0])]
     return {
         "store": str(store.path),
         "fingerprint": store.fingerprint,
@@ -271,13 +275,8 @@ def facts(store: Store, block: int) -> dict[str, Any]:
         "block": block,
         "splits": splits,
         **_statistics(store.arrays["tokens"], manifest["tokenizer"]["vocab_size"], tokenizer),
-        "samples": [_sample(store, tokenizer, *place) for place in _places(store)],
+        "samples": [_sample(store, tokenizer, *place) for place in places],
     }
-
-
-def _split(start: int, end: int, block: int) -> dict[str, int]:
-    num_blocks = max(0, end - start - 1) // block
-    return {"start": start, "end": end, "num_blocks": num_blocks, "num_dropped": end - start - 1 - num_blocks * block}
 
 
 def _statistics(tokens: np.ndarray, vocab_size: int, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -292,17 +291,6 @@ def _statistics(tokens: np.ndarray, vocab_size: int, tokenizer: Tokenizer | None
     ]
     entropy = float(-(share * np.log(share)).sum())
     return {"num_used_ids": len(share), "unigram_nats": round(entropy, 4), "counted": len(seen), "frequent": frequent}
-
-
-def _places(store: Store) -> list[tuple[str, int]]:
-    """The beginning of each split, and fixed random positions in the first one."""
-    (start, end) = store.manifest["splits"]["train"]
-    drawn = draw(1, np.arange(NUM_SAMPLES - 2)) % np.uint64(max(1, end - start - WIDTH))
-    return [
-        ("train", start),
-        *(("train", start + int(place)) for place in drawn),
-        ("valid", store.manifest["splits"]["valid"][0]),
-    ]
 
 
 def _sample(store: Store, tokenizer: Tokenizer | None, split: str, place: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,7 @@ def export(root: Path, names: Sequence[str], *, kind: str, what: str, out: Path 
     return 0
 
 
-def rows_of(run: Run) -> Iterator[dict[str, Any]]:
-    """Every log point, with the run's name in front and nested numbers under dotted names."""
-    return ({"run": run.name, **flat(row)} for row in run.rows())
-
-
-def events_of(run: Run) -> Iterator[dict[str, Any]]:
-    """Every event; values that are neither numbers nor text are written as JSON."""
-    return ({"run": run.name, **flat(event)} for event in run.events())
-
-
-def runs_of(run: Run) -> Iterator[dict[str, Any]]:
+def row_of(run: Run) -> dict[str, Any]:
     """One row per run with its settings (config.KEY) and results."""
     short = summaries.summary(run)
     short.pop("path", None)
@@ -58,7 +48,7 @@ def runs_of(run: Run) -> Iterator[dict[str, Any]]:
     clock = saved.get("clock") if isinstance(saved.get("clock"), dict) else {}
     metric, points = facts.evaluations(run.events())
     about = {"hash": config.get("hash"), "metric": metric, "last": points[-1][1] if points else None}
-    yield {
+    return {
         **short,
         **about,
         **flat({"seconds": clock or {}}),
@@ -67,7 +57,12 @@ def runs_of(run: Run) -> Iterator[dict[str, Any]]:
     }
 
 
-_TABLES = {"rows": rows_of, "events": events_of, "runs": runs_of}
+# Log points and events have the run's name in front, and nested numbers under dotted names.
+_TABLES = {
+    "rows": lambda run: [{"run": run.name, **flat(row)} for row in run.rows()],
+    "events": lambda run: [{"run": run.name, **flat(event)} for event in run.events()],
+    "runs": lambda run: [row_of(run)],
+}
 
 
 def _columns(found: Table) -> list[str]:

@@ -63,6 +63,11 @@ def mean_and_sd(values: list[float]) -> tuple[float, float]:
         return mean / scale, sd / scale
 
 
+def series(rows: list[dict[str, Any]], name: str) -> list[tuple[Any, Any]]:
+    """The points (step, value) of one curve."""
+    return [(row["step"], row[name]) for row in rows if is_number(row.get(name)) and is_number(row.get("step"))]
+
+
 def median(rows: list[dict[str, Any]], key: str) -> float | None:
     values = sorted(row[key] for row in rows if is_number(row.get(key)))
     return values[len(values) // 2] if values else None

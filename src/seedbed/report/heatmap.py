@@ -61,9 +61,9 @@ def draw_panels(
     """Write small multiples that share their axes and colours; `labels` are rows, columns and the titles of both."""
     try:
         from matplotlib import colormaps
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.cm import ScalarMappable
         from matplotlib.figure import Figure
+        from matplotlib.patches import Rectangle
     except ImportError as error:
         raise UserError(f"the picture needs matplotlib, which does not load: {error}") from None
 
@@ -72,7 +72,6 @@ def draw_panels(
     down = -(-len(panels) // across)
     size = across * (max(len(cols), 3) * _CELL[0] + 1.1) + 1.0, down * (max(len(rows), 2) * _CELL[1] + 1.0) + 0.6
     figure = Figure(figsize=size, dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     grid = figure.subplots(down, across, squeeze=False)
     colours = colormaps["viridis"]
     for axis, panel in zip(grid.flat, panels, strict=False):
@@ -80,7 +79,9 @@ def draw_panels(
         _draw_cells(axis, panel, colours, low, high)
         _label(axis, labels, panel.title)
         if box:
-            _outline(axis, box)
+            top, bottom, left, right = box
+            corner, size = (left - 0.5, top - 0.5), (right - left + 1, bottom - top + 1)
+            axis.add_patch(Rectangle(corner, *size, fill=False, edgecolor="#d1342f", linewidth=2.2, zorder=3))
     for axis in grid.flat[len(panels) :]:
         axis.set_visible(False)
     bar = figure.colorbar(ScalarMappable(cmap=colours), ax=list(grid.flat), fraction=0.04, pad=0.02)
@@ -138,11 +139,3 @@ def _label(axis: Any, labels: tuple[Sequence[Any], Sequence[Any], str, str], tit
     axis.spines[:].set_visible(False)
     if title:
         axis.set_title(title, fontsize=9, loc="left")
-
-
-def _outline(axis: Any, box: tuple[int, int, int, int]) -> None:
-    from matplotlib.patches import Rectangle
-
-    top, bottom, left, right = box
-    width, height = right - left + 1, bottom - top + 1
-    axis.add_patch(Rectangle((left - 0.5, top - 0.5), width, height, fill=False, edgecolor="#d1342f", linewidth=2.2, zorder=3))

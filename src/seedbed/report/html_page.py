@@ -146,16 +146,14 @@ def embedded(folder: Path, name: str, caption: str) -> str:
     if path.stat().st_size > _MAX_FILE:
         return f"<p class=lead>{text(name)} is too large to be part of this page</p>"
     data = f"data:{kind};base64,{base64.b64encode(path.read_bytes()).decode()}"
-    shown = f'<video controls loop muted src="{data}"></video>' if kind.startswith("video") else _image(path, data, caption)
+    shown = f'<video controls loop muted src="{data}"></video>'
+    if not kind.startswith("video"):
+        shown = f'<img src="{data}" alt="{text(caption)}"{_small(path)}>'
     return f"<figure><figcaption>{text(caption)}</figcaption>{shown}</figure>"
 
 
-def _image(path: Path, data: str, caption: str) -> str:
-    """An image; small ones are enlarged without smoothing."""
-    return f'<img src="{data}" alt="{text(caption)}"{_small(path)}>'
-
-
 def _small(path: Path) -> str:
+    """Small images are enlarged without smoothing."""
     from PIL import Image
 
     try:

@@ -1,6 +1,7 @@
 """`seedbed report`: one run, or a comparison of several, as one self-contained HTML file."""
 
 import datetime
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def run_page(run: Run) -> str:
     """The page of one run: results, curves, samples, settings and how to repeat it."""
     config, status, rows, events = run.config_json(), run.status(), run.rows(), run.events()
     parent = journal.open_optional(run.path.parent, config.get("parent"))
+    state = code.describe(run.code_json())
     parts = [
         _head(run, config, status),
         html_page.tiles(_numbers(rows, events, status)),
@@ -41,7 +43,7 @@ def run_page(run: Run) -> str:
         section("what happened", _events_section(events)),
         section("settings", *_settings(config, parent)),
         section("model", *_model(events)),
-        section("repeat it", card(f"<pre>{text(run.command())}</pre>"), _code(run)),
+        section("repeat it", card(f"<pre>{text(run.command())}</pre>"), f"<p class=lead>{text(state)}</p>"),
     ]
     return html_page.page(run.name, parts, footer(run.path.parent))
 
@@ -115,9 +117,7 @@ def _seconds(rows: Rows, status: dict[str, Any]) -> float:
 
 
 def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
-    title, numbers = journal.verdict(run, parent)
-    kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
-    parts = [f'<p class="verdict {kind}">{text(title)}</p><p>{text(numbers)}</p>']
+    parts = [_verdict_lines(run, parent)]
     parts += [f"<p>{text(status['verdict'])}</p>"] if status.get("verdict") else []
     parts += [f"<p class=bad>{text(status['error'])}</p>"] if status.get("error") else []
     for found in notes.conclusions(run.path.parent, run.name):
@@ -125,8 +125,16 @@ def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
     return card(*parts)
 
 
+def _verdict_lines(run: Run, base: Run | None, name: str = "") -> str:
+    title, numbers = journal.verdict(run, base)
+    kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
+    return f'<p class="verdict {kind}">{text(name + title)}</p><p>{text(numbers)}</p>'
+
+
 def _curves(rows: Rows, events: Rows) -> list[str]:
-    losses, marks = series(rows, "loss"), _marks(events)
+    series = functools.partial(facts.series, rows)
+    losses, incidents = series("loss"), [e for e in events if is_at_least("notice", e) and facts.is_number(e.get("step"))]
+    marks = [(e["step"], one_line(f"step {e['step']}, {e.get('kind')}: {e.get('what') or ''}")) for e in incidents[:60]]
     metric, points = facts.evaluations(events)
     together = "loss" in str(metric)
     evaluations = Line(points, 1, f"evaluation: {metric}", dots=True)
@@ -134,11 +142,12 @@ def _curves(rows: Rows, events: Rows) -> list[str]:
     charts = [Chart("loss", first, marks)]
     if points and not together:
         charts.append(Chart(str(metric), [evaluations], marks))
-    families = _families(_measured(rows))
-    small = {title: [Line(series(rows, n), colour, label) for n, colour, label in found] for title, found in families.items()}
+    names = dict.fromkeys(key for row in rows[-50:] for key, value in row.items() if facts.is_number(value))
+    families = _families([name for name in names if name not in _PLAIN])
+    small = {title: [Line(series(n), colour, label) for n, colour, label in found] for title, found in families.items()}
     small |= {name: [Line(found, 1, dots=True)] for name, found in _more_evaluations(events, metric)[:8]}
     speed = {"lr": "learning rate", "items_per_s": "items per second"}
-    small |= {title: [Line(series(rows, name), 7)] for name, title in speed.items()}
+    small |= {title: [Line(series(name), 7)] for name, title in speed.items()}
     return [*map(chart, charts), pairs([chart(Chart(title, found, **_SMALL)) for title, found in small.items()])]
 
 
@@ -156,20 +165,9 @@ def _families(names: Sequence[str]) -> dict[str, list[tuple[str, int, str]]]:
     return dict(list(out.items())[:_MAX_SMALL])
 
 
-def series(rows: Rows, name: str) -> list[Point]:
-    """The points (step, value) of one curve."""
-    return [(r["step"], r[name]) for r in rows if facts.is_number(r.get(name)) and facts.is_number(r.get("step"))]
-
-
 def _smooth(points: list[Point]) -> list[Point]:
     thin = points[:: max(1, len(points) // 2000)]
     return list(zip([x for x, _ in thin], run_report.smoothed([y for _, y in thin]), strict=True)) if len(thin) > 2 else thin
-
-
-def _measured(rows: Rows) -> list[str]:
-    """The metrics of this recipe beyond the usual ones."""
-    names = dict.fromkeys(key for row in rows[-50:] for key, value in row.items() if facts.is_number(value))
-    return [name for name in names if name not in _PLAIN]
 
 
 def _more_evaluations(events: Rows, metric: str | None) -> list[tuple[str, list[Point]]]:
@@ -180,11 +178,6 @@ def _more_evaluations(events: Rows, metric: str | None) -> list[tuple[str, list[
                 if facts.is_number(value) and key not in ("step", "time", "seconds", metric):
                     found.setdefault(key, []).append((event["step"], value))
     return list(found.items())
-
-
-def _marks(events: Rows) -> list[tuple[float, str]]:
-    found = [e for e in events if is_at_least("notice", e) and facts.is_number(e.get("step"))]
-    return [(e["step"], one_line(f"step {e['step']}, {e.get('kind')}: {e.get('what') or ''}")) for e in found[:60]]
 
 
 def _samples(run: Run, events: Rows) -> str:
@@ -231,19 +224,16 @@ def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
-    changes = config.get("changes") or {}
-    parts = [f"<h3>changed against the preset</h3>{_changed(changes)}"]
+    changes, nothing = config.get("changes") or {}, "<p class=lead>nothing</p>"
+    changed = table(("key", "value"), [(k, format_value(v)) for k, v in changes.items()])
+    parts = [f"<h3>changed against the preset</h3>{changed or nothing}"]
     if parent:
         moved = diff(flat(parent.config_json()["config"]), flat(config["config"]))
         rows = [(key, format_value(old), format_value(new)) for key, (old, new) in moved.items()]
         header = ("key", parent.name, "this run")
-        parts.append(f"<h3>changed against {text(parent.name)}</h3>{table(header, rows) or '<p class=lead>nothing</p>'}")
+        parts.append(f"<h3>changed against {text(parent.name)}</h3>{table(header, rows) or nothing}")
     settings = "\n".join(config_lines(flat(config["config"]), {"*": changes}, 110))
     return [pairs([card(part) for part in parts]), card(folded("all settings", f'<pre class="wide">{text(settings)}</pre>'))]
-
-
-def _changed(changes: dict[str, Any]) -> str:
-    return table(("key", "value"), [(k, format_value(v)) for k, v in changes.items()]) or "<p class=lead>nothing</p>"
 
 
 def _model(events: Rows) -> list[str]:
@@ -251,10 +241,6 @@ def _model(events: Rows) -> list[str]:
     if not found:
         return []
     return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(model_text(details(found)))}</pre>'))]
-
-
-def _code(run: Run) -> str:
-    return f"<p class=lead>{text(code.describe(run.code_json()))}</p>"
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------
@@ -265,14 +251,15 @@ def compare_page(runs: Sequence[Run]) -> str:
     names = [run.name for run in runs]
     configs = [run.config_json() for run in runs]
     title = " against ".join(names) if len(runs) == 2 else f"{len(runs)} runs"
-    why = "".join(
-        f"<p class=lead>{text(n)}: {text(one_line(c['why']))}</p>" for n, c in zip(names, configs, strict=True) if c.get("why")
-    )
+    reasons = [(name, one_line(c["why"])) for name, c in zip(names, configs, strict=True) if c.get("why")]
+    why = "".join(f"<p class=lead>{text(name)}: {text(reason)}</p>" for name, reason in reasons)
+    shown = [verbs.results_in_words(verbs.results(run)) for run in runs]
+    results = [(key, *(found[key] for found in shown)) for key in shown[0]]
     parts = [
         f"<header><h1>{text(title)}</h1>{why}</header>",
-        section("verdict", *[_against(runs[0], other) for other in runs[1:]]),
+        section("verdict", *[card(_verdict_lines(other, runs[0], f"{other.name}: ")) for other in runs[1:]]),
         section("curves", *overlays(runs)),
-        section("what came of it", card(_results_table(runs))),
+        section("what came of it", card(table(("", *names), results, keys=()))),
         section("what differs", card(_differences(names, configs))),
         section("last samples", pairs([last_sample(run) for run in runs])),
         section("repeat them", card(*(f"<pre>{text(run.command())}</pre>" for run in runs))),
@@ -280,29 +267,17 @@ def compare_page(runs: Sequence[Run]) -> str:
     return html_page.page(title, parts, footer(runs[0].path.parent))
 
 
-def _against(base: Run, other: Run) -> str:
-    title, numbers = journal.verdict(other, base)
-    kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
-    return card(f'<p class="verdict {kind}">{text(other.name)}: {text(title)}</p><p>{text(numbers)}</p>')
-
-
 def overlays(runs: Sequence[Run]) -> list[str]:
     """The curves of several runs in shared charts, one colour per run."""
     losses, evaluations, metrics = [], [], []
     for index, run in enumerate(runs):
-        raw = series(run.rows(), "loss")
+        raw = facts.series(run.rows(), "loss")
         losses += [*([Line(raw, index, faint=True)] if len(runs) < 4 else []), Line(_smooth(raw), index, run.name)]
         metric, points = facts.evaluations(run.events())
         evaluations.append(Line(points, index, run.name, dots=True))
         metrics += [metric] if metric else []
     name = metrics[0] if len(set(metrics)) == 1 else "evaluation"
     return [chart(Chart("training loss", losses)), chart(Chart(f"{name}, held out", evaluations))]
-
-
-def _results_table(runs: Sequence[Run]) -> str:
-    shown = [verbs.results_in_words(verbs.results(run)) for run in runs]
-    rows = [(key, *(found[key] for found in shown)) for key in shown[0]]
-    return table(("", *(run.name for run in runs)), rows, keys=())
 
 
 def _differences(names: Sequence[str], configs: Sequence[dict[str, Any]]) -> str:

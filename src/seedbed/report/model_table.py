@@ -66,16 +66,11 @@ def _size(layers: list[Layer], at: int) -> int:
 
 def _same(layers: list[Layer], first: int, other: int, size: int) -> bool:
     """Whether the module at `other` is a sibling of the one at `first` and equal in all rows."""
-    if other >= len(layers) or _size(layers, other) != size or _parent(layers[other]) != _parent(layers[first]):
+    if other >= len(layers) or _size(layers, other) != size:
         return False
-    pairs = zip(layers[first : first + size], layers[other : other + size], strict=True)
-    cut = len(layers[first]["path"]), len(layers[other]["path"])
-    return all(_core(a, cut[0]) == _core(b, cut[1]) for a, b in pairs)
-
-
-def _parent(layer: Layer) -> str:
-    return layer["path"].rpartition(".")[0]
-
-
-def _core(layer: Layer, cut: int) -> tuple[Any, ...]:
-    return (layer["path"][cut:], *(layer[key] for key in ("kind", "shape", "parameters", "flops")))
+    paths = layers[first]["path"], layers[other]["path"]
+    rows = [
+        [{**layer, "path": layer["path"].removeprefix(path)} for layer in layers[at : at + size]]
+        for path, at in zip(paths, (first, other), strict=True)
+    ]
+    return paths[0].rpartition(".")[0] == paths[1].rpartition(".")[0] and rows[0] == rows[1]

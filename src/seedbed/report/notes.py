@@ -108,7 +108,8 @@ def look(root: Path, today: datetime.date) -> dict[str, Any]:
     entries = [_entry(entry) for entry in notes.entries(root)]
     new = [entry for entry in entries if first.isoformat() <= entry["date"] <= today.isoformat()]
     late = [e for e in entries if e not in new and any(c["date"] >= first.isoformat() for c in e["conclusions"])]
-    seconds = math.fsum(_seconds(Run(Path(root) / entry["run"])) for entry in new)
+    clocks = [Run(Path(root) / entry["run"]).status().get("clock") for entry in new]
+    seconds = math.fsum(c["train"] for c in clocks if isinstance(c, dict) and facts.is_number(c.get("train")))
     return {"from": first.isoformat(), "to": today.isoformat(), "seconds": seconds, "entries": new, "concluded_late": late}
 
 
@@ -128,12 +129,6 @@ def _entry(found: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _seconds(run: Run) -> float:
-    """Training time of a run, if its folder still exists."""
-    clock = run.status().get("clock")
-    return float(clock["train"]) if isinstance(clock, dict) and facts.is_number(clock.get("train")) else 0.0
-
-
 def week_lines(found: dict[str, Any]) -> list[str]:
     """The week as text: conclusions first, open entries last."""
     entries, late = found["entries"], found["concluded_late"]
@@ -148,15 +143,13 @@ def week_lines(found: dict[str, Any]) -> list[str]:
     }
     for title, members in parts.items():
         if members:
-            out += ["", title, *(line for entry in members for line in _entry_lines(entry))]
+            out += ["", title]
+        for entry in members:
+            out.append(f"  {entry['date']}  {entry['run']}: {entry['title']}")
+            out += [f"      why: {entry['why']}"] if entry["why"] else []
+            out += [f"      {entry['numbers']}"] if entry["numbers"] and not entry["conclusions"] else []
+            out += [f"      {one['date']}: {one['text']}" for one in entry["conclusions"]]
     waiting = [entry["run"] for entry in entries if not entry["conclusions"]]
     if waiting:
         out += ["", f'{len(waiting)} wait for a conclusion: seedbed note {waiting[-1]} "what we learned"']
     return out if entries or late else [f"{out[0]}; a run that ends writes one"]
-
-
-def _entry_lines(entry: dict[str, Any]) -> list[str]:
-    out = [f"  {entry['date']}  {entry['run']}: {entry['title']}"]
-    out += [f"      why: {entry['why']}"] if entry["why"] else []
-    out += [f"      {entry['numbers']}"] if entry["numbers"] and not entry["conclusions"] else []
-    return [*out, *(f"      {one['date']}: {one['text']}" for one in entry["conclusions"])]

@@ -132,11 +132,10 @@ def _last_sample(events: list[dict[str, Any]]) -> list[str]:
 
 def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> bytes | None:
     """A PNG of training loss, evaluation and learning rate over the steps; None when there is nothing to draw."""
-    losses = [(row["step"], row["loss"]) for row in rows if facts.is_number(row.get("loss")) and facts.is_number(row.get("step"))]
+    losses, rates = facts.series(rows, "loss"), facts.series(rows, "lr")
     if not losses:
         return None
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UserError(f"the plot needs matplotlib, which does not load: {error}") from None
@@ -145,13 +144,19 @@ def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -
     apart = bool(points) and "loss" not in str(metric)
     heights = [3, *([1.5] if apart else []), 1]
     figure = Figure(figsize=(8, 1.4 + 1.15 * sum(heights)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_losses(axes[0], losses)
     if points:
         _draw_points(axes[1 if apart else 0], str(metric), points)
-    _draw_rates(axes[-1], [(r["step"], r["lr"]) for r in rows if facts.is_number(r.get("lr")) and facts.is_number(r.get("step"))])
-    _draw_incidents(axes[0], events)
+    if rates:
+        axes[-1].plot(*zip(*_thinned(rates), strict=True), color="tab:gray", linewidth=1.4)
+        axes[-1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
+    axes[-1].set_ylabel("learning rate")
+    axes[-1].set_ylim(bottom=0)
+    for kind, colour in ((kind, known.colour) for kind, known in KINDS.items() if known.colour):
+        steps = [e["step"] for e in events if e.get("kind") == kind and facts.is_number(e.get("step"))]
+        for index, step in enumerate(steps[:50]):
+            axes[0].axvline(step, color=colour, linewidth=0.9, linestyle=":", label=None if index else f"{kind} ({len(steps)})")
     for axis in axes:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
@@ -191,21 +196,6 @@ def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> Non
     axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))
     if not axis.get_ylabel():
         axis.set_ylabel(metric)
-
-
-def _draw_rates(axis: Any, rates: list[tuple[int, float]]) -> None:
-    if rates:
-        axis.plot(*zip(*_thinned(rates), strict=True), color="tab:gray", linewidth=1.4)
-        axis.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
-    axis.set_ylabel("learning rate")
-    axis.set_ylim(bottom=0)
-
-
-def _draw_incidents(axis: Any, events: list[dict[str, Any]]) -> None:
-    for kind, colour in ((kind, known.colour) for kind, known in KINDS.items() if known.colour):
-        steps = [e["step"] for e in events if e.get("kind") == kind and facts.is_number(e.get("step"))]
-        for index, step in enumerate(steps[:50]):
-            axis.axvline(step, color=colour, linewidth=0.9, linestyle=":", label=None if index else f"{kind} ({len(steps)})")
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:

@@ -78,7 +78,8 @@ def format_states(tasks: list[tuple[str, str]]) -> str:
 
 def add(found: list[dict[str, Any]]) -> None:
     """Add the queue's state to summaries of runs, and correct the status where only the queue knows it."""
-    numbers = [jobs(Path(s["path"]))[-1:] or _jobs_of_sweep(s) for s in found]
+    sweeps = [Path(s["path"]).parent.parent / "sweeps" / s["sweep"] if isinstance(s["sweep"], str) else None for s in found]
+    numbers = [jobs(Path(s["path"]))[-1:] or (jobs(sweep) if sweep else []) for s, sweep in zip(found, sweeps, strict=True)]
     states = query(job for each in numbers for job in each)
     for s, own in zip(found, numbers, strict=True):
         live = [job for job in own if job in (states or {})]
@@ -89,8 +90,3 @@ def add(found: list[dict[str, Any]]) -> None:
             s["status"] = "running"  # locks of that node are not visible here
         elif own and not live and states is not None and s["status"] == "queued":
             s["status"] = "cancelled"
-
-
-def _jobs_of_sweep(summary: dict[str, Any]) -> list[str]:
-    name = summary["sweep"]
-    return jobs(Path(summary["path"]).parent.parent / "sweeps" / name) if isinstance(name, str) else []

@@ -1,5 +1,6 @@
 """Summaries of runs for listings, from their small files and the tails of their long ones; damaged runs say why."""
 
+import contextlib
 import datetime
 import math
 import os
@@ -24,7 +25,9 @@ def summary(run: Run) -> dict[str, Any]:
         why = str(problem)
     except Exception as error:  # one bad folder must not break the listing
         why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
-    made = _folder_time(run.path)
+    made = None
+    with contextlib.suppress(OSError):
+        made = datetime.datetime.fromtimestamp(os.stat(run.path).st_mtime).astimezone().isoformat(timespec="seconds")
     return {**out, "status": "damaged", "why": why, "created": made, "age": age_seconds(made)}
 
 
@@ -46,13 +49,6 @@ def summaries(root: Path) -> list[dict[str, Any]]:
     """Summaries of all runs, newest first, damaged ones included."""
     found = [summary(Run(Path(root) / name)) for name in run_names(root)]
     return sorted(found, key=lambda s: (math.inf if s["age"] is None else s["age"], s["name"]))
-
-
-def _folder_time(path: Path) -> str | None:
-    try:
-        return datetime.datetime.fromtimestamp(os.stat(path).st_mtime).astimezone().isoformat(timespec="seconds")
-    except OSError:
-        return None
 
 
 def age(created: Any, now: datetime.datetime | None = None) -> str:

@@ -97,7 +97,11 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 def _axes(frame: _Frame) -> list[str]:
     out = []
-    for value in _log_ticks(frame) if frame.log else ticks(frame.low, frame.high, frame.height // 50):
+    marks = ticks(frame.low, frame.high, frame.height // 50)
+    if frame.log:
+        powers = range(math.floor(math.log10(frame.low)), math.ceil(math.log10(frame.high)) + 1)
+        marks = [10.0**n for n in powers[:: -(-len(powers) // 8)] if frame.low <= 10.0**n <= frame.high]
+    for value in marks:
         y = frame.y(value)
         out.append(f'<path class="grid" d="M{_LEFT} {y}H{frame.width - _RIGHT}"/>')
         out.append(f'<text x="{_LEFT - 8}" y="{y + 3.5}" text-anchor="end">{_short(value)}</text>')
@@ -116,12 +120,6 @@ def ticks(low: float, high: float, num: int, least: float = 0.0) -> list[float]:
     step = max(step, least)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
-
-
-def _log_ticks(frame: _Frame) -> list[float]:
-    powers = range(math.floor(math.log10(frame.low)), math.ceil(math.log10(frame.high)) + 1)
-    stride = -(-len(powers) // 8)
-    return [10.0**power for power in powers[::stride] if frame.low <= 10.0**power <= frame.high]
 
 
 def _short(value: float) -> str:

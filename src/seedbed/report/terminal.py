@@ -34,7 +34,8 @@ class Canvas:
 
 def draw(line: Sequence[Point], dots: Sequence[Point], canvas: Canvas) -> list[str]:
     """A line and single dots over the same axes, with labels; values without a position on the axes are left out."""
-    line, dots = (sorted(p for p in points if _fits(p, canvas.log)) for points in (line, dots))
+    least = 0.0 if canvas.log else -math.inf
+    line, dots = (sorted((x, y) for x, y in points if math.isfinite(x) and least < y < math.inf) for points in (line, dots))
     both = [*line, *dots]
     width, height = max(canvas.columns - _LABEL, 8), max(canvas.lines - 1, 3)
     if not both:
@@ -45,12 +46,11 @@ def draw(line: Sequence[Point], dots: Sequence[Point], canvas: Canvas) -> list[s
     for point in dots:
         column, row = (int(v) for v in scale.at(point, 1, 1))
         cells[row][column] = paint("●" if canvas.fine else "o", "yellow", canvas.colours)
-    axis = f"{scaled(scale.left)}".ljust(width - 8) + f"{scaled(scale.right)}".rjust(8)
-    return [*_labelled(cells, scale), " " * _LABEL + axis]
-
-
-def _fits(point: Point, log: bool) -> bool:
-    return math.isfinite(point[0]) and math.isfinite(point[1]) and (not log or point[1] > 0)
+    every, out = max(height // 5, 1), []
+    for row, found in enumerate(cells):
+        text = f"{scale.label(row):.4g}" if row % every == 0 or row == height - 1 else ""
+        out.append(f"{text:>{_LABEL - 1}} "[-_LABEL:] + "".join(found).rstrip())
+    return [*out, " " * _LABEL + scaled(scale.left).ljust(width - 8) + scaled(scale.right).rjust(8)]
 
 
 class _Scale:
@@ -91,15 +91,6 @@ def _draw_line(cells: list[list[str]], line: Sequence[Point], scale: _Scale, can
             marks[key] = marks.get(key, 0) | _DOTS[x % across][y % down]
     for (row, column), bits in marks.items():
         cells[row][column] = paint(chr(0x2800 + bits) if canvas.fine else "*", "cyan", canvas.colours)
-
-
-def _labelled(cells: list[list[str]], scale: _Scale) -> list[str]:
-    every = max(len(cells) // 5, 1)
-    out = []
-    for row, line in enumerate(cells):
-        text = f"{scale.label(row):.4g}" if row % every == 0 or row == len(cells) - 1 else ""
-        out.append(f"{text:>{_LABEL - 1}} "[-_LABEL:] + "".join(line).rstrip())
-    return out
 
 
 # Text of a frame, and whether it is the last one.

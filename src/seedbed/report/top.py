@@ -53,16 +53,12 @@ def pace(run: Run) -> dict[str, Any]:
 def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
     found = training(root)
     if not found:
-        return [f"nothing trains in {root}", *_last_runs(root, height - 3)]
+        last = listing.folded(summaries.summaries(root))[: max(min(height - 3, 5), 0)]
+        return [f"nothing trains in {root}", *(["", "last runs", *listing.runs_table(last).splitlines()] if last else [])]
     shown = table(_HEADER, [_cells(s) for s in found], right=range(3, len(_HEADER)), max_width=columns).splitlines()
     head, *rest = shown[: max(height - 2, 2)]
     more = [f"and {len(shown) - 1 - len(rest)} more"] if len(shown) - 1 > len(rest) else []
     return [f"{len(found)} training in {root}", terminal.paint(head, "bold", on), *rest, *more]
-
-
-def _last_runs(root: Path, most: int) -> list[str]:
-    found = listing.folded(summaries.summaries(root))[: max(min(most, 5), 0)]
-    return ["", "last runs", *listing.runs_table(found).splitlines()] if found else []
 
 
 def _cells(s: dict[str, Any]) -> list[str]:

@@ -29,16 +29,14 @@ def show(root: Path, name: str, as_json: bool) -> int:
     slurm_queue.add([short])
     rows = jsonl.decode(tail_lines(run.path / "rows.jsonl")[-_NUM_ROWS:])
     events = jsonl.decode(tail_lines(run.path / "events.jsonl")[-_NUM_EVENTS:])
-    checkpoints, best = run.checkpoints()
     if as_json:
+        checkpoints, best = run.checkpoints()
         more = {"rows": rows, "events": events, "checkpoints": checkpoints, "best_checkpoint": best}
         state = {"state": status, "code": run.code_json(), "command": run.command()}
         return print_json({**short, **{k: config[k] for k in config if k not in short}, **state, **more})
-    print(
-        f"{run.name}  {short['status']} at step {number(short['step'])}"
-        + (f" of {number(short['last_step'])}" if short["last_step"] else "")
-    )
-    for title, text in _overview(run, config, status, short, checkpoints, best).items():
+    of = f" of {number(short['last_step'])}" if short["last_step"] else ""
+    print(f"{run.name}  {short['status']} at step {number(short['step'])}{of}")
+    for title, text in _overview(run, config, status, short).items():
         if text:
             print(f"  {title:<12} {one_line(text)}")
     changes = config.get("changes") or {}
@@ -62,7 +60,8 @@ def show_model(root: Path, name: str, as_json: bool) -> int:
     return 0
 
 
-def _overview(run: Run, config: dict, status: dict, short: dict, checkpoints: list[str], best: str | None) -> dict[str, str]:
+def _overview(run: Run, config: dict, status: dict, short: dict) -> dict[str, str]:
+    checkpoints, best = run.checkpoints()
     kept = f"{len(checkpoints)}: {', '.join(checkpoints[-3:])}" if checkpoints else "none"
     return {
         "recipe": run.title(),
@@ -85,18 +84,14 @@ def _overview(run: Run, config: dict, status: dict, short: dict, checkpoints: li
 def _print_rows(rows: list[dict[str, Any]]) -> None:
     if not rows:
         return
-    columns = {
-        "step": number,
-        "loss": number,
-        "lr": _rate,
-        "items_per_s": _scaled,
-        "wait": _share,
-        "mfu": _share,
-        "memory": _size,
-    }
-    names = [name for name in columns if any(name in row for row in rows)]
+    share = "{:.1%}".format
+    columns = {"lr": "{:.2e}".format, "items_per_s": scaled, "wait": share, "mfu": share, "memory": size}
+    names = [name for name in ("step", "loss", *columns) if any(name in row for row in rows)]
     print("last rows")
-    shown = [["", *(columns[name](row.get(name)) for name in names)] for row in rows]
+    shown = []
+    for row in rows:
+        known = {name: form(row[name]) if facts.is_number(row.get(name)) else "-" for name, form in columns.items()}
+        shown.append(["", *(known.get(name) or number(row.get(name)) for name in names)])
     print(table(["", *names], shown, right=range(len(names) + 1)))
 
 
@@ -148,7 +143,7 @@ def results(run: Run) -> dict[str, Any]:
 
 
 def results_in_words(found: dict[str, Any]) -> dict[str, str]:
-    seconds = found["seconds"]
+    seconds, rate = found["seconds"], found["items_per_s"]
     return {
         "status": f"{found['status']} at step {number(found['step'])}",
         "loss, last rows": number(found["loss"])
@@ -156,7 +151,7 @@ def results_in_words(found: dict[str, Any]) -> dict[str, str]:
         "best evaluation": f"{found['metric'] or ''} {number(found['best'])}".strip(),
         "last evaluation": number(found["last"]),
         "training time": duration(seconds) if facts.is_number(seconds) else "-",
-        "items per second": _scaled(found["items_per_s"]),
+        "items per second": scaled(rate) if rate is not None else "-",
         "code": found["code"],
     }
 
@@ -235,19 +230,3 @@ def _folder_size(path: Path) -> int:
             with contextlib.suppress(OSError):
                 total += os.lstat(os.path.join(folder, name)).st_size
     return total
-
-
-def _rate(value: Any) -> str:
-    return f"{value:.2e}" if facts.is_number(value) else "-"
-
-
-def _scaled(value: Any) -> str:
-    return scaled(value) if facts.is_number(value) else "-"
-
-
-def _share(value: Any) -> str:
-    return f"{value:.1%}" if facts.is_number(value) else "-"
-
-
-def _size(value: Any) -> str:
-    return size(value) if facts.is_number(value) else "-"

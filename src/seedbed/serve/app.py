@@ -24,6 +24,7 @@ from seedbed.report.html_page import KINDS
 from seedbed.serve import views
 from seedbed.serve.live import Live
 from seedbed.serve.messages import Json
+from seedbed.serve.play import play_routes
 from seedbed.serve.playground import Playground
 from seedbed.serve.run_index import RunIndex, is_name
 
@@ -48,7 +49,7 @@ def workbench(root: Path) -> Starlette:
     routes: list[BaseRoute] = [
         *(Route(path, _page) for path in ("/", "/journal", "/compare")),
         *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, index, kind)) for kind in ("run", "sweep", "playground")),
-        Route("/api/runs", _reading(lambda request: _listing(index))),
+        Route("/api/runs", _reading(lambda request: views.run_list(index))),
         Route("/api/runs/{name}", _of_run(index, views.run_page)),
         Route("/api/runs/{name}/samples", _of_run(index, views.samples)),
         Route("/api/runs/{name}/console", _of_run(index, views.console)),
@@ -62,16 +63,9 @@ def workbench(root: Path) -> Starlette:
         Route("/static/{path:path}", _static),
         WebSocketRoute("/api/live", live.page),
         WebSocketRoute("/api/runs/{name}/playground", playground.page),
-        *_player(root),
+        *play_routes(root),
     ]
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _missing, UserError: _explained})
-
-
-def _player(root: Path) -> list[BaseRoute]:
-    """The world player's routes, if that part is installed."""
-    if importlib.util.find_spec("seedbed.serve.play") is None:
-        return []
-    return importlib.import_module("seedbed.serve.play").play_routes(root)
 
 
 # ---- pages -----------------------------------------------------------------------------------------------------------
@@ -98,22 +92,17 @@ async def _static(request: Request) -> Response:
 
 async def _plotly(request: Request) -> Response:
     """The JavaScript bundle of the installed plotly; the version in its address lets browsers cache it."""
-    path = plotly_bundle()
-    if path is None:
+    found = importlib.util.find_spec("plotly")
+    path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    if path is None or not path.is_file():
         raise HTTPException(404, 'charts need plotly: pip install "seedbed[serve]"')
     return FileResponse(path, media_type="text/javascript", headers={"cache-control": "private, max-age=86400"})
 
 
-@functools.cache
-def plotly_bundle() -> Path | None:
-    found = importlib.util.find_spec("plotly")
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
-    return path if path and path.is_file() else None
-
-
 async def _file(index: RunIndex, request: Request) -> Response:
-    given = request.path_params
-    return await run_in_threadpool(file_response, index, given["kind"], given["name"], given["path"])
+    found = await run_in_threadpool(resolved, index, **request.path_params)
+    # Plots of a running sweep are replaced under the same name, so browsers must revalidate.
+    return FileResponse(found, media_type=KINDS[found.suffix.lower()], headers={"cache-control": "no-cache"})
 
 
 # ---- JSON -----------------------------------------------------------------------------------------------------------
@@ -130,11 +119,6 @@ def _reading(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
 
 def _of_run(index: RunIndex, view: Callable[[RunIndex, str], Any]) -> Callable[[Request], Any]:
     return _reading(lambda request: view(index, request.path_params["name"]))
-
-
-def _listing(index: RunIndex) -> dict[str, Any]:
-    found = index.listing()
-    return {"runs": found, "version": index.version, "sweeps": views.sweep_names(index), "root": str(index.root)}
 
 
 def _series(index: RunIndex, request: Request) -> dict[str, Any]:
@@ -180,17 +164,15 @@ async def _note(index: RunIndex, request: Request) -> Response:
     try:
         given = json.loads(await request.body())
         text, old = given["text"], given.get("instead_of")
+        if not isinstance(text, str) or not isinstance(old, str | None) or not is_name(name):
+            raise ValueError
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ClientDisconnect):
         raise HTTPException(400, "a note is JSON with a text, and at most 64 kB") from None
-    if not isinstance(text, str) or not isinstance(old, str | None) or not is_name(name):
-        raise HTTPException(400, "a note is JSON with a text, and at most 64 kB")
-    change = functools.partial(notes.amend, index.root, name, old, text) if old else functools.partial(_add, index, name, text)
-    await run_in_threadpool(change)
+    if old:
+        await run_in_threadpool(notes.amend, index.root, name, old, text)
+    else:
+        await run_in_threadpool(notes.note, index.root, name, text)
     return Json(await run_in_threadpool(views.notes, index, name))
-
-
-def _add(index: RunIndex, name: str, text: str) -> Path:
-    return notes.note(index.root, name, text)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -213,16 +195,8 @@ KINDS = {
 }
 
 
-def file_response(index: RunIndex, kind: str, name: str, path: str) -> Response:
-    found = resolved(index, kind, name, path)
-    if not os.access(found, os.R_OK):
-        raise HTTPException(404)
-    # Plots of a running sweep are replaced under the same name, so browsers must revalidate.
-    return FileResponse(found, media_type=KINDS[found.suffix.lower()], headers={"cache-control": "no-cache"})
-
-
 def resolved(index: RunIndex, kind: str, name: str, path: str) -> Path:
-    """The resolved path of a file of a run or a sweep; 404 for missing files and for path traversal, links included."""
+    """The resolved path of a readable file of a run or a sweep; 404 for others and for path traversal, links included."""
     top = {"runs": index.root, "sweeps": index.root.parent / "sweeps"}.get(kind)
     if top is None or not is_name(name) or "\0" in path or "\\" in path:
         raise HTTPException(404)
@@ -234,5 +208,7 @@ def resolved(index: RunIndex, kind: str, name: str, path: str) -> Path:
     # The run's folder may be a link; nothing inside may point outside of it.
     hidden = any(part.startswith(".") for part in Path(path).parts)
     if hidden or not found.is_relative_to(base) or not found.is_file() or found.suffix.lower() not in KINDS:
+        raise HTTPException(404)
+    if not os.access(found, os.R_OK):
         raise HTTPException(404)
     return found

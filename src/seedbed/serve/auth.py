@@ -68,7 +68,10 @@ class Auth:
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         host = headers.get("host", "")
-        if _host_name(host) not in self.names:
+        # Without its port: a tunnel may change it, and the origin must match anyway.
+        name, _, port = host.rpartition(":")
+        name = name if port.isdigit() and not host.endswith("]") else host
+        if name.strip("[]").lower() not in self.names:
             return _forbidden(
                 f"this server does not answer to the name {host[:80]!r}; open the address that `seedbed serve` printed"
             )
@@ -141,12 +144,6 @@ def host_names(host: str) -> set[str]:
     with contextlib.suppress(OSError):
         names |= {str(found[4][0]) for found in socket.getaddrinfo(socket.gethostname(), None)}
     return names - {"0.0.0.0", "::", ""}
-
-
-def _host_name(host: str) -> str:
-    """`host` without its port; a tunnel may change the port, and the origin must match anyway."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
-    return name.strip("[]").lower()
 
 
 def _forbidden(why: str) -> Response:

@@ -98,7 +98,7 @@ class PlayServer:
             if self.num_sessions > MAX_SESSIONS:
                 raise UserError(f"{MAX_SESSIONS} sessions are open already; try again when one has ended")
             await socket.send_json({"loading": name})
-            session = await self._in_thread(self._new_session, name)
+            session = await self._in_thread(lambda: PlaySession(name, self.player(name), Run.open(self.root, name).path))
         except UserError as problem:
             await socket.send_json({"error": str(problem), "fatal": True})
             return await socket.close(REFUSED)
@@ -117,9 +117,6 @@ class PlayServer:
 
     async def _in_thread(self, act: Any, *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads(), act, *arguments)
-
-    def _new_session(self, name: str) -> PlaySession:
-        return PlaySession(name, self.player(name), Run.open(self.root, name).path)
 
     def player(self, name: str) -> Player:
         """The run's player, loaded once, and again when there is a better checkpoint."""

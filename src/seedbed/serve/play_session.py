@@ -81,8 +81,10 @@ class PlaySession:
     # ---- messages --------------------------------------------------------------------------------------------------------
 
     def _step(self, message: dict[str, Any]) -> dict[str, Any]:
-        action_A = _controls(message.get("controls"), len(self.player.axes))
-        if not self.rollout.step(action_A):
+        controls, num_axes = message.get("controls"), len(self.player.axes)
+        if not isinstance(controls, list) or len(controls) != num_axes or not all(map(_is_number, controls)):
+            raise UserError(f"controls are {num_axes} finite numbers, one for each axis")
+        if not self.rollout.step(np.array(controls, np.float32)):
             return {"ended": True}
         if self.recorder is not None:
             with self._dropping_on_error():
@@ -92,7 +94,9 @@ class PlaySession:
         return {}
 
     def _reset(self, message: dict[str, Any]) -> dict[str, Any]:
-        seed = _whole(message, "seed", 0, self.player.num_seeds - 1)
+        seed, last = message.get("seed"), self.player.num_seeds - 1
+        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= last:
+            raise UserError(f"seed is a whole number from 0 to {last}")
         reference = message.get("reference", self.player.references[0])
         if reference not in self.player.references:
             raise UserError(f"reference is one of {', '.join(self.player.references)}; not {str(reference)[:40]!r}")
@@ -161,8 +165,8 @@ class PlaySession:
         images = [("rollout", rollout.frame_HWC, 1)]
         if rollout.reference_HWC is not None:
             images.append(("reference", rollout.reference_HWC, 1))
-        if with_memory:
-            images += [("memory", _side_by_side(frames_NHWC), len(frames_NHWC)) for frames_NHWC in rollout.memory_images()]
+        for frames_NHWC in rollout.memory_images() if with_memory else ():
+            images.append(("memory", np.concatenate(frames_NHWC, axis=1), len(frames_NHWC)))  # side by side, oldest left
         packed = [(kind, num, *encode(image_HWC)) for kind, image_HWC, num in images]
         header = {
             **header,
@@ -188,12 +192,6 @@ def encode(image_HWC: np.ndarray) -> tuple[str, bytes]:
     return "image/jpeg", out.getvalue()
 
 
-def _side_by_side(frames_NHWC: np.ndarray) -> np.ndarray:
-    """Frames side by side, oldest left."""
-    num, height, width, _ = frames_NHWC.shape
-    return np.ascontiguousarray(frames_NHWC.transpose(1, 0, 2, 3).reshape(height, num * width, 3))
-
-
 def _read(text: str | None) -> dict[str, Any]:
     if text is None:
         raise UserError("messages are text: JSON objects")
@@ -209,18 +207,5 @@ def _read(text: str | None) -> dict[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
+    # A comparison with NaN is false, so it is no number.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_CONTROL
-
-
-def _controls(values: Any, num_axes: int) -> np.ndarray:
-    # A comparison with NaN is false, so it fails here too.
-    if not isinstance(values, list) or len(values) != num_axes or not all(_is_number(value) for value in values):
-        raise UserError(f"controls are {num_axes} finite numbers, one for each axis")
-    return np.array(values, np.float32)
-
-
-def _whole(message: dict[str, Any], key: str, low: int, high: int) -> int:
-    value = message.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UserError(f"{key} is a whole number from {low} to {high}")
-    return value

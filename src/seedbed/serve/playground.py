@@ -76,9 +76,12 @@ class Playground:
         gone: Exception | None = None
         try:
             async for message in worker.answer():
+                if "end" in message:
+                    addresses = [views.address("runs", worker.name, path) for path in message["end"].get("files", [])]
+                    message = {"end": {**message["end"], "files": addresses}}
                 if gone is None:
                     try:
-                        await _send(socket, self._with_addresses(worker.name, message))
+                        await _send(socket, message)
                     except (WebSocketDisconnect, RuntimeError, TimeoutError) as error:
                         gone = error
                         await worker.send({"stop": True})
@@ -89,13 +92,6 @@ class Playground:
         if gone is not None or isinstance(found[0], WebSocketDisconnect):
             raise gone or WebSocketDisconnect()
         return found[0] if isinstance(found[0], str) else None
-
-    def _with_addresses(self, name: str, message: dict[str, Any]) -> dict[str, Any]:
-        """Replace paths of files by addresses."""
-        if "end" not in message:
-            return message
-        end = message["end"]
-        return {"end": {**end, "files": [views.address("runs", name, path) for path in end.get("files", [])]}}
 
     async def _worker_of(self, name: str) -> SampleWorker:
         if name in self._workers:
@@ -119,8 +115,9 @@ class Playground:
         """Stop idle processes, periodically."""
         while True:
             await asyncio.sleep(IDLE_SECONDS / 10)
-            for worker in [worker for worker in self._workers.values() if worker.is_idle]:
-                await self._remove(worker)
+            for worker in list(self._workers.values()):
+                if not worker.lock.locked() and time.monotonic() - worker.used > IDLE_SECONDS:
+                    await self._remove(worker)
 
     async def close(self) -> None:
         for worker in self._workers.values():
@@ -182,10 +179,6 @@ class SampleWorker:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.lock.locked() and time.monotonic() - self.used > IDLE_SECONDS
 
 
 def process_for(index: RunIndex, name: str) -> list[str]:

@@ -46,11 +46,10 @@ class RunIndex:
     def refresh(self) -> int:
         """Update the summaries of runs whose files changed; the version rises with each change."""
         with self._lock:
-            present = set()
-            for name in run_names(self.root):
-                present.add(name)
+            present = list(run_names(self.root))
+            for name in present:
                 self._update(name)
-            for name in [n for n in self._summaries if n not in present]:
+            for name in self._summaries.keys() - present:
                 del self._summaries[name]
                 self._columns.pop(name, None)
                 self._events.pop(name, None)
@@ -81,7 +80,14 @@ class RunIndex:
 
     def stamp(self, name: str, parts: tuple[str, ...] = (*_WATCHED, "console.log")) -> Stamp:
         """Inode, size and time of the files that pages show; all zeros when the run is gone."""
-        return tuple(_stamp(f"{self.root}/{name}/{part}") for part in parts)
+        found = []
+        for part in parts:
+            try:
+                stat = os.stat(f"{self.root}/{name}/{part}")
+                found.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
+            except OSError:
+                found.append((0, 0, 0))
+        return tuple(found)
 
     def children(self, name: str) -> list[str]:
         """Runs whose parent is this one, as of the last refresh."""
@@ -128,14 +134,6 @@ class RunIndex:
 def is_name(name: str) -> bool:
     """Whether a string from an address is a valid name of a folder directly under the root."""
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and len(name) < 256
-
-
-def _stamp(path: str) -> tuple[int, int, int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return 0, 0, 0
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _safe_summary(run: Run) -> dict[str, Any]:

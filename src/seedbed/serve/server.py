@@ -38,7 +38,9 @@ def serve_app(
     bound = bind(host, port)
     port = bound.getsockname()[1]
     guarded = auth.Auth(app, auth.host_names(host), token=token, cookie=f"seedbed-{port}", locked=locked)
-    address = f"http://{_url_host(host)}:{port}{path}" + (f"?token={token}" if locked else "")
+    shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    shown = f"[{shown}]" if ":" in shown else shown
+    address = f"http://{shown}:{port}{path}" + (f"?token={token}" if locked else "")
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False, "server_header": False, "proxy_headers": False}
     # Limits of headers (h11) and of websocket messages: a few settings and a prompt.
     settings |= {"http": slow_clients.BoundedProtocol, "backlog": slow_clients.BACKLOG, "h11_max_incomplete_event_size": 1 << 16}
@@ -77,8 +79,3 @@ def bind(host: str, port: int) -> socket.socket:
             raise UserError(f"port {port} is taken; another one: --port {port + 1}, or any free one: --port 0") from None
         raise UserError(f"{host}:{port} cannot be opened: {error.strerror or error}") from None
     return bound
-
-
-def _url_host(host: str) -> str:
-    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    return f"[{shown}]" if ":" in shown else shown

@@ -35,7 +35,9 @@ class BoundedProtocol(H11Protocol):
         self._answer_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        if len(self.connections) >= max_connections():
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(4, min(MAX_CONNECTIONS, files // 4))
+        if len(self.connections) >= most:
             oldest = next(iter(self.unfinished), None)
             if oldest is None:
                 self._refused = True
@@ -80,12 +82,6 @@ class BoundedProtocol(H11Protocol):
         self._request_ended()
         self.connections.discard(self)
         self.transport.abort()
-
-
-def max_connections() -> int:
-    """Most connections, by the limit of open files."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(4, min(MAX_CONNECTIONS, soft // 4))
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> None:

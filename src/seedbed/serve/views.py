@@ -4,6 +4,8 @@ import contextlib
 import math
 import os
 import re
+from collections.abc import Callable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +15,7 @@ import numpy as np
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import checkpoints, comparison, facts, journal
-from seedbed.report.notes import conclusions
+from seedbed.report.notes import conclusions, entries
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
@@ -125,9 +127,9 @@ def _time_use(index: RunIndex, name: str, status: dict[str, Any]) -> dict[str, A
     """Seconds per timer, and medians of speed, data wait, MFU and memory."""
     columns = index.columns(name)
     clock = status.get("clock")
-    seconds = _last(columns.column("seconds"))
+    seconds = _of_finite(itemgetter(-1), columns.column("seconds"))
     seconds_by_part = clock if isinstance(clock, dict) else {"train": seconds} if seconds else {}
-    medians = {key: _median(columns.column(key)) for key in ("items_per_s", "wait", "mfu", "memory")}
+    medians = {key: _of_finite(np.median, columns.column(key)) for key in ("items_per_s", "wait", "mfu", "memory")}
     return jsonl.finite({"seconds": {k: v for k, v in seconds_by_part.items() if facts.is_number(v)}, **medians})
 
 
@@ -135,13 +137,11 @@ def _opens(config: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, boo
     """Whether the run page offers a player or a playground; recipes in user files are not executed from a web page."""
     from seedbed import recipes
 
-    if not found or recipes.is_file_name(config["recipe"]):
-        return {"play": False, "playground": False}
-    try:
-        recipe, _ = recipes.find(config["recipe"])
-    except Exception:
-        return {"play": False, "playground": False}
-    return {"play": recipe.is_playable, "playground": not recipe.is_playable}
+    with contextlib.suppress(Exception):
+        if found and not recipes.is_file_name(config["recipe"]):
+            recipe, _ = recipes.find(config["recipe"])
+            return {"play": recipe.is_playable, "playground": not recipe.is_playable}
+    return {"play": False, "playground": False}
 
 
 def samples(index: RunIndex, name: str) -> list[dict[str, Any]]:
@@ -250,30 +250,25 @@ def _level(index: RunIndex, name: str) -> dict[str, Any]:
     metric, points = facts.evaluations(index.events(name))
     best = min((value for _, value in points), default=None)
     numbers = {"loss": mean, "sd": sd, "num_last": len(last), "metric": metric, "best": best}
-    measured = {"rate": _median(columns.column("items_per_s")), "seconds": _last(columns.column("seconds"))}
-    return {**{key: short[key] for key in ("name", "title", "status", "step", "why")}, **numbers, **measured}
+    rate, seconds = _of_finite(np.median, columns.column("items_per_s")), _of_finite(itemgetter(-1), columns.column("seconds"))
+    shown = {key: short[key] for key in ("name", "title", "status", "step", "why")}
+    return {**shown, **numbers, "rate": rate, "seconds": seconds}
 
 
 def _delta(base: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
     """Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses."""
     by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
     change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
-    word = "unknown" if math.isnan(change) or math.isnan(band) else "same" if abs(change) <= band else "other"
-    if word == "other":
-        word = "better" if change < 0 else "worse"
+    word = "same" if abs(change) <= band else "better" if change < 0 else "worse"
+    if math.isnan(change) or math.isnan(band):
+        word = "unknown"
     return {"by": f"best {one['metric']}" if by == "best" else "loss", "change": change, "band": band, "word": word}
 
 
-def _median(column: Any) -> float | None:
+def _of_finite(measure: Callable[[np.ndarray], Any], column: Any) -> float | None:
     values = np.array(column)
     values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else None
-
-
-def _last(column: Any) -> float | None:
-    values = np.array(column)
-    values = values[np.isfinite(values)]
-    return float(values[-1]) if len(values) else None
+    return float(measure(values)) if len(values) else None
 
 
 # ---- sweeps and the journal ------------------------------------------------------------------------------------------
@@ -290,10 +285,12 @@ def sweep_page(index: RunIndex, name: str) -> dict[str, Any]:
     return jsonl.finite(page)
 
 
-def sweep_names(index: RunIndex) -> list[str]:
+def run_list(index: RunIndex) -> dict[str, Any]:
+    """All runs, and the names of all sweeps."""
     from seedbed.tune.sweep.folder import folder_of
 
-    return sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
+    sweeps = sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
+    return {"runs": index.listing(), "version": index.version, "sweeps": sweeps, "root": str(index.root)}
 
 
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
@@ -301,8 +298,7 @@ _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:
     """The journal's entries, newest first, with conclusion, plot and whether the result was negative."""
-    out = [_entry(index, entry) for entry in notes.entries(index.root)]
-    return out[::-1]
+    return [_entry(index, entry) for entry in reversed(entries(index.root))]
 
 
 def _entry(index: RunIndex, entry: dict[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,7 @@ class Attempts:
         self.done: list[Trial] = []
 
     def __call__(self, batch: int) -> Trial:
-        trial = self._extrapolate(batch) if self.on_host else None
-        trial = trial or self._try(batch)
+        trial = (self._extrapolate(batch) if self.on_host else None) or self._try(batch)
         self.done.append(trial)
         self.say(trial)
         return trial
@@ -259,16 +258,16 @@ class BatchResult:
     device: str
     limit: int
     trials: list[Trial]
-    confirmed: list[Trial]
-    largest: int
-    extrapolated: bool
-    compiled: bool
-    exact: bool
-    capped: str
-    saturation: int | None
-    batch: int
-    accum: int
-    advice: str
+    confirmed: list[Trial] = field(default_factory=list)
+    largest: int = 0
+    extrapolated: bool = False
+    compiled: bool = False
+    exact: bool = True
+    capped: str = ""
+    saturation: int | None = None
+    batch: int = 0
+    accum: int = 0
+    advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
         def rows(trials: list[Trial]) -> list[dict[str, Any]]:
@@ -295,15 +294,19 @@ def find(
         raise UserError(f"max={most} is no batch; give at least 1")
     num_items = workload.data.train.num_items or most
     top = min(most, num_items)
-    config, allowed = workload.config, bytes_allowed(workload.device, limit)
+    config, device = workload.config, workload.device
+    # In bytes, 0 for none; on a host 60 % of the free memory by default.
+    allowed = int(limit * GIB) if limit is not None else int(1.2 * room(device)) if device.type == "cpu" else 0
     attempts = Attempts(workload, allowed, say, compiled)
     end = time.perf_counter() + SEARCH_SECONDS
 
     def in_time() -> bool:
         return attempts.compiled or time.perf_counter() < end
 
-    with limited(workload.device, allowed), frozen_heap():
-        held = allowed or device_room(workload.device)
+    with limited(device, allowed), frozen_heap():
+        held = allowed
+        if not held and device.type == "cuda":  # what this process holds or could have
+            held = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         start = max(1, config.batch // config.accum // 4)
         trials = search(attempts, start, top, held, in_time)
         confirmed = confirm(Attempts(workload, allowed, say, True), trials, held, in_time) if not attempts.compiled else []
@@ -312,21 +315,6 @@ def find(
     finding = conclude(trials, workload, allowed, capped)
     fitting = next((t for t in confirmed if has_headroom(t, held)), None)
     return replace(finding, confirmed=confirmed, **(advise(config.batch, fitting.batch) if fitting else {}))
-
-
-def bytes_allowed(device: torch.device, limit: float | None) -> int:
-    """The limit in bytes; 0 for none. On a host 60 % of the free memory by default."""
-    if limit is not None:
-        return int(limit * GIB)
-    return int(1.2 * room(device)) if device.type == "cpu" else 0
-
-
-def device_room(device: torch.device) -> int:
-    """Bytes of the GPU that this process holds or could have; 0 where unknown."""
-    if device.type != "cuda":
-        return 0
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return free_bytes + torch.cuda.memory_reserved(device)
 
 
 def confirm(attempts: Attempts, trials: list[Trial], held: int, in_time: Callable[[], bool]) -> list[Trial]:
@@ -352,22 +340,13 @@ def has_headroom(trial: Trial, held: int) -> bool:
 def conclude(trials: list[Trial], workload: Workload, limit: int, capped: str) -> BatchResult:
     """The result of the trials: what fits, where throughput saturates, and how to split the configured batch."""
     config, best = workload.config, max((t for t in trials if t.fits), key=lambda t: t.batch, default=None)
-    common = {"device": str(workload.device), "limit": limit, "trials": trials, "confirmed": [], "capped": capped}
+    found = BatchResult(str(workload.device), limit, trials, capped=capped)
     if best is None:
         advice = f"not even one item fits ({trials[0].why}): make the model or its context smaller, or raise --limit"
-        nothing = {
-            "largest": 0,
-            "extrapolated": False,
-            "compiled": False,
-            "exact": True,
-            "saturation": None,
-            "batch": 0,
-            "accum": 0,
-        }
-        return BatchResult(**common, **nothing, advice=advice)
+        return replace(found, advice=advice)
     bad = min((t.batch for t in trials if not t.fits), default=best.batch + 1)
-    return BatchResult(
-        **common,
+    return replace(
+        found,
         **advise(config.batch, split(config.batch, best.batch)[0]),
         largest=best.batch,
         extrapolated=best.extrapolated,

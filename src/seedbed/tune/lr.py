@@ -169,7 +169,9 @@ def find(
         raise UserError(f"steps={num_steps} is too few to distinguish rates; use at least {FEWEST_STEPS}")
     engine, notes = workload.build(), []
     with rigged(engine, workload.data, notes.append) as rig:
-        per_step = _seconds_per_step(rig)
+        with preserved(engine):
+            rig.take_steps(1)
+            per_step = rig.seconds_per_step(0.5, fewest=1)
         run_steps = run_length(config, per_step)
         spend = SECONDS[workload.device.type] if seconds is None else seconds
         metric = choose_metric(rig, workload.data.valid, math.inf if num_steps else spend)
@@ -221,12 +223,6 @@ def run_length(config: Config, per_step: float) -> int:
 def affordable(seconds: float, per_step: float) -> int:
     """Steps per trial such that all trials together take `seconds`."""
     return max(FEWEST_STEPS, int(seconds / per_step / NUM_TRIALS / (1.0 + 1.0 / 8.0)))
-
-
-def _seconds_per_step(rig: Rig) -> float:
-    with preserved(rig.engine):
-        rig.take_steps(1)
-        return rig.seconds_per_step(0.5, fewest=1)
 
 
 def _limits(configured: float, low: float | None, high: float | None) -> tuple[int, int]:

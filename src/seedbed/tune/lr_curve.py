@@ -61,12 +61,14 @@ class LrCurve:
         Near the best it is a parabola, or a line where that is wider: next to a diverging rate a parabola is too steep.
         """
         mean, best = self.mean, self.best
-        top, near, curvature = mean[best] + noise, best + side * GRID, self._curvature()
+        top, near = mean[best] + noise, best + side * GRID
         if mean.get(near, -math.inf) > top:
             if not noise:
                 return bottom
             straight = side * (best - bottom) + noise / (mean[near] - mean[best])
-            curved = math.sqrt(noise / curvature) if curvature > 0 else math.inf
+            low, middle, high = _neighbours(mean, best)
+            curvature = (low - 2.0 * middle + high) / 2.0 if {best - GRID, best + GRID} <= mean.keys() else 0.0
+            curved = math.sqrt(noise / curvature) if 0 < curvature < math.inf else math.inf
             return bottom + side * min(max(straight, curved), abs(near - bottom))
         while near in mean:
             further = near + side * GRID
@@ -75,12 +77,6 @@ class LrCurve:
                 return near + side * GRID * share
             near = further
         return side * math.inf
-
-    def _curvature(self) -> float:
-        """The quadratic coefficient of the parabola through the minimum; 0 where there is none."""
-        low, middle, high = _neighbours(self.mean, self.best)
-        curvature = (low - 2.0 * middle + high) / 2.0
-        return curvature if math.isfinite(curvature) and {self.best - GRID, self.best + GRID} <= self.scores.keys() else 0.0
 
 
 def _neighbours(losses: dict[int, float], best: int) -> tuple[float, float, float]:

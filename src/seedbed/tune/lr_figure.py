@@ -3,8 +3,6 @@
 import math
 from pathlib import Path
 
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from seedbed.tune.lr import LrResult
@@ -16,7 +14,6 @@ INK, BAND, CONFIGURED, FOUND = "#1f3b57", "#7fa8cf", "#9a9a9a", "#588157"
 def draw(finding: LrResult, title: str, path: Path) -> None:
     """Writes the figure as a PNG."""
     figure = Figure(figsize=(10, 5.6), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     trials, metric = finding.compared, finding.metric
     lengths = sorted({t.num_steps for t in trials})
@@ -26,7 +23,13 @@ def draw(finding: LrResult, title: str, path: Path) -> None:
             label = f"{metric} after {num_steps:,} steps" if not number else None
             rates, losses = [finding.configured * factor for factor, _ in points], [loss for _, loss in points]
             axes.plot(rates, losses, "o-", color=INK if is_last else BAND, linewidth=1.6 if is_last else 1.0, label=label)
-    _mark_rates(axes, finding)
+    axes.axvline(
+        finding.configured, color=CONFIGURED, linestyle="--", linewidth=1.4, label=f"configured {finding.configured:.2g}"
+    )
+    label = f"likely {finding.low:.2g} to {finding.high:.2g} for {finding.run_steps:,} steps"
+    axes.axvspan(finding.low, finding.high, color=FOUND, alpha=0.12, linewidth=0, label=label)
+    if finding.lr is not None:
+        axes.axvline(finding.lr, color=FOUND, linewidth=1.8, label=f"best, about {finding.lr:.2g}")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:.2g}")
     axes.set_ylim(*limits(trials))
@@ -45,15 +48,6 @@ def curves(trials: list[Trial], num_steps: int) -> list[list[tuple[float, float]
     repeats = sorted({t.repeat for t in trials if t.num_steps == num_steps})
     found = [t for t in trials if t.num_steps == num_steps and t.factor and math.isfinite(t.loss)]
     return [sorted((t.factor, t.loss) for t in found if t.repeat == repeat) for repeat in repeats]
-
-
-def _mark_rates(axes: Axes, finding: LrResult) -> None:
-    label = f"configured {finding.configured:.2g}"
-    axes.axvline(finding.configured, color=CONFIGURED, linestyle="--", linewidth=1.4, label=label)
-    label = f"likely {finding.low:.2g} to {finding.high:.2g} for {finding.run_steps:,} steps"
-    axes.axvspan(finding.low, finding.high, color=FOUND, alpha=0.12, linewidth=0, label=label)
-    if finding.lr is not None:
-        axes.axvline(finding.lr, color=FOUND, linewidth=1.8, label=f"best, about {finding.lr:.2g}")
 
 
 def limits(trials: list[Trial]) -> tuple[float, float]:

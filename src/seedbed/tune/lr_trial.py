@@ -48,15 +48,12 @@ class Study:
         """A training at `factor` times the rates; every repeat has its own items and noise."""
         key, evaluated = (factor, num_steps, repeat), evaluated and self.valid is not None
         if key not in self.trials or (evaluated and self.trials[key].score is None):
-            self.trials[key] = self._make(factor, num_steps, repeat, evaluated)
+            with preserved(self.rig.engine):
+                fine = factor == 0.0 or self._train(factor, num_steps, repeat)
+                loss = self._score(num_steps, repeat) if fine else math.inf
+                score = (self.evaluate() if fine else math.inf) if evaluated else None
+            self.trials[key] = Trial(*key, loss if math.isfinite(loss) else math.inf, score)
         return self.trials[key]
-
-    def _make(self, factor: float, num_steps: int, repeat: int, evaluated: bool) -> Trial:
-        with preserved(self.rig.engine):
-            fine = factor == 0.0 or self._train(factor, num_steps, repeat)
-            loss = self._score(num_steps, repeat) if fine else math.inf
-            score = (self.evaluate() if fine else math.inf) if evaluated else None
-        return Trial(factor, num_steps, repeat, loss if math.isfinite(loss) else math.inf, score)
 
     def evaluate(self) -> float:
         """The metric by which a run chooses its best weights, for the current weights."""

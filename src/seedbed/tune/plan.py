@@ -138,7 +138,7 @@ def make(recipe: Recipe, config: Config, data: Data, *, rate: Rate | None = None
     """Estimates the costs, then extrapolates to the run."""
     estimate = estimate_costs(recipe, config, data)
     rate = rate or Rate(ASSUMED_MFU, "assumed")
-    memory = estimate.memory(config.batch // config.accum, data_bytes(data))
+    memory = estimate.memory(config.batch // config.accum, sum(array.nbytes for array in data.train.arrays.values()))
     flops = estimate.flops_formula or estimate.flops_counted
     plan = Plan(
         estimate=estimate,
@@ -153,10 +153,6 @@ def make(recipe: Recipe, config: Config, data: Data, *, rate: Rate | None = None
     plan.costs.extend(cost(gpu, plan.needed, flops, config, rate.mfu, prices) for gpu in GPUS)
     plan.notes.extend(_notes(plan, config, flops))
     return plan
-
-
-def data_bytes(data: Data) -> int:
-    return sum(array.nbytes for array in data.train.arrays.values())
 
 
 def cost(gpu: Gpu, needed: int, flops: float, config: Config, mfu: float, prices: Prices | None) -> Cost:

@@ -166,10 +166,8 @@ def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable
     """Times steps as a run takes them, then the same steps uncaptured by phase and under the profiler."""
     if num_steps < 5:
         raise UserError(f"steps={num_steps} is too few to time; use at least 5")
-    messages: list[str] = []
-    engine = workload.build(make=TimedEngine)
-    assert isinstance(engine, TimedEngine)
-    with rigged(engine, workload.data, messages.append) as rig:
+    on_host = workload.device.type != "cuda"
+    with rigged(workload.build(make=TimedEngine), workload.data, lambda text: None) as rig:
         tick("warming up")
         rig.take_steps(3)
         tick("timing steps as a run takes them")
@@ -181,14 +179,15 @@ def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable
         tick("tracing operations")
         trace = folder / "trace.json"
         work = trace_steps(rig, trace)
-        per_op = seconds_per_op() if workload.device.type != "cuda" else 0.0
+        per_op = seconds_per_op() if on_host else 0.0
         setup = Setup(
             workload.device.type, workload.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier
         )
         execution = rig.runner.how
-    on_host = workload.device.type != "cuda"
     shares = host_shares(uncaptured, host, work, per_op) if on_host else device_shares(seconds, wait, work)
-    rows = host_rows(uncaptured, host) if on_host else device_rows(seconds, wait, host, stream, work)
+    parts = {**host, "host gap": max(uncaptured - sum(host.values()), 0.0)}
+    rows = [{"phase": name, "ms": 1e3 * s, "share": s / uncaptured} for name, s in parts.items()]
+    rows = rows if on_host else device_rows(seconds, wait, host, stream, work)
     rate = workload.config.batch / seconds
     return Profile(
         str(workload.device), execution, seconds, uncaptured, rate, rows, work, per_op, shares, judge(shares, setup), str(trace)
@@ -278,13 +277,10 @@ def read_trace(events: list[dict[str, Any]], ops: list[dict[str, Any]], num_step
     phases: dict[str, float] = defaultdict(float)
     for name, when, duration, _ in found:
         kinds[kind_of_work(name)] += duration / 1e6 / num_steps
-        phases[_phase_at(spans, when)] += duration / 1e6 / num_steps
+        around = [(start, phase) for start, end, phase in spans if start <= when < end]
+        _, innermost = max(around, default=(0.0, "optimizer"))  # the phase that began last
+        phases[innermost] += duration / 1e6 / num_steps
     return Work(kinds, {n: phases[n] for n in PHASES}, ops, sum(leaf for *_, leaf in found) / num_steps)
-
-
-def _phase_at(spans: list[tuple[float, float, str]], when: float) -> str:
-    """The innermost phase at a time: the one that began last."""
-    return max(((start, name) for start, end, name in spans if start <= when < end), default=(0.0, "optimizer"))[1]
 
 
 def kernels(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
@@ -345,12 +341,6 @@ def device_shares(seconds: float, wait: float, work: Work) -> Shares:
 def _shares(seconds: float, data: float, gap: float, kinds: dict[str, float]) -> Shares:
     scale = max(seconds - data - gap, 0.0) / (sum(kinds.values()) or 1.0) / seconds
     return Shares(data / seconds, gap / seconds, *(kinds[k] * scale for k in (MATMUL, ATTENTION, MEMORY)))
-
-
-def host_rows(seconds: float, host: dict[str, float]) -> list[dict[str, Any]]:
-    """The phases of a step on a CPU, and the rest."""
-    parts = {**host, "host gap": max(seconds - sum(host.values()), 0.0)}
-    return [{"phase": name, "ms": 1e3 * s, "share": s / seconds} for name, s in parts.items()]
 
 
 def device_rows(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -25,7 +24,7 @@ from seedbed.train.optim import param_groups
 from seedbed.train.system import System, named_optimizers
 from seedbed.tune.estimate import Estimate
 from seedbed.tune.plan import CONTEXT, GIB, WASTE
-from seedbed.tune.show import grid
+from seedbed.tune.show import gib, grid
 
 # GPUs per machine, connected by fast links.
 PER_NODE = 8
@@ -75,10 +74,7 @@ class Scale:
     sent_bytes: dict[str, int]
     speeds: list[RankSpeed]
     fits: dict[str, str]
-    notes: list[str] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    notes: list[str]
 
 
 def distribute(config: Config, world: int) -> tuple[Config, list[str]]:
@@ -173,7 +169,9 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
     pieces = [local(p) for p in system.parameters()]
     trained = sum(_bytes(local(p)) for p in system.parameters() if p.requires_grad)
     groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
-    moments = sum(_moments(group.kind, p) for group in groups for p in group.params.values())
+    # Muon needs full matrices, so its momentum is unsharded on every rank; AdamW's two moments are sharded like the weights.
+    owners = [(group.kind, p) for group in groups for p in group.params.values()]
+    moments = sum(_bytes(p) if kind == "muon" else 2 * _bytes(local(p)) for kind, p in owners)
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
     biggest = max(sizes.units, default=0)
     gathered = 3 * biggest + 2 * sizes.rest if config.dist.shard > 1 else min(BUCKET_BYTES, sizes.total)
@@ -186,11 +184,6 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
         "activations": estimate.fixed + estimate.per_item * config.micro_batch,
         "data": sum(array.nbytes for array in data.train.arrays.values()),
     }
-
-
-def _moments(kind: str, param: Tensor) -> int:
-    """Muon needs full matrices, so its momentum is unsharded on every rank; AdamW's two moments are sharded like the weights."""
-    return _bytes(param) if kind == "muon" else 2 * _bytes(local(param))
 
 
 def _sent_bytes(config: Config, sizes: _Sizes) -> dict[str, int]:
@@ -248,38 +241,25 @@ def show(found: Scale, out: Console) -> None:
     degrees = found.degrees
     spread = f"{found.batch} items a step, micro-batches of {found.micro_batch} per rank, accum {found.accum}"
     out.print(f"\n[bold]{degrees.world} ranks[/]: {degrees.replicate} replicas of {degrees.shard} shards; {spread}")
-    held = [(name, _size(num)) for name, num in found.memory.items() if num]
-    sent_bytes = [(name, _size(num)) for name, num in found.sent_bytes.items() if num]
-    held.append(("with context and waste", _size(needed(found.memory))))
-    sent_bytes.append(("in all", _size(sum(found.sent_bytes.values()))))
+    held = [(name, gib(num)) for name, num in found.memory.items() if num]
+    sent_bytes = [(name, gib(num)) for name, num in found.sent_bytes.items() if num]
+    held.append(("with context and waste", gib(needed(found.memory))))
+    sent_bytes.append(("in all", gib(sum(found.sent_bytes.values()))))
     out.print(grid(("a rank holds", ""), held, left=1))
     out.print(grid(("a rank sends in a step", ""), sent_bytes, left=1))
-    rows = [
-        [e.gpu, e.link, _ms(e.compute), _ms(e.communication), f"{e.efficiency:.0%}", text.scaled(e.tokens)] for e in found.speeds
-    ]
+    rows = []
+    for e in found.speeds:
+        times = (f"{seconds * 1e3:,.2f}" for seconds in (e.compute, e.communication))
+        rows.append([e.gpu, e.link, *times, f"{e.efficiency:.0%}", text.scaled(e.tokens)])
     out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
     out.print(f"links {LEGEND}", markup=False)
     out.print(
         f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, shards overlap with compute, replicas do not",
         markup=False,
     )
-    out.print(_fits(found), markup=False)
+    sizes = {gpu.name: gpu.gib for gpu in GPUS}
+    tight = [f"{part} on {name} ({sizes[name]:g} GiB)" for name, part in found.fits.items() if part]
+    fits = f"everything fits on every card of the table, down to {min(sizes.values()):g} GiB"
+    out.print("first thing that does not fit: " + ", ".join(tight) if tight else fits, markup=False)
     for note in found.notes:
         out.print(f"note: {note}", markup=False)
-
-
-def _fits(found: Scale) -> str:
-    tight = {name: part for name, part in found.fits.items() if part}
-    if not tight:
-        smallest = min(GPUS, key=lambda gpu: gpu.gib)
-        return f"everything fits on every card of the table, down to {smallest.gib:g} GiB"
-    sizes = {gpu.name: gpu.gib for gpu in GPUS}
-    return "first thing that does not fit: " + ", ".join(f"{part} on {n} ({sizes[n]:g} GiB)" for n, part in tight.items())
-
-
-def _size(num_bytes: float) -> str:
-    return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.2f}"

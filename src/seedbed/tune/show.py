@@ -86,13 +86,7 @@ def _trials(finding: LrResult) -> list[tuple[str, ...]]:
     return shown
 
 
-_TRIAL_COLUMNS = "{:>9}  {:<34}  {:>11}  {:>10}  {:>12}"
-
-
-def batch_header(out: Console, name: str, device: str) -> None:
-    """The header, before the first trial ends."""
-    out.print(f"[bold]find-batch {escape(name)}[/]  on {device}")
-    out.print(_TRIAL_COLUMNS.format("batch", "", "peak memory", "ms/step", "items/s"), style="bold", markup=False)
+TRIAL_COLUMNS = "{:>9}  {:<34}  {:>11}  {:>10}  {:>12}"
 
 
 def batch_trial(out: Console, t: Trial) -> None:
@@ -100,7 +94,7 @@ def batch_trial(out: Console, t: Trial) -> None:
     state = ("fits" if t.fits else t.why) + (" (extrapolated)" if t.extrapolated else "") + (", compiled" if t.compiled else "")
     peak = f"{t.peak / GIB:.2f} GiB" if t.peak else "-"
     speed = (f"{t.seconds * 1e3:.1f}", f"{t.items_per_s:,.0f}") if t.seconds else ("-", "-")
-    out.print(_TRIAL_COLUMNS.format(f"{t.batch:,}", state, peak, *speed), markup=False)
+    out.print(TRIAL_COLUMNS.format(f"{t.batch:,}", state, peak, *speed), markup=False)
     out.file.flush()
 
 
@@ -137,7 +131,10 @@ def profile(found: Profile, name: str) -> None:
     out.print()
     on_device = any("stream_ms" in row for row in found.phases)
     header = ("phase", "ms", "share") + (("host ms", "stream ms") if on_device else ())
-    out.print(grid(header, [_phase(row, on_device) for row in found.phases]))
+    rows = [[row["phase"], f"{row['ms']:.3f}", f"{row['share']:.1%}"] for row in found.phases]
+    for cells, row in zip(rows, found.phases, strict=True) if on_device else ():
+        cells += [f"{row[key]:.3f}" if key in row else "" for key in ("host_ms", "stream_ms")]
+    out.print(grid(header, rows))
     out.print()
     shares = found.shares
     kinds = {"matmul": shares.matmul, "attention": shares.attention, "memory traffic": shares.memory}
@@ -158,29 +155,34 @@ def profile(found: Profile, name: str) -> None:
     out.print(f"trace  {found.trace}  (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
 
 
-def _phase(row: dict, on_device: bool) -> tuple[str, ...]:
-    cells = (row["phase"], f"{row['ms']:.3f}", f"{row['share']:.1%}")
-    more = tuple(f"{row[key]:.3f}" if key in row else "" for key in ("host_ms", "stream_ms"))
-    return cells + (more if on_device else ())
-
-
 def plan(found: Plan, name: str) -> None:
     out, estimate, tokens = console(), found.estimate, found.tokens()
+    unique = "endless", "made as they are needed"
+    if found.unique_items:
+        epochs = f"{found.items / found.unique_items:.2g} epochs"
+        unique = text.scaled(tokens["unique"]), f"{_against(tokens['unique_per_parameter'])}; {epochs}"
+    flops = f"no formula; torch counts {text.scaled(estimate.flops_counted)}"
+    if found.flops_difference is not None:
+        flops = f"by formula; torch counts {text.scaled(estimate.flops_counted)}, difference {found.flops_difference:+.2%}"
+    memory = ", ".join(f"{part} {gib(size)}" for part, size in found.memory.items() if size)
     out.print(f"[bold]plan {escape(name)}[/]")
     rows = [
         ("parameters", f"{estimate.num_params:,}", f"{estimate.num_non_embedding:,} non-embedding"),
         ("tokens seen", text.scaled(tokens["seen"]), _against(tokens["seen_per_parameter"])),
-        ("unique tokens", *_unique(found, tokens)),
+        ("unique tokens", *unique),
         ("tokens for 20 per parameter", text.scaled(tokens["chinchilla"]), "Chinchilla-optimal at this size"),
-        ("FLOP per item", text.scaled(estimate.flops_formula) if estimate.flops_formula else "-", _flops(found)),
-        ("memory", _gib(sum(found.memory.values())), _memory(found)),
+        ("FLOP per item", text.scaled(estimate.flops_formula) if estimate.flops_formula else "-", flops),
+        ("memory", gib(sum(found.memory.values())), memory),
     ]
     table = grid(("", "", ""), rows, left=3, wrap=2)
     table.show_header = False
     out.print(table)
     out.print()
     out.print(_costs(found))
-    out.print(_how_costs(found), markup=False)
+    basis = "assumed, not measured" if found.rate.assumed else f"{found.rate.source}; on other cards it is assumed"
+    money = f"; prices of {found.prices.date}" if found.prices else "; --prices FILE adds money"
+    fits = f"fits = {gib(found.needed)} with context and waste{money}"
+    out.print(f"at {found.rate.mfu:.0%} of the nominal bf16 peak ({basis}); {fits}", markup=False)
     _notes(out, found.notes)
 
 
@@ -188,25 +190,7 @@ def _against(ratio: float) -> str:
     return f"{ratio:.3g} per parameter, {ratio / CHINCHILLA:.2g}x Chinchilla's {CHINCHILLA:.0f}"
 
 
-def _unique(found: Plan, tokens: dict[str, float]) -> tuple[str, str]:
-    if not found.unique_items:
-        return "endless", "made as they are needed"
-    epochs = found.items / found.unique_items
-    return text.scaled(tokens["unique"]), f"{_against(tokens['unique_per_parameter'])}; {epochs:.2g} epochs"
-
-
-def _flops(found: Plan) -> str:
-    estimate = text.scaled(found.estimate.flops_counted)
-    if found.flops_difference is None:
-        return f"no formula; torch counts {estimate}"
-    return f"by formula; torch counts {estimate}, difference {found.flops_difference:+.2%}"
-
-
-def _memory(found: Plan) -> str:
-    return ", ".join(f"{name} {_gib(size)}" for name, size in found.memory.items() if size)
-
-
-def _gib(num_bytes: float) -> str:
+def gib(num_bytes: float) -> str:
     return f"{num_bytes / GIB:.2f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
 
 
@@ -218,11 +202,3 @@ def _costs(found: Plan) -> Table:
         money = [f"{c.dollars:,.2f}" if c.dollars is not None else "-"] if found.prices else []
         rows.append([c.gpu, "yes" if c.fits else "no", time, f"{c.steps:,}", *money])
     return grid(header, rows, left=2)
-
-
-def _how_costs(found: Plan) -> str:
-    basis = "assumed, not measured" if found.rate.assumed else f"{found.rate.source}; on other cards it is assumed"
-    money = f"; prices of {found.prices.date}" if found.prices else "; --prices FILE adds money"
-    return (
-        f"at {found.rate.mfu:.0%} of the nominal bf16 peak ({basis}); fits = {_gib(found.needed)} with context and waste{money}"
-    )

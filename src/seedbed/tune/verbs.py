@@ -1,18 +1,22 @@
 """The instruments as commands: each opens a recipe, measures, prints text or JSON, and returns an exit code."""
 
 import sys
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+
 from seedbed import config as configs
 from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.recipes import find
+from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
 from seedbed.tune import batch, lr, lr_figure, scale, show
 from seedbed.tune import plan as planning
 from seedbed.tune import profile as profiling
-from seedbed.tune.workload import Workload, output_folder, save_result
+from seedbed.tune.workload import Workload, output_folder, writing
 
 
 def find_lr(
@@ -53,7 +57,8 @@ def find_batch(
     """Finds the largest batch that fits, its throughput, and a split of the configured one."""
     workload, out = Workload.open(name, assignments), show.console()
     if not json:
-        show.batch_header(out, workload.name, str(workload.device))
+        out.print(f"[bold]find-batch {escape(workload.name)}[/]  on {workload.device}")
+        out.print(show.TRIAL_COLUMNS.format("batch", "", "peak memory", "ms/step", "items/s"), style="bold", markup=False)
 
     def say(trial: batch.Trial) -> None:
         if not json:
@@ -108,7 +113,7 @@ def plan(
         spread = scale.estimate_scale(recipe, config, data, found.estimate, found.rate.mfu, many) if many > 1 else None
     shown = full_name(recipe.name, preset)
     folder = output_folder(root, "plan", shown)
-    more = {"scale": spread.to_json()} if spread else {}
+    more = {"scale": asdict(spread)} if spread else {}
     if not _finish(folder, {"name": shown, **found.to_json(), **more}, json):
         show.plan(found, shown)
         if spread:
@@ -118,7 +123,8 @@ def plan(
 
 def _finish(folder: Path, result: dict[str, Any], as_json: bool) -> bool:
     """Writes the result; True when JSON was requested and printed."""
-    save_result(folder, result)
+    with writing(folder):
+        write_atomic(folder / "result.json", dumps(result, indent=1) + "\n")
     if as_json:
         print(dumps(result))
     return as_json

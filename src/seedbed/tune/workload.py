@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
-from seedbed.track.files import write_atomic
 from seedbed.track.run import full_name
 from seedbed.train.engine import Engine, cpu_threads, fork_rng, pick_device
 from seedbed.train.stepper import Stepper, build
@@ -98,7 +94,8 @@ def rigged(engine: Engine, data: Data, say: Callable[[str], None]) -> Iterator[R
 def preserved(engine: Engine) -> Iterator[None]:
     """Restores weights, buffers, optimizers, averages, guard and random generators, whatever is trained inside."""
     system = engine.system
-    live = _live(engine)
+    live = {f"{file}/{name}": t for file, group in engine.tensors().items() for name, t in group.items()}
+    live |= {f"buffer/{n}": b for n, b in system.named_buffers()} | {"halted": engine.halted}
     # On the host: a second copy on the device might not fit.
     kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in live.items()}
     own, training, variant = copy.deepcopy(system.state()), system.training, engine.variant
@@ -112,11 +109,6 @@ def preserved(engine: Engine) -> Iterator[None]:
             system.load_state(own)
             system.train(training)
             engine.variant = variant
-
-
-def _live(engine: Engine) -> dict[str, Tensor]:
-    saved = {f"{file}/{name}": t for file, group in engine.tensors().items() for name, t in group.items()}
-    return saved | {f"buffer/{n}": b for n, b in engine.system.named_buffers()} | {"halted": engine.halted}
 
 
 def synchronize(device: torch.device) -> None:
@@ -136,17 +128,16 @@ def output_folder(root: Path, verb: str, name: str) -> Path:
     top = Path(root).parent / "tune"
     short = name.rpartition("/")[2] if ".py" in name else name
     folder = top / f"{verb}-{re.sub(r'[^A-Za-z0-9._-]+', '-', short)}"
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         (top / ".gitignore").write_text("*\n")
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None
     return folder
 
 
-def save_result(folder: Path, result: dict[str, Any]) -> None:
-    """Writes result.json."""
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Whatever cannot be written inside is a UserError."""
     try:
-        write_atomic(folder / "result.json", json.dumps(result, indent=1) + "\n")
+        yield
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror or error}") from None

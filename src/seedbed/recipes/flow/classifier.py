@@ -58,7 +58,7 @@ class Block(nn.Module):
 
 
 class Classifier(nn.Module):
-    """About a million parameters at width 64. `features` are standardised by the statistics of the training images."""
+    """About a million parameters at width 64. Features are standardised by the statistics of the training images."""
 
     mean: Tensor
     std: Tensor
@@ -172,12 +172,12 @@ def train_classifier(
         _fit(classifier, data.train, device, config, say)
     classifier.eval()
     with torch.no_grad():
-        batches = (part for x, _ in _batches(data.train) for part in x.split(BATCH[device.type]))
+        batches = (part for x in all_images(data.train) for part in x.split(BATCH[device.type]))
         raw_ND = torch.cat([classifier.raw(part.to(device)) for part in batches])
     # A constant feature must not be scaled up.
     classifier.mean.copy_(raw_ND.mean(0))
     classifier.std.copy_(raw_ND.std(0).clamp_min(1e-3))
-    seen_N = torch.cat([classifier.classify(x)[1].cpu() for x, _ in _batches(data.valid)])
+    seen_N = torch.cat([classifier.classify(x)[1].cpu() for x in all_images(data.valid)])
     right_N = seen_N == torch.from_numpy(data.valid.arrays["class"].astype(np.int64))
     classifier.accuracy = right_N.double().mean().item()
     return classifier
@@ -193,7 +193,9 @@ def _fit(
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, config.lr, steps, pct_start=0.2)
     last_message = time.monotonic()
-    for step, rows_B in enumerate(_epochs(len(images_NHWC), batch, config.epochs)):
+    kept = len(images_NHWC) // batch * batch  # whole batches, reshuffled every epoch
+    shuffled = (rows_B for _ in range(config.epochs) for rows_B in torch.randperm(len(images_NHWC))[:kept].split(batch))
+    for step, rows_B in enumerate(shuffled):
         rows_B = rows_B.to(device)
         x_BCHW = to_float(_jitter(images_NHWC[rows_B], source.flip)).contiguous(memory_format=torch.channels_last)
         # Without its cache: inside another autocast, cast weights would be cached, and every step would use those of the first.
@@ -207,12 +209,6 @@ def _fit(
         if time.monotonic() - last_message > 10:
             say(f"training the classifier: step {step + 1:,} of {steps:,}, loss {loss.item():.3f}")
             last_message = time.monotonic()
-
-
-def _epochs(num: int, batch: int, epochs: int) -> Iterator[Tensor]:
-    """Rows of whole batches, reshuffled every epoch."""
-    for _ in range(epochs):
-        yield from torch.randperm(num)[: num // batch * batch].split(batch)
 
 
 def _jitter(image_BHWC: Tensor, flip: bool) -> Tensor:
@@ -229,6 +225,7 @@ def _jitter(image_BHWC: Tensor, flip: bool) -> Tensor:
     return image_BHWC[torch.arange(num, device=device)[:, None, None], row_BS[:, :, None], column_BS[:, None, :]]
 
 
-def _batches(source: ImageSource) -> Iterator[tuple[Tensor, Tensor]]:
+def all_images(source: ImageSource) -> Iterator[Tensor]:
+    """All images in order, some at a time."""
     for first in range(0, source.num_items, 1024):
-        yield source.pick(np.arange(first, min(first + 1024, source.num_items)))
+        yield source.pick(np.arange(first, min(first + 1024, source.num_items)))[0]

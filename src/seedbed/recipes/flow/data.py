@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.data import image_source
+from seedbed.data.image_source import ImageData, open_data, save_for_inference, subset_images
+from seedbed.data.image_source import open_for_inference as open_inference_data  # noqa: F401 (part of a recipe)
 from seedbed.nn import rng
 
 # Streams of random numbers; 301 and 302 belong to the images themselves.
@@ -46,12 +47,7 @@ def flow_batch(
 
 
 def draw_noise(index_B: Tensor, seed: Tensor | int, shape: Sequence[int]) -> Tensor:
-    """Standard normal noise of this shape for every sample counter.
-
-    Counter-based noise takes about thirty passes over the image, the device's generator one: 0.2 ms a step for 256 images of
-    32 pixels on an H200, below one per cent of training, and compiled code fuses them into one. In return a sample has the
-    same noise in any batch and on any rank.
-    """
+    """Standard normal noise of this shape for every sample counter: a sample has the same noise in any batch and on any rank."""
     return rng.normal(rng.keys(seed, index_B, _NOISE), prod(shape)).unflatten(-1, tuple(shape))
 
 
@@ -83,21 +79,12 @@ def drop_class(class_B: Tensor, index_B: Tensor, seed: Tensor | int, share: floa
     return class_B.masked_fill(dropped_B, null)
 
 
-def open_data(config: Config) -> image_source.ImageData:
-    """The recipe's images."""
-    return image_source.open_data(config)
-
-
-def save_inference_data(data: image_source.ImageData, folder: Path) -> None:
+def save_inference_data(data: ImageData, folder: Path) -> None:
     """Images of a store; those that are drawn are drawn again."""
     if "store" in data.facts:
-        image_source.save_for_inference(data, folder)
+        save_for_inference(data, folder)
 
 
-def open_inference_data(config: Config, folder: Path) -> image_source.ImageData:
-    return image_source.open_for_inference(config, folder)
-
-
-def check_data(config: Config, data: image_source.ImageData) -> image_source.ImageData:
+def check_data(config: Config, data: ImageData) -> ImageData:
     """The data of the checks; shapes are drawn again, which is fast and exact."""
-    return open_data(config) if config.data.images == "shapes" else image_source.subset_images(data, config.data)
+    return open_data(config) if config.data.images == "shapes" else subset_images(data, config.data)

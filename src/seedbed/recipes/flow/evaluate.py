@@ -24,7 +24,7 @@ from seedbed.data.image_source import ImageData
 from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
 from seedbed.recipes.flow import metrics
-from seedbed.recipes.flow.classifier import Classifier, open_classifier
+from seedbed.recipes.flow.classifier import Classifier, all_images, open_classifier
 from seedbed.recipes.flow.sampling import Sampling, generate
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def evaluate_samples(
     rows = {"samples": reference.row(samples_NCHW, classes_N)}
     if baselines:
         rows |= {name: reference.row(*part) for name, part in reference.baselines()}
-        rows |= reference.halves()
+        # One half of the reference against the other: the sampling error of each metric, with half of the images.
+        even, odd = slice(0, None, 2), slice(1, None, 2)
+        rows["test half vs half"] = reference.row(reference.images_NCHW[even], reference.classes_N[even], odd)
     seen_N = classifier.classify(samples_NCHW)[1].cpu()
     table: dict[str, Any] = {
         "classifier": {"hash": classifier.hash, "accuracy": classifier.accuracy, "num_features": classifier.mean.numel()},
@@ -96,15 +98,12 @@ class ReferenceSet:
         self.images_NCHW = reference.to(self.device)
         self.features_ND, _ = classifier.classify(self.images_NCHW)
         # Features of all training images, to detect copies.
-        starts = range(0, data.train.num_items, 4096)
-        parts = (data.train.pick(np.arange(i, min(i + 4096, data.train.num_items)))[0] for i in starts)
-        self.bank_MD = torch.cat([classifier.classify(part)[0] for part in parts])
+        self.bank_MD = torch.cat([classifier.classify(part)[0] for part in all_images(data.train)])
         self.far = metrics.nearest(self.features_ND, self.bank_MD)[0].median()
 
-    def row(self, images_NCHW: Tensor, classes_N: Tensor) -> dict[str, float]:
-        return self._row(images_NCHW.to(self.device).float(), classes_N, self.images_NCHW, self.features_ND)
-
-    def _row(self, images_NCHW: Tensor, classes_N: Tensor, against: Tensor, against_MD: Tensor) -> dict[str, float]:
+    def row(self, images_NCHW: Tensor, classes_N: Tensor, rows: slice = slice(None)) -> dict[str, float]:
+        """The metrics of these images against these rows of the reference."""
+        images_NCHW, against, against_MD = images_NCHW.to(self.device).float(), self.images_NCHW[rows], self.features_ND[rows]
         features_ND, seen_N = self.classifier.classify(images_NCHW)
         kid, kid_std = metrics.kernel_distance(features_ND, against_MD)
         copies = metrics.nearest(features_ND, self.bank_MD)[0].median()
@@ -130,26 +129,15 @@ class ReferenceSet:
         real, classes_N = self.data.train.pick(self.data.train.spread(self.num))
         yield "train images", (real, classes_N)
         yield "labels shuffled", (real, classes_N[torch.randperm(len(classes_N), generator=generator)])
-        yield "test + noise", (self._noisy(generator), self.classes_N)
+        noise = torch.randn(self.images_NCHW.shape, generator=generator).to(self.device)
+        yield "test + noise", ((self.images_NCHW + NOISE * noise).clamp(-1, 1), self.classes_N)
         yield "test blurred", (blur(self.images_NCHW), self.classes_N)
-        yield "one per class, repeated", self._repeated()
+        # The first held-out image of every class, as often as the class occurs.
+        first = {c: n for n, c in reversed(list(enumerate(self.classes_N.tolist())))}
+        repeated = self.images_NCHW[[first[c] for c in self.classes_N.tolist()]]
+        yield "one per class, repeated", (repeated, self.classes_N)
         noise = torch.randn(self.images_NCHW.shape, generator=generator).clamp(-1, 1)
         yield "pure noise", (noise, self.classes_N)
-
-    def halves(self) -> dict[str, dict[str, float]]:
-        """One half of the reference against the other: the sampling error of each metric, with half of the images."""
-        a, b = slice(0, None, 2), slice(1, None, 2)
-        return {"test half vs half": self._row(self.images_NCHW[a], self.classes_N[a], self.images_NCHW[b], self.features_ND[b])}
-
-    def _noisy(self, generator: torch.Generator) -> Tensor:
-        noise = torch.randn(self.images_NCHW.shape, generator=generator).to(self.device)
-        return (self.images_NCHW + NOISE * noise).clamp(-1, 1)
-
-    def _repeated(self) -> tuple[Tensor, Tensor]:
-        """The first held-out image of every class, as often as the class occurs."""
-        first = {int(c): n for n, c in reversed(list(enumerate(self.classes_N.tolist())))}
-        rows = torch.tensor([first[c] for c in self.classes_N.tolist()])
-        return self.images_NCHW[rows.to(self.device)], self.classes_N
 
 
 def blur(x_NCHW: Tensor, sigma: float = BLUR) -> Tensor:
@@ -182,17 +170,12 @@ def markdown(table: dict[str, Any]) -> str:
     classes = ", ".join(f"{name} {value:.0%}" for name, value in zip(table["class_names"], share, strict=True))
     lines += ["", f"Accuracy by class: {classes}." if len(share) <= 100 else ""]
     if "grid_peak" in table:
-        lines.append(
-            "Peak at one over the patch: {samples:+.2f} dB in samples, {real:+.2f} dB in real images.".format(
-                **table["grid_peak"]
-            )
-        )
+        peak = table["grid_peak"]
+        lines.append(f"Peak at one over the patch: {peak['samples']:+.2f} dB in samples, {peak['real']:+.2f} dB in real images.")
     return "\n".join(lines).rstrip() + "\n"
 
 
 NUM_SEEDS = 3
-
-
 # Columns whose spread over seeds is reported.
 SPREAD = ("fd", "kid", "precision", "recall", "accuracy", "right")
 
@@ -209,9 +192,8 @@ def full_evaluation(
         say(f"sampling {len(classes_N):,} images: {how}, seed {number}")
         images_NCHW = generate(system.model, classes_N, how, number)
         with torch.autocast(device.type, enabled=False):
-            return evaluate_samples(
-                images_NCHW, classes_N, data, classifier, baselines=baselines, patch=system.config.model.patch if baselines else 0
-            )
+            patch = system.config.model.patch if baselines else 0
+            return evaluate_samples(images_NCHW, classes_N, data, classifier, baselines=baselines, patch=patch)
 
     start = time.perf_counter()
     generate(system.model, classes_N[:1000], sampling, seed)[0, 0, 0, 0].item()
@@ -222,15 +204,11 @@ def full_evaluation(
     plain = scored(replace(sampling, guidance=1.0), seed, baselines=False)["rows"]["samples"]
     first, rest = table["rows"]["samples"], {k: v for k, v in table["rows"].items() if k != "samples"}
     table["rows"] = {"samples": first, "samples, guidance 1": plain, **rest}
-    table["seeds"], table["spread"] = seeds, {name: _spread([first, *others], name) for name in SPREAD if name in first}
+    over_seeds = {name: [row[name] for row in (first, *others)] for name in SPREAD if name in first}
+    spread = {name: (statistics.fmean(values), statistics.stdev(values)) for name, values in over_seeds.items()}
+    table["seeds"], table["spread"] = seeds, spread
     table["sampling"], table["seconds_per_1000"] = str(sampling), seconds
     return table
-
-
-def _spread(rows: list[dict[str, float]], name: str) -> tuple[float, float]:
-    """Mean and standard deviation over seeds."""
-    values = [row[name] for row in rows]
-    return statistics.fmean(values), statistics.stdev(values)
 
 
 def words(table: dict[str, Any], horizon: str) -> str:

@@ -19,16 +19,12 @@ def frechet(a_ND: Tensor, b_MD: Tensor) -> float:
     """The Fréchet distance of the two sets taken as Gaussians."""
     a_ND, b_MD = a_ND.double(), b_MD.double()
     cov_a, cov_b = torch.cov(a_ND.T), torch.cov(b_MD.T)
-    root = _root(cov_a)
+    values, vectors = torch.linalg.eigh(cov_a)
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
     # The trace of the product's root, through a symmetric matrix with the same eigenvalues.
     cross = torch.linalg.eigvalsh(root @ cov_b @ root).clamp_min(0).sqrt().sum()
     gap = (a_ND.mean(0) - b_MD.mean(0)).square().sum()
     return max(0.0, (gap + cov_a.trace() + cov_b.trace() - 2 * cross).item())
-
-
-def _root(cov: Tensor) -> Tensor:
-    values, vectors = torch.linalg.eigh(cov)
-    return vectors * values.clamp_min(0).sqrt() @ vectors.T
 
 
 def kernel_distance(a_ND: Tensor, b_MD: Tensor, subsets: int = 50, size: int = 1000) -> tuple[float, float]:
@@ -38,17 +34,12 @@ def kernel_distance(a_ND: Tensor, b_MD: Tensor, subsets: int = 50, size: int = 1
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(subsets):
-        some = [x[torch.randperm(len(x), generator=generator)[:size].to(x.device)].double() for x in (a_ND, b_MD)]
-        found.append(_kernel_distance(*some))
+        a, b = (x[torch.randperm(len(x), generator=generator)[:size].to(x.device)].double() for x in (a_ND, b_MD))
+        aa, bb, ab = ((x @ y.T / x.shape[1] + 1) ** 3 for x, y in ((a, a), (b, b), (a, b)))
+        within = (aa.sum() - aa.trace() + bb.sum() - bb.trace()) / (size * (size - 1))
+        found.append((within - 2 * ab.mean()).item())
     values = torch.tensor(found, dtype=torch.float64)
     return values.mean().item(), values.std().item()
-
-
-def _kernel_distance(a_ND: Tensor, b_ND: Tensor) -> float:
-    num, width = a_ND.shape
-    aa, bb, ab = ((x @ y.T / width + 1) ** 3 for x, y in ((a_ND, a_ND), (b_ND, b_ND), (a_ND, b_ND)))
-    within = (aa.sum() - aa.trace() + bb.sum() - bb.trace()) / (num * (num - 1))
-    return (within - 2 * ab.mean()).item()
 
 
 def coverage(real_ND: Tensor, fake_MD: Tensor, k: int = 3) -> dict[str, float]:

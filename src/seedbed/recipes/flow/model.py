@@ -94,7 +94,10 @@ class FlowTransformer(nn.Module):
     def init_weights(self, generator: torch.Generator) -> None:
         """Fill every parameter; gates (or, without them, the blocks' outputs) and the last layer are zero."""
         width = self.config.width
-        normal_(self.enter.weight, self._patch_std(), generator)
+        # `unit` keeps the variance of pixels at any patch size; the others are those of torch and DiT, for comparison.
+        numbers = self.enter.in_features
+        stds = {"unit": numbers**-0.5, "conv": (3 * numbers) ** -0.5, "xavier": (2 / (numbers + width)) ** 0.5}
+        normal_(self.enter.weight, stds[self.config.patch_init], generator)
         normal_(self.classes.weight, CLASS_STD, generator)
         for layer in (self.enter, self.leave):
             fill_(layer.bias, 0.0)
@@ -109,13 +112,6 @@ class FlowTransformer(nn.Module):
             down_std = block.mlp.down.in_features**-0.5 if self.modulation else 0.0
             block.mlp.init_weights(width**-0.5, down_std, generator)
         fill_(self.leave.weight, 0.0)
-
-    def _patch_std(self) -> float:
-        """`unit` keeps the variance of pixels at any patch size; the others are those of torch and DiT, for comparison."""
-        numbers, width = self.enter.in_features, self.enter.out_features
-        return {"unit": numbers**-0.5, "conv": (3 * numbers) ** -0.5, "xavier": (2 / (numbers + width)) ** 0.5}[
-            self.config.patch_init
-        ]
 
     # ---- cost --------------------------------------------------------------------------------------------------------
 
@@ -168,16 +164,13 @@ class FlowTransformer(nn.Module):
                 x_BTD = torch.cat((x_BTD, self._context(time_B, class_B).to(tables.dtype)), dim=1)
             rope = tables.ropes[int(x_BTD.shape[1] > self.num_patches)]  # torch 2.11 compiles no index that is a bool
             x_BTD, branch_BTD = block(x_BTD, rope, own, branch_BTD)
-        y_BND = self._last_norm(x_BTD, branch_BTD, vectors)
+        x_BTD = x_BTD[:, : self.num_patches]
+        if branch_BTD is None:
+            y_BND = rms_norm(x_BTD)
+        else:
+            _, y_BND = gate_and_norm(x_BTD, branch_BTD[:, : self.num_patches], vectors[-1])
         # Cast last: the error is squared in float32.
         return self.leave(y_BND).to(torch.promote_types(x_BNK.dtype, torch.float32))
-
-    def _last_norm(self, x_BTD: Tensor, branch_BTD: Tensor | None, vectors: tuple[Tensor, ...]) -> Tensor:
-        """Of the patches alone."""
-        if branch_BTD is None:
-            return rms_norm(x_BTD[:, : self.num_patches])
-        _, y_BND = gate_and_norm(x_BTD[:, : self.num_patches], branch_BTD[:, : self.num_patches], vectors[-1])
-        return y_BND
 
     def _vectors(self, time_B: Tensor, class_B: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Shift and scale of the first norm, gate, shift and scale of all others; none where conditions are tokens."""

@@ -15,6 +15,7 @@ MIN_GAP = 0.05
 NUM_QUADRATURE = 4096
 # Beyond this many values an image's covariance is too large to decompose before every run.
 MAX_NUMBERS = 3072
+# The baselines are computed from as many images as a gigabyte holds, up to a limit.
 MAX_IMAGES, MAX_TOTAL = 20_000, 1 << 27
 
 
@@ -66,11 +67,7 @@ def zero_baseline(moment: float, time_Q: Tensor, predict: str) -> float:
 
 
 def gaussian_baseline(variances_D: Tensor, time_Q: Tensor, predict: str) -> float:
-    """The loss of the best affine predictor for independent values of these variances: s^2 / ((1-t)^2 + t^2 s^2) at t.
-
-    With the variance of every pixel it is the loss of a per-pixel predictor; with the eigenvalues of the covariance, that of
-    the best linear one.
-    """
+    """The loss of the best affine predictor for independent values of these variances: s^2 / ((1-t)^2 + t^2 s^2) at t."""
     return (curve(variances_D, time_Q) * weights(time_Q, predict)[0]).mean().item()
 
 
@@ -80,11 +77,6 @@ def curve(variances_D: Tensor, time_Q: Tensor) -> Tensor:
     # In chunks: thousands of values at thousands of times would be a gigabyte.
     parts = [(part[None] / (gap2[:, None] + time2[:, None] * part[None])).sum(1) for part in variances_D.double().split(256)]
     return torch.stack(parts).sum(0) / len(variances_D)
-
-
-def num_images(shape: tuple[int, int, int]) -> int:
-    """How many images the baselines are computed from: as many as a gigabyte holds, up to a limit."""
-    return min(MAX_IMAGES, MAX_TOTAL // math.prod(shape))
 
 
 def baseline_losses(images_ND: Tensor, times: TimeDistribution, predict: str) -> dict[str, float]:

@@ -63,7 +63,7 @@ def demo() -> Config:
         model=ModelConfig(depth=4, width=96, heads=4, patch=4, predict="x", t_mean=-0.8, t_std=0.8),
         data=ImageConfig(images="shapes", size=16),
         optim=Optim(lr=6e-3, weight_decay=0.0),
-        schedule=_constant_then_linear(),
+        schedule=SCHEDULE,
         every=Every(log=20, eval=400, sample=400, save=400),
         steps=1100,
         batch=64,
@@ -76,18 +76,8 @@ def shapes_64() -> Config:
 
     `seedbed train flow/shapes-64` on one GPU: 256 tokens of 4x4 pixels, 384 wide, 8 layers.
     """
-    return Config(
-        model=ModelConfig(depth=8, width=384, heads=6, patch=4),
-        data=ImageConfig(images="shapes", size=64),
-        optim=Optim(lr=1e-3, weight_decay=0.0),
-        schedule=_constant_then_linear(),
-        every=Every(log=50, eval=1000, sample=1000, save=1000),
-        steps=4000,
-        batch=128,
-        ema=0.999,
-        precision="bf16",
-        compile="whole",
-    )
+    model = ModelConfig(depth=8, width=384, heads=6, patch=4)
+    return replace(_on_gpu(model, SHAPES, lr=1e-3, steps=4000, every=1000), batch=128)
 
 
 def cifar10() -> Config:
@@ -96,20 +86,9 @@ def cifar10() -> Config:
     `seedbed train flow/cifar10 data.images=FOLDER`, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg; then
     `seedbed sample RUN --examine` prints the full evaluation.
     """
-    return Config(
-        model=ModelConfig(depth=12, width=384, heads=6, patch=2),
-        data=ImageConfig(images="cifar10", size=32, flip=True),
-        optim=Optim(lr=1e-3, weight_decay=0.0),
-        schedule=_constant_then_linear(),
-        every=Every(log=100, eval=2000, sample=4000, save=4000),
-        steps=15_000,
-        budget=450.0,
-        batch=256,
-        ema=0.999,
-        ema2=0.9995,
-        precision="bf16",
-        compile="whole",
-    )
+    data = ImageConfig(images="cifar10", size=32, flip=True)
+    base = _on_gpu(ModelConfig(depth=12, width=384, heads=6, patch=2), data, lr=1e-3, steps=15_000, every=4000)
+    return replace(base, every=replace(base.every, log=100, eval=2000), budget=450.0, ema2=0.9995)
 
 
 def s2_32() -> Config:
@@ -117,18 +96,8 @@ def s2_32() -> Config:
 
     `seedbed train flow/s2-32` on one H200: 36.3 GFLOP per image; SiT itself, compiled, runs at 6,836 images/s there.
     """
-    return Config(
-        model=ModelConfig(depth=12, width=384, heads=6, patch=2, mlp="gelu", positions="sines", qk_norm=False),
-        data=ImageConfig(images="random:10_000:1000", size=32),
-        optim=Optim(lr=2e-4, weight_decay=0.0),
-        schedule=Schedule(kind="constant", warmup=0.02),
-        every=Every(log=20, eval=0, sample=0, save=0),
-        steps=400,
-        batch=256,
-        ema=0.999,
-        precision="bf16",
-        compile="whole",
-    )
+    model = ModelConfig(depth=12, width=384, heads=6, patch=2, mlp="gelu", positions="sines", qk_norm=False)
+    return _for_timing(_on_gpu(model, ImageConfig(images="random:10_000:1000", size=32), lr=2e-4, steps=400), log=20)
 
 
 def seed_256() -> Config:
@@ -137,28 +106,10 @@ def seed_256() -> Config:
     `seedbed train flow/seed-256` on one GPU with 80 GB or more: 14.5 TFLOP per image, nine tenths of them attention. Random
     images unless data.images names a folder.
     """
-    return Config(
-        model=ModelConfig(
-            depth=16,
-            width=256,
-            heads=16,
-            patch=2,
-            hidden=768,
-            condition="context",
-            positions="1d",
-            rope_base=5e5,
-            t_distribution="uniform",
-            stratified=False,
-        ),
-        data=ImageConfig(images="random:256:1000", size=256),
-        optim=Optim(lr=3e-4, weight_decay=0.0),
-        schedule=Schedule(kind="constant", warmup=0.02),
-        every=Every(log=5, eval=0, sample=0, save=0),
-        steps=100,
-        batch=8,
-        precision="bf16",
-        compile="whole",
-    )
+    shape = ModelConfig(depth=16, width=256, heads=16, patch=2, hidden=768, positions="1d", rope_base=5e5)
+    model = replace(shape, condition="context", t_distribution="uniform", stratified=False)
+    base = _on_gpu(model, ImageConfig(images="random:256:1000", size=256), lr=3e-4, steps=100)
+    return replace(_for_timing(base, log=5), batch=8, ema=0.0)
 
 
 def seed_256_h4() -> Config:
@@ -175,7 +126,7 @@ def s() -> Config:
 
     `seedbed train flow/s data.images=FOLDER` on one GPU; without a folder it draws shapes.
     """
-    return _sized(ModelConfig(depth=12, width=384, heads=6, patch=4), lr=5e-4)
+    return _on_gpu(ModelConfig(depth=12, width=384, heads=6, patch=4), SHAPES, lr=5e-4)
 
 
 def b() -> Config:
@@ -183,7 +134,7 @@ def b() -> Config:
 
     `seedbed train flow/b data.images=FOLDER` on one GPU; without a folder it draws shapes.
     """
-    return _sized(ModelConfig(depth=12, width=768, heads=12, patch=4), lr=3e-4)
+    return _on_gpu(ModelConfig(depth=12, width=768, heads=12, patch=4), SHAPES, lr=3e-4)
 
 
 def l() -> Config:  # noqa: E743
@@ -191,7 +142,7 @@ def l() -> Config:  # noqa: E743
 
     `seedbed train flow/l data.images=FOLDER` on one GPU with 80 GB; without a folder it draws shapes.
     """
-    return _sized(ModelConfig(depth=24, width=1024, heads=16, patch=4), lr=2e-4)
+    return _on_gpu(ModelConfig(depth=24, width=1024, heads=16, patch=4), SHAPES, lr=2e-4)
 
 
 def pixels_256() -> Config:
@@ -200,39 +151,34 @@ def pixels_256() -> Config:
     `seedbed train flow/pixels-256 data.images=FOLDER` on one GPU and your own budget; random images without a folder. A
     patch is 768 values, as wide as the network: it could not represent the noise of a velocity.
     """
-    return Config(
-        model=ModelConfig(depth=12, width=768, heads=12, patch=16, predict="x", t_mean=-0.8, t_std=0.8),
-        data=ImageConfig(images="random:2_000:1000", size=256, flip=True),
-        optim=Optim(lr=2e-4, weight_decay=0.0),
-        schedule=_constant_then_linear(),
-        every=Every(log=50, eval=5000, sample=5000, save=5000),
-        steps=100_000,
-        batch=256,
-        ema=0.9995,
-        ema2=0.9999,
-        precision="bf16",
-        compile="whole",
-    )
+    model = ModelConfig(depth=12, width=768, heads=12, patch=16, predict="x", t_mean=-0.8, t_std=0.8)
+    data = ImageConfig(images="random:2_000:1000", size=256, flip=True)
+    return replace(_on_gpu(model, data, lr=2e-4, steps=100_000, every=5000), ema=0.9995, ema2=0.9999)
 
 
-def _constant_then_linear() -> Schedule:
-    """Warm-up, constant, and linear decay."""
-    return Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0)
+SHAPES = ImageConfig(images="shapes", size=64)
+SCHEDULE = Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0)
 
 
-def _sized(model: ModelConfig, lr: float) -> Config:
+def _on_gpu(model: ModelConfig, data: ImageConfig, lr: float, steps: int = 20_000, every: int = 2000) -> Config:
     return Config(
         model=model,
-        data=ImageConfig(images="shapes", size=64),
+        data=data,
         optim=Optim(lr=lr, weight_decay=0.0),
-        schedule=_constant_then_linear(),
-        every=Every(log=50, eval=2000, sample=2000, save=2000),
-        steps=20_000,
+        schedule=SCHEDULE,
+        every=Every(log=50, eval=every, sample=every, save=every),
+        steps=steps,
         batch=256,
         ema=0.999,
         precision="bf16",
         compile="whole",
     )
+
+
+def _for_timing(config: Config, log: int) -> Config:
+    """A constant learning rate, and nothing but steps."""
+    schedule = Schedule(kind="constant", warmup=0.02)
+    return replace(config, schedule=schedule, every=Every(log=log, eval=0, sample=0, save=0))
 
 
 def check_settings(config: Config) -> dict[str, object]:

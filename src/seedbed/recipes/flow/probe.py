@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 def build_probe(system: Flow, batch: Batch) -> Probe:
     """The model, the inputs that `loss` gives it, and what to expect of it: images as rows of patches, time along axis 1."""
-    seen = system.add_noise(batch)
-    patch = system.config.model.patch
+    seen, patch = system.add_noise(batch), system.config.model.patch
+    is_random = system.data.facts["name"].startswith("random:")
 
     def rows(x_BCHW: Tensor) -> Tensor:
         return patchify(x_BCHW, patch)
@@ -30,7 +30,7 @@ def build_probe(system: Flow, batch: Batch) -> Probe:
         inputs="patches",
         targets="velocity",
         ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1), "time": (0.0, 1.0)},
-        oracle=lambda b: _perfect(system, b),
+        oracle=lambda b: b["velocity"] if system.config.model.predict == "v" else _clean(b),
         lower_bound=0.0,
         order="full",
         # Condition tokens are not rotated, so positions of patches are absolute relative to them.
@@ -38,17 +38,11 @@ def build_probe(system: Flow, batch: Batch) -> Probe:
         at_positions=lambda b, positions_N: _at(system, b, positions_N),
         uses=("class", "time"),
         scalars={"time": (0.0, 1.0)},
-        corrupt=_corrupt,
+        corrupt=lambda b: (_clean(b), b["patches"] - b["time"][:, None, None] * b["velocity"], b["time"], b["patches"]),
         at_init=lambda b: _score(system, torch.zeros_like(b["patches"]), b).item(),
-        baselines=lambda b: _baselines(system),
+        # Random images have none: there the per-pixel baseline is nearly optimal.
+        baselines=lambda b: {} if is_random else {k: v for k, v in system.baseline_losses().items() if k != "all zeros"},
     )
-
-
-def _baselines(system: Flow) -> dict[str, float]:
-    """The baselines that a model must pass; none for random images, where the per-pixel one is nearly optimal."""
-    if system.data.facts["name"].startswith("random:"):
-        return {}
-    return {name: value for name, value in system.baseline_losses().items() if name != "all zeros"}
 
 
 def _image(system: Flow, x_BNK: Tensor) -> Tensor:
@@ -62,10 +56,7 @@ def _score(system: Flow, y_BNK: Tensor, b: Batch) -> Tensor:
     return system.errors(_image(system, y_BNK), {**seen, "time": b["time"]}).mean()
 
 
-def _perfect(system: Flow, b: Batch) -> Tensor:
-    """The velocity, or the image."""
-    if system.config.model.predict == "v":
-        return b["velocity"]
+def _clean(b: Batch) -> Tensor:
     return b["patches"] + (1.0 - b["time"])[:, None, None] * b["velocity"]
 
 
@@ -75,9 +66,3 @@ def _at(system: Flow, b: Batch, positions_N: Tensor) -> Tensor:
     columns = model.grid[1]
     tables = model.position_tables(torch.stack((positions_N // columns, positions_N % columns), dim=1))
     return model.tokens(b["patches"], b["time"], b["class"], tables)
-
-
-def _corrupt(b: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    time_B11 = b["time"][:, None, None]
-    clean = b["patches"] + (1.0 - time_B11) * b["velocity"]
-    return clean, b["patches"] - time_B11 * b["velocity"], b["time"], b["patches"]

@@ -5,6 +5,7 @@ N images, C channels, H W pixels.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 from collections.abc import Iterator
@@ -64,14 +65,20 @@ def show(system: Flow, request: Request, engine: EvalEngine) -> Sample:
     sampling, seed = _sampling(system, options), int(options["seed"])
     num, columns = _layout(options)
     classes_N = _classes(str(options["class_"]), num, system.data)
-    with _weights(system, engine, str(options["ema"])):
+    with _weights(engine, str(options["ema"])):
         images_NCHW = generate(system.model, classes_N, sampling, seed)
         path = _draw(system, images_NCHW, classes_N, columns, request, options)
         if options["examine"]:
             return _full_evaluation(system, request, sampling, options, path)
     facts = {"sampling": str(sampling), "seed": seed, "num": num}
-    facts |= _score(system.data, images_NCHW, classes_N)
-    text = _words(facts)
+    text = f"{num} images, {sampling}, seed {seed}"
+    if system.data.facts["name"] == "shapes":
+        score = score_shapes(images_NCHW, classes_N)
+        facts |= {name: round(value, 4) for name, value in score.items()}
+        text += (
+            f"\nright shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
+            f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
+        )
     if request.write:
         request.write(text + "\n")
     return Sample(text=text, files=(path,), facts=facts)
@@ -87,12 +94,15 @@ def _full_evaluation(system: Flow, request: Request, sampling: Sampling, options
     return Sample(text=text, files=(grid, *write(table, text, request.folder)), facts={"sampling": str(sampling)})
 
 
-def _weights(system: Flow, engine: EvalEngine, horizon: str) -> Any:
+def _weights(engine: EvalEngine, horizon: str) -> Any:
+    """A context with the longer average of the weights; the shorter one is in place already."""
     if horizon not in ("short", "long"):
         raise UserError(f"--ema {horizon} is not short or long")
-    if horizon == "long" and not engine.ema2:
+    if horizon == "short":
+        return contextlib.nullcontext()
+    if not engine.ema2:
         raise UserError("this run kept no longer average of its weights; train one with ema2=0.9999")
-    return system.averaged(engine, horizon)
+    return engine.ema2.swapped_in()
 
 
 def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
@@ -151,9 +161,8 @@ def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, re
     name = "grid.png"
     if request.options:
         asked = str(options["class_"]).replace(" ", "-").replace("/", "-")
-        name = (
-            f"{asked}-{options['sampler']}{options['steps']}-w{_sampling(system, options).guidance:g}-seed{options['seed']}.png"
-        )
+        guidance = _sampling(system, options).guidance
+        name = f"{asked}-{options['sampler']}{options['steps']}-w{guidance:g}-seed{options['seed']}.png"
     return grids.save(grids.beside(panels), request.folder / name)
 
 
@@ -166,20 +175,3 @@ def _real(data: ImageData, classes_N: Tensor) -> Tensor:
         turns[c] = itertools.cycle(found or [c % len(class_M)])
     rows = [next(turns[c]) for c in classes_N.tolist()]
     return data.valid.pick(np.array(rows))[0]
-
-
-def _score(data: ImageData, images_NCHW: Tensor, classes_N: Tensor) -> dict[str, float]:
-    """For shapes, the exact score."""
-    if data.facts["name"] != "shapes":
-        return {}
-    return {name: round(value, 4) for name, value in score_shapes(images_NCHW, classes_N).items()}
-
-
-def _words(facts: dict[str, Any]) -> str:
-    text = f"{facts['num']} images, {facts['sampling']}, seed {facts['seed']}"
-    if "right" in facts:
-        text += (
-            f"\nright shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
-            f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
-        )
-    return text

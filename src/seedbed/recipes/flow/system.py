@@ -3,7 +3,7 @@
 B batch, N images, C channels, H W pixels.
 """
 
-import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -155,13 +155,6 @@ class Flow(System):
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
         return show(self, request, engine)
 
-    @contextlib.contextmanager
-    def averaged(self, engine: EvalEngine, horizon: str) -> Iterator[None]:
-        """With the longer average of the weights if `horizon` is long; the shorter one is in place already."""
-        chosen = engine.ema2.swapped_in() if horizon == "long" and engine.ema2 else contextlib.nullcontext()
-        with chosen:
-            yield
-
     # ---- description -----------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
@@ -183,7 +176,8 @@ class Flow(System):
         """Losses of simple predictors in closed form, hardest last: all zeros, best per-pixel, best linear."""
         if not self._baseline_losses:
             source = self.data.train
-            images, _ = source.pick(source.spread(objective.num_images(self.data.shape)))
+            num = min(objective.MAX_IMAGES, objective.MAX_TOTAL // math.prod(self.data.shape))
+            images, _ = source.pick(source.spread(num))
             images_ND = images.flatten(1).to(self.model.enter.weight.device)
             self._baseline_losses = objective.baseline_losses(images_ND, self.times, self.config.model.predict)
         return self._baseline_losses

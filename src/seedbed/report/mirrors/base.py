@@ -4,7 +4,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,27 +205,23 @@ class Mirror:
 
 def remembered(run: Run) -> dict[str, Any]:
     """mirrors.json: the run's mirrors and their state; empty for most runs."""
-    found = jsonl.decode([_read(run.path / MEMORY)])
-    return found[0] if found else {}
-
-
-def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return next(iter(jsonl.decode([(run.path / MEMORY).read_bytes()])), {})
     except OSError:
-        return b""
+        return {}
 
 
 def relay(sink: Sink, item: Item) -> None:
     """Send an item through the calls that every service has: numbers, text, media, checkpoint."""
     kind, values = item.kind, item.values
     step = _step(values)
-    if kind == "row":
-        sink.numbers(step, named("train", values), item.time)
-    elif kind in ("eval", "test"):
-        sink.numbers(step, named(kind, values), item.time)
+    if kind in ("row", "eval", "test"):
+        sink.numbers(step, named("train" if kind == "row" else kind, values), item.time)
     elif kind == "sample":
-        _relay_sample(sink, step, values)
+        if values.get("text"):
+            sink.text(step, "sample", str(values["text"]))
+        paths = [sink.run.path / str(name) for name in values.get("files") or []]
+        sink.media(step, [path for path in paths if path.is_file()])
     elif kind == "model":
         sink.text(step, "model", model_text(values))
     elif kind == "checkpoint":
@@ -236,14 +232,9 @@ def relay(sink: Sink, item: Item) -> None:
     elif kind == "rewind":
         sink.rewind(step)
     else:
-        sink.text(step, f"event/{kind}", _as_text(values))
-
-
-def _relay_sample(sink: Sink, step: int, values: dict[str, Any]) -> None:
-    if values.get("text"):
-        sink.text(step, "sample", str(values["text"]))
-    paths = [sink.run.path / str(name) for name in values.get("files") or []]
-    sink.media(step, [path for path in paths if path.is_file()])
+        known = flat(details(values))
+        words = [f"{key} {number(value)}" for key, value in known.items() if value not in (None, "", [])]
+        sink.text(step, f"event/{kind}", ", ".join(words))
 
 
 def named(prefix: str, values: dict[str, Any]) -> dict[str, float]:
@@ -252,30 +243,15 @@ def named(prefix: str, values: dict[str, Any]) -> dict[str, float]:
     return {f"{prefix}/{key.replace('.', '/')}": float(v) for key, v in flat(known).items() if facts.is_number(v)}
 
 
-def _as_text(values: dict[str, Any]) -> str:
-    known = flat(details(values))
-    return ", ".join(f"{key} {number(value)}" for key, value in known.items() if value not in (None, "", []))
-
-
 def backlog(run: Run) -> list[Item]:
-    """The rows and events that a run has written so far, by step."""
-    rows = [Item("row", row, 0.0) for row in run.rows()]
-    events = [Item(str(event.get("kind")), event, 0.0) for event in run.events()]
-    return _timed(sorted([*rows, *events], key=_place))
-
-
-def _place(item: Item) -> tuple[int, bool]:
-    return _step(item.values), item.kind != "row"
+    """The rows and events that a run has written so far, by step. Rows have no time: they get that of the preceding event."""
+    found = [("row", row) for row in run.rows()] + [(str(event.get("kind")), event) for event in run.events()]
+    out, now = [], 0.0
+    for kind, values in sorted(found, key=lambda item: (_step(item[1]), item[0] != "row")):
+        now = values["time"] if facts.is_number(values.get("time")) else now
+        out.append(Item(kind, values, now or time.time()))
+    return out
 
 
 def _step(values: dict[str, Any]) -> int:
     return int(values["step"]) if facts.is_number(values.get("step")) else 0
-
-
-def _timed(items: Iterable[Item]) -> list[Item]:
-    """Rows have no time: they get that of the preceding event."""
-    out, now = [], 0.0
-    for item in items:
-        now = item.values["time"] if facts.is_number(item.values.get("time")) else now
-        out.append(item._replace(time=now or time.time()))
-    return out

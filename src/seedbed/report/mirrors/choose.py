@@ -70,16 +70,24 @@ def _kind(name: str) -> type[Sink]:
 
 def keep(run: Run, choices: Sequence[Choice]) -> None:
     """Record the mirrors in the run's folder; their stored state is kept."""
-    known = {**base.remembered(run), "mirrors": [str(choice) for choice in choices]}
-    if choices or base.remembered(run):
-        write_atomic(run.path / MEMORY, jsonl.pretty(known))
+    known = base.remembered(run)
+    if choices or known:
+        write_atomic(run.path / MEMORY, jsonl.pretty({**known, "mirrors": [str(choice) for choice in choices]}))
 
 
 @contextlib.contextmanager
 def mirrored(run: Run, say: Callable[[str], None], warn: Callable[[str], None]) -> Iterator[None]:
     """Send rows and events to the run's mirrors while the block runs; leaving it takes a few seconds at most."""
-    choices = _kept(run, warn)
-    mirrors = [_start(run, choice, warn) for choice in choices]
+    choices, mirrors = [], []
+    for word in base.remembered(run).get("mirrors") or []:
+        try:
+            choices += read(str(word))
+        except UserError as problem:  # a resumed run may lack a mirror here
+            warn(f"{problem}; the run goes on without it")
+    for choice in choices:
+        sink = _kind(choice.name)(run, choice.checkpoints)
+        # A mirror that is added later gets the earlier rows and events first.
+        mirrors.append(Mirror(sink, warn, () if sink.memory else base.backlog(run)))
     run.listeners += mirrors
     try:
         yield
@@ -90,23 +98,6 @@ def mirrored(run: Run, say: Callable[[str], None], warn: Callable[[str], None]) 
             run.listeners.remove(mirror)
             mirror.close(deadline)
             say(f"mirror  {mirror.name}  {mirror.sink.place()}".rstrip())
-
-
-def _kept(run: Run, warn: Callable[[str], None]) -> tuple[Choice, ...]:
-    """The mirrors of a run that are available here; a resumed run warns about others."""
-    found = []
-    for word in base.remembered(run).get("mirrors") or []:
-        try:
-            found += read(str(word))
-        except UserError as problem:
-            warn(f"{problem}; the run goes on without it")
-    return tuple(found)
-
-
-def _start(run: Run, choice: Choice, warn: Callable[[str], None]) -> Mirror:
-    sink = _kind(choice.name)(run, choice.checkpoints)
-    # A mirror that is added later gets the earlier rows and events first.
-    return Mirror(sink, warn, () if sink.memory else base.backlog(run))
 
 
 def send(run: Run, choices: Sequence[Choice], say: Callable[[str], Any]) -> None:

@@ -35,6 +35,9 @@ class Wandb(Sink):
         if "id" not in self.memory:
             self.remember(id=secrets.token_hex(4), project=os.environ.get("WANDB_PROJECT", "seedbed"))
         title = full_name(config["recipe"], config["preset"])
+        # No console capture, no code saving, and a bounded wait at the end.
+        patience = SECONDS_WITH_CHECKPOINTS if self.checkpoints else SECONDS
+        quiet = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
         self._run = self._wandb.init(
             id=self.memory["id"],
             project=self.memory["project"],
@@ -45,17 +48,11 @@ class Wandb(Sink):
             config={**config["config"], "recipe": title, "parent": config.get("parent"), "hash": config.get("hash")},
             resume="allow",
             dir=os.environ.get("WANDB_DIR") or str(self.run.path),
-            settings=self._settings(),
+            settings=self._wandb.Settings(**quiet, init_timeout=15, finish_timeout=patience),
         )
         self.remember(url=self._run.url)
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
-
-    def _settings(self) -> Any:
-        """No console capture, no code saving, and a bounded wait at the end."""
-        patience = SECONDS_WITH_CHECKPOINTS if self.checkpoints else SECONDS
-        quiet = {"console": "off", "silent": True, "save_code": False, "disable_git": True}
-        return self._wandb.Settings(**quiet, init_timeout=15, finish_timeout=patience)
 
     def numbers(self, step: int, values: dict[str, float], when: float) -> None:
         self._run.log({"step": step, **values})

@@ -22,6 +22,7 @@ DEPTHS, WIDTH = ("model.depth", "model.blocks"), "model.width"
 FREE = ("precision", *(word.partition("=")[0] for word in configs.PLAIN))
 COMPILED = ("compile=whole", "compile_autograd=true", "compile_optimizer=true")
 SAME_SIZE = 0.25  # largest relative difference in parameters of the same size
+ALONE = "one device: a report is measured in one process; `seedbed plan --world N` estimates memory and communication of ranks"
 
 
 @dataclass(frozen=True)
@@ -59,26 +60,22 @@ def read(base: Config, words: Sequence[str], resize: Resize) -> list[Row]:
             raise UserError(f"{name} is given twice; put all its values into one list: {name}=a,b")
         succeeded.add(name)
         rows += _read_one(base, name, text, resize)
-    for row in rows:
-        _require(base, row)
-    return rows
+    return _required(base, rows)
 
 
 def _read_one(base: Config, name: str, text: str, resize: Resize) -> list[Row]:
     name = name.removeprefix("dist.") if name.removeprefix("dist.") in PLACES else name
     if name in PLACES:
-        return [Row(name, skip_reason=_one_device(), value=f"{name}={value}") for value in text.split(",")]
-    if name == SIZE:
-        key = _depth_key(base)
-        depths = [v for v in _values(base, key, text, name) if v != configs.flatten(base)[key]]
-        rows = [Row(name, {key: depth} | resize(depth)) for depth in depths]
-    else:
-        key = _key(base, name)
-        rows = [Row(name, {key: value}) for value in _values(base, key, text, name) if value != configs.flatten(base)[key]]
-    if not rows:
-        now = format_value(configs.flatten(base)[key])
-        raise UserError(f"{name}={text} is the baseline itself ({key}={now}): there is nothing to compare; name other values")
-    return rows
+        return [Row(name, skip_reason=ALONE, value=f"{name}={value}") for value in text.split(",")]
+    key = _depth_key(base) if name == SIZE else _key(base, name)
+    if not text:
+        raise UserError(f"{name}= names no values; write {name}=a,b")
+    found, now = grid.read(base, [f"{key}={text}"], None), configs.flatten(base)[key]
+    values = [value for value in (found.axes[0].values if found.axes else [found.fixed[key]]) if value != now]
+    if not values:
+        same = f"{name}={text} is the baseline itself ({key}={format_value(now)})"
+        raise UserError(f"{same}: there is nothing to compare; name other values")
+    return [Row(name, {key: value} | (resize(value) if name == SIZE else {})) for value in values]
 
 
 def _key(base: Config, name: str) -> str:
@@ -106,26 +103,17 @@ def _depth_key(base: Config) -> str:
     return found
 
 
-def _values(base: Config, key: str, text: str, name: str) -> list[Any]:
-    if not text:
-        raise UserError(f"{name}= names no values; write {name}=a,b")
-    found = grid.read(base, [f"{key}={text}"], None)
-    return list(found.axes[0].values) if found.axes else [found.fixed[key]]
-
-
-def _require(base: Config, row: Row) -> None:
-    try:
-        config_of(base, row)
-    except UserError as problem:
-        raise UserError(f"the row {row.label} cannot be run: {problem}") from None
+def _required(base: Config, rows: list[Row]) -> list[Row]:
+    for row in rows:
+        try:
+            config_of(base, row)
+        except UserError as problem:
+            raise UserError(f"the row {row.label} cannot be run: {problem}") from None
+    return rows
 
 
 def config_of(base: Config, row: Row) -> Config:
     return configs.override(base, grid.words(row.settings))
-
-
-def _one_device() -> str:
-    return "one device: a report is measured in one process; `seedbed plan --world N` estimates memory and communication of ranks"
 
 
 # ---- the set for those who name no axis --------------------------------------------------------------------------------
@@ -134,13 +122,15 @@ def _one_device() -> str:
 def default(base: Config, device: str, resize: Resize) -> list[Row]:
     """Every axis that is meaningful on this device, with values around the baseline's."""
     rows: list[Row] = []
-    for name, values in _suggested(base, device).items():
-        for value in values:
-            rows += _try(base, name, value, resize)
+    for name, value in ((name, value) for name, values in _suggested(base, device).items() for value in values):
+        try:
+            rows += _required(base, _read_one(base, name, format_value(value), resize))
+        except UserError:  # a value that this config does not accept
+            rows += [Row(name, skip_reason="it needs precision=bf16", value=f"{name}={value}")] if name == "float8" else []
     left_out = {} if device == "cuda" else {"capture=off": "no CUDA graphs here"}
     if device == "cpu":
         left_out |= {name: "compiling takes minutes on a CPU; name the axis to wait for it" for name in COMPILED}
-    left_out |= {"replicate=2": _one_device(), "shard=2": _one_device()}
+    left_out |= {"replicate=2": ALONE, "shard=2": ALONE}
     return [*rows, *(Row(word.partition("=")[0], skip_reason=why, value=word) for word, why in left_out.items())]
 
 
@@ -162,17 +152,6 @@ def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
     return found
 
 
-def _try(base: Config, name: str, value: Any, resize: Resize) -> list[Row]:
-    """The rows of one suggested value; none where the config does not accept it."""
-    try:
-        rows = _read_one(base, name, format_value(value), resize)
-        for row in rows:
-            _require(base, row)
-    except UserError:
-        return [Row(name, skip_reason="it needs precision=bf16", value=f"{name}={value}")] if name == "float8" else []
-    return rows
-
-
 # ---- depth against width -----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +160,9 @@ def equal_width(base: Config, depth: int, num_params: Callable[[Config], int]) -
     key, known = _depth_key(base), configs.flatten(base)
     multiple = known.get("model.heads", 1) * 4
     wanted, best = num_params(base), None
-    for width in _widths(known[WIDTH], known[key], depth, multiple):
+    # Widths around the one that keeps depth x width squared.
+    middle = max(1, round(known[WIDTH] * (known[key] / max(depth, 1)) ** 0.5 / multiple))
+    for width in range(multiple * max(1, middle - 4), multiple * (middle + 5), multiple):
         try:
             off = num_params(configs.override(base, [f"{key}={depth}", f"{WIDTH}={width}"])) / wanted - 1.0
         except UserError:
@@ -191,10 +172,3 @@ def equal_width(base: Config, depth: int, num_params: Callable[[Config], int]) -
     if best is None or abs(best[1]) > SAME_SIZE:
         raise UserError(f"{SIZE}={depth}: no {WIDTH} gives {key}={depth} about {wanted:,} parameters")
     return {WIDTH: best[0]}
-
-
-def _widths(width: int, depth: int, new_depth: int, multiple: int) -> list[int]:
-    """Multiples of `multiple` around the width that keeps depth x width squared."""
-    guess = width * (depth / max(new_depth, 1)) ** 0.5
-    middle = max(1, round(guess / multiple))
-    return [multiple * n for n in range(max(1, middle - 4), middle + 5)]

@@ -3,10 +3,8 @@
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from seedbed.track import files
@@ -24,25 +22,20 @@ def draw_all(study: Study, summary: Sequence[Line]) -> list[str]:
     shown = [line for line in summary if line.ratio is not None and line.predicted is not None and line.axis != BASELINE]
     if not shown:
         return []
-    _save(_scatter(shown, f"{study.title}: predicted and measured speed against the baseline"), study.path / "predicted.png")
-    _save(_waterfall(shown, summary, f"{study.title}: effect of each change"), study.path / "waterfall.png")
-    return ["predicted.png", "waterfall.png"]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    files.write_atomic(path, out.getvalue())
-
-
-def _figure(width: float, height: float) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(width, height), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
+    drawn = {
+        "predicted.png": _scatter(shown, f"{study.title}: predicted and measured speed against the baseline"),
+        "waterfall.png": _waterfall(shown, f"{study.title}: effect of each change"),
+    }
+    for name, figure in drawn.items():
+        out = io.BytesIO()
+        figure.savefig(out, format="png")
+        files.write_atomic(study.path / name, out.getvalue())
+    return list(drawn)
 
 
 def _scatter(shown: Sequence[Line], title: str) -> Figure:
-    figure, axes = _figure(9.4, 6.4)
+    figure = Figure(figsize=(9.4, 6.4), dpi=120, layout="constrained")
+    axes: Any = figure.add_subplot()
     numbers = [x for line in shown for x in (line.ratio, line.predicted) if x]
     low, high = min(*numbers, 1.0) / 1.35, max(*numbers, 1.0) * 1.35
     axes.fill_between([low, high], [low / EXPLAIN, high / EXPLAIN], [low * EXPLAIN, high * EXPLAIN], color=BAND, linewidth=0)
@@ -60,7 +53,10 @@ def _scatter(shown: Sequence[Line], title: str) -> Figure:
     axes.set_ylabel("measured")
     axes.set_title(title, loc="left", fontsize=10)
     _plain(axes)
-    _legend(axes, f"inside the band: within {EXPLAIN:g}x of the prediction")
+    for verdict, colour in COLOURS.items():
+        axes.plot([], [], "o", color=colour, label=verdict)
+    axes.fill_between([], [], [], color=BAND, label=f"inside the band: within {EXPLAIN:g}x of the prediction")
+    axes.legend(loc="upper left", frameon=False, fontsize=8)
     return figure
 
 
@@ -88,13 +84,14 @@ def _pushed(heights: Sequence[float], gap: float) -> list[float]:
     return out
 
 
-def _waterfall(shown: Sequence[Line], summary: Sequence[Line], title: str) -> Figure:
+def _waterfall(shown: Sequence[Line], title: str) -> Figure:
     """Single changes as bars from the baseline; then the chosen ones one after the other, and their combination."""
     singles = sorted((line for line in shown if line.axis != COMBINED), key=lambda line: line.ratio or 0.0, reverse=True)
     combined = next((line for line in shown if line.axis == COMBINED), None)
     chosen = [line for line in singles if combined and line.label in combined.basis.partition(": ")[2].split(", ")]
     num = len(singles) + (len(chosen) + 2 if combined else 0)
-    figure, axes = _figure(8.6, 1.5 + 0.3 * max(num, 3))
+    figure = Figure(figsize=(8.6, 1.5 + 0.3 * max(num, 3)), dpi=120, layout="constrained")
+    axes: Any = figure.add_subplot()
     bars = [(line.label, 1.0, line.ratio or 1.0, COLOURS[line.verdict], line.predicted, line.noise) for line in singles]
     if combined:
         reached = 1.0
@@ -148,10 +145,3 @@ def _plain(axes: Any) -> None:
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _legend(axes: Any, band: str) -> None:
-    for verdict, colour in COLOURS.items():
-        axes.plot([], [], "o", color=colour, label=verdict)
-    axes.fill_between([], [], [], color=BAND, label=band)
-    axes.legend(loc="upper left", frameon=False, fontsize=8)

@@ -4,7 +4,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -43,9 +43,6 @@ class Repeat:
     attention: str = ""
     execution: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def measure_repeat(workload: Workload, config: Config, data_of: Callable[[Config], Data], num_steps: int) -> Repeat:
     """Measures one config; errors become outcomes."""
@@ -67,36 +64,31 @@ def measure_repeat(workload: Workload, config: Config, data_of: Callable[[Config
 
 
 def _measure(workload: Workload, config: Config, data: Data, num_steps: int) -> Repeat:
-    device = workload.device
-    workload = Workload(workload.name, workload.recipe, config, data, device)
+    device, cuda = workload.device, workload.device.type == "cuda"
     messages: list[str] = []
-    engine = workload.build()
+    engine = replace(workload, config=config, data=data).build()
     attention = attention_used(engine, data)
     reset_peak(device)
-    retried = torch.cuda.memory_stats(device)["num_alloc_retries"] if device.type == "cuda" else 0
+    retried = torch.cuda.memory_stats(device)["num_alloc_retries"] if cuda else 0
     with rigged(engine, data, messages.append) as rig:
-        compiled = _prepare(rig)
+        start = time.perf_counter()
+        rig.load(0, 0, config.steps)  # compiles and captures
+        synchronize(device)
+        compiled = time.perf_counter() - start
         losses = _steps(rig, 0, WARM_UP.get(device.type, 3), [])
         synchronize(device)
         waited, timestamps = rig.feed.wait, [_timestamp(device)]
         losses += _steps(rig, len(losses), num_steps, timestamps)
-        seconds = _intervals(timestamps, device)
+        synchronize(device)
+        pairs = itertools.pairwise(timestamps)
+        seconds = [a.elapsed_time(b) / 1e3 if cuda else b - a for a, b in pairs]
         wait = (rig.feed.wait - waited) / max(sum(seconds), 1e-9)
         execution = "; ".join([rig.runner.how, *messages])
-    cuda = device.type == "cuda"
     allocated = torch.cuda.max_memory_allocated(device) if cuda else 0
     retries = torch.cuda.memory_stats(device)["num_alloc_retries"] - retried if cuda else 0
     facts = {"num_params": num_parameters(engine.system), "flops": float(flops_per_item(engine.system))}
     memory = {"allocated": allocated, "reserved": peak_memory(device), "retries": retries}
     return Repeat("ok", "", seconds, losses, compiled, 0.0, wait, **memory, **facts, attention=attention, execution=execution)
-
-
-def _prepare(rig: Rig) -> float:
-    """Seconds to compile and capture, before the first step."""
-    start = time.perf_counter()
-    rig.load(0, 0, rig.engine.config.steps)
-    synchronize(rig.engine.device)
-    return time.perf_counter() - start
 
 
 def _steps(rig: Rig, first: int, num: int, timestamps: list[Any]) -> list[float]:
@@ -121,11 +113,6 @@ def _timestamp(device: torch.device) -> Any:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
-
-
-def _intervals(timestamps: list[Any], device: torch.device) -> list[float]:
-    synchronize(device)
-    return [a.elapsed_time(b) / 1e3 if device.type == "cuda" else b - a for a, b in itertools.pairwise(timestamps)]
 
 
 def steps_per_repeat(workload: Workload) -> int:

@@ -98,20 +98,21 @@ class OpCounter(TorchDispatchMode):
         self.op_counts = OpCounts()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not _is_free(func):
-            self._write(func, args, kwargs or {}, out)
-        return out
-
-    def _write(self, func: Any, args: Any, kwargs: dict[str, Any], out: Any) -> None:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         op_counts, packet = self.op_counts, func.overloadpacket
+        if _is_free(func):
+            return out
         op_counts.num_ops += 1
         if packet in _FIRST:
-            op_counts.matmuls.append(_matmul(*args[_FIRST[packet] : _FIRST[packet] + 2]))
+            a, b = args[_FIRST[packet] : _FIRST[packet] + 2]
+            copies = a.shape[0] if a.ndim == 3 else 1
+            op_counts.matmuls.append(Matmul(int(copies), int(a.shape[-2]), int(a.shape[-1]), int(b.shape[-1])))
         elif "scaled_dot_product" in func.name():
             op_counts.attentions.append(_attention(func, args, kwargs))
         else:
             op_counts.bytes += _bytes((args, kwargs)) + _bytes(out)
+        return out
 
 
 def count(recipe: Recipe, config: Config, data: Data) -> OpCounts:
@@ -161,11 +162,6 @@ def _is_free(func: Any) -> bool:
         return True
     returned = [r.alias_info for r in func._schema.returns]
     return any(a is not None and not a.is_write for a in returned)
-
-
-def _matmul(a: Tensor, b: Tensor) -> Matmul:
-    copies = a.shape[0] if a.ndim == 3 else 1
-    return Matmul(int(copies), int(a.shape[-2]), int(a.shape[-1]), int(b.shape[-1]))
 
 
 def _attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Attention:

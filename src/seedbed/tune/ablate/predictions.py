@@ -1,9 +1,10 @@
 """Predicts the speed of a change before it is measured, from operation counts and measured rates."""
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,9 +36,6 @@ class Prediction:
 
     ratio: float
     basis: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,13 @@ class Predictor:
             return Prediction(1.0 / (work or 1.0), f"executed FLOP per item x{work:.2f} alone: its parts do not fit to be timed")
         ratio = (config.batch / after.total) / (base.batch / before.total)
         if abs(ratio - 1.0) < NOTHING:
-            return Prediction(1.0, f"no effect expected: {self._why_nothing(axis)}")
+            cuda = self.workload.device.type == "cuda"
+            captured = "the host is estimated to keep ahead of the device" if cuda else "there are no CUDA graphs here"
+            why = {**_WHY_NOTHING, "capture": captured}.get(axis, "the same operations")
+            return Prediction(1.0, f"no effect expected: {why}")
         executed = f"executed FLOP per item x{work:.2f}; " if abs(work - 1.0) >= NOTHING else ""
         steps = f"{before.total * 1e3:.3g} -> {after.total * 1e3:.3g} ms"
         return Prediction(ratio, f"{executed}estimated step {steps} at measured rates ({after.in_words()})")
-
-    def _why_nothing(self, axis: str) -> str:
-        if axis == "capture":
-            cuda = self.workload.device.type == "cuda"
-            return "the host is estimated to keep ahead of the device" if cuda else "there are no CUDA graphs here"
-        return _WHY_NOTHING.get(axis, "the same operations")
 
     def flops_per_item(self, config: Config) -> float:
         """FLOP of the matrix products and attentions that run, recomputation included."""
@@ -114,7 +109,8 @@ class Predictor:
         if config.float8:
             matmul *= 1.0 - op_counts.float8_share * (1.0 - 1.0 / FLOAT8_GAIN)
         attention = _sum(op_counts.attentions, lambda call: rates.attentions(call, precision, config.attention))
-        bytes_left, calls_left = _left_over(config)
+        fused = FUSED if config.compile != "off" else FUSED_BACKWARD if config.compile_autograd else (1.0, 1.0)
+        bytes_left, calls_left = fused
         memory = op_counts.bytes * bytes_left / rates.bandwidth
         update = _sum(op_counts.update_matmuls, lambda product: rates.product(product, precision))
         update += op_counts.update_bytes / rates.bandwidth
@@ -135,16 +131,7 @@ class Predictor:
 
 def product(ratios: Iterable[float], names: Iterable[str]) -> Prediction:
     """The combined ratio if effects are independent."""
-    total = 1.0
-    for ratio in ratios:
-        total *= ratio
-    return Prediction(total, f"the product of what was measured one by one: {', '.join(names)}")
-
-
-def _left_over(config: Config) -> tuple[float, float]:
-    if config.compile != "off":
-        return FUSED
-    return FUSED_BACKWARD if config.compile_autograd else (1.0, 1.0)
+    return Prediction(math.prod(ratios), f"the product of what was measured one by one: {', '.join(names)}")
 
 
 def _sum(calls: list[Any], seconds: Callable[[Any], float]) -> float:

@@ -3,6 +3,7 @@
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from seedbed.track import files
@@ -14,13 +15,13 @@ from seedbed.tune.ablate.summary import BLIND_NOISE, EXPLAIN, Line, equal_time, 
 
 GIB = 2**30
 SPEED = ("change", "items/s [p10, p90]", "ms/step", "x baseline", "predicted", "verdict")
-COST = ("change", "parameters", "FLOP/item", "TFLOP/s", "MFU nominal", "MFU measured", "HFU", "allocated", "{held}")
+COST = ("change", "parameters", "FLOP/item", "TFLOP/s", "MFU nominal", "MFU measured", "HFU", "allocated")
 COST_END = ("retries", "data wait", "compile s")
 
 
 def write(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> None:
     """Writes report.md, report.json and the two figures."""
-    study.save([line.to_json() for line in summary])
+    study.save([asdict(line) for line in summary])
     drawn = figures.draw_all(study, summary)
     files.write_atomic(study.path / "report.md", markdown(study, summary, notes, drawn))
 
@@ -29,11 +30,13 @@ def markdown(study: Study, summary: Sequence[Line], notes: Sequence[str], drawn:
     parts = [f"# {study.path.name}: effect of each setting on {study.title}", ""]
     parts += [f"- {fact}" for fact in facts(study)]
     parts += ["", "## Speed", "", *_table(SPEED, [_speed(line) for line in summary]), "", *(f"- {note}" for note in notes)]
-    parts += ["", "## Cost", "", *_table(_cost_header(study), [_cost(line) for line in summary if line.outcome == "ok"])]
+    held = "reserved" if study.facts.get("kind") == "cuda" else "peak RSS"
+    parts += ["", "## Cost", "", *_table([*COST, held, *COST_END], [_cost(line) for line in summary if line.outcome == "ok"])]
     learned = ("change", f"loss at step {loss_step(study)}", f"loss after {equal_time(study):.3g} s", "attention", "step")
     parts += ["", "## Learning", "", *_table(learned, [_learned(line) for line in summary if line.outcome == "ok"])]
     parts += ["", "## Predictions, written before each row was measured", ""]
-    parts += [f"- {_prediction_line(line)}" for line in summary if line.predicted is not None and line.axis != BASELINE]
+    known = [line for line in summary if line.predicted is not None and line.axis != BASELINE]
+    parts += [f"- {line.label}: {_ratio(line.predicted)}: {line.basis}" for line in known]
     for name in drawn:
         parts += ["", f"![{name.removesuffix('.png')}]({name})"]
     return "\n".join([*parts, "", f"Made by `{command(study)}`.", ""])
@@ -82,11 +85,6 @@ def _speed(line: Line) -> list[str]:
     return [line.label, rate, f"{line.ms:.3g}", f"{line.ratio:.3f}{noise}", _ratio(line.predicted), verdict]
 
 
-def _cost_header(study: Study) -> list[str]:
-    held = "reserved" if study.facts.get("kind") == "cuda" else "peak RSS"
-    return [name.format(held=held) for name in (*COST, *COST_END)]
-
-
 def _cost(line: Line) -> list[str]:
     shares = ["-" if share is None else f"{share:.1%}" for share in (line.mfu, line.mfu_measured, line.hfu)]
     sizes = ["-" if not size else f"{size / GIB:.2f} GiB" for size in (line.allocated, line.reserved)]
@@ -99,11 +97,7 @@ def _cost(line: Line) -> list[str]:
 def _learned(line: Line) -> list[str]:
     spread = f" ± {line.loss_sd:.2g}" if line.loss_sd is not None else ""
     loss = "not finite" if line.loss is None else f"{number(line.loss)}{spread}"
-    return [line.label, loss, "-" if line.loss_at_time is None else number(line.loss_at_time), line.attention, line.execution]
-
-
-def _prediction_line(line: Line) -> str:
-    return f"{line.label}: {_ratio(line.predicted)}: {line.basis}"
+    return [line.label, loss, number(line.loss_at_time), line.attention, line.execution]
 
 
 def _ratio(value: float | None) -> str:
@@ -141,17 +135,8 @@ def _short(line: Line) -> list[str]:
         return [line.label, "", "", "", _ratio(line.predicted), "", "", f"{line.outcome}: {line.why}"]
     peak = f"{(line.allocated or line.reserved or 0) / GIB:.2f} GiB"
     verdict = line.verdict + (", explain" if line.explain else "")
-    loss = "-" if line.loss is None else number(line.loss)
-    return [
-        line.label,
-        _rate(line.items_per_s),
-        f"{line.ms:.3g}",
-        f"{line.ratio:.3f}",
-        _ratio(line.predicted),
-        peak,
-        loss,
-        verdict,
-    ]
+    speed = [_rate(line.items_per_s), f"{line.ms:.3g}", f"{line.ratio:.3f}", _ratio(line.predicted)]
+    return [line.label, *speed, peak, number(line.loss), verdict]
 
 
 def progress(study: Study, place: int, entry: Entry) -> str:
@@ -168,6 +153,6 @@ def to_json(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> dict
         **shown,
         "steps": study.steps,
         "repeats": study.num_repeats,
-        "rows": [line.to_json() for line in summary],
+        "rows": [asdict(line) for line in summary],
         "notes": list(notes),
     }

@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from seedbed.track.text import format_value
 from seedbed.tune.ablate.axes import BASELINE, COMBINED, Row
 from seedbed.tune.ablate.measure import Repeat
 from seedbed.tune.ablate.predictions import Prediction
+from seedbed.tune.workload import writing
 
 ROUND = 10_000
 # Keys of earlier reports, and what they are called now.
@@ -48,29 +49,26 @@ class Entry:
         return {k: v for k, v in self.repeats.items() if v.outcome == "ok"}
 
     def to_json(self) -> dict[str, Any]:
-        row = {"axis": self.row.axis, "settings": self.row.settings, "skip_reason": self.row.skip_reason, "value": self.row.value}
-        prediction = self.prediction.to_json() if self.prediction else None
-        repeats = {str(k): v.to_json() for k, v in self.repeats.items()}
-        return {"label": self.row.label, **row, "outcome": self.outcome, "prediction": prediction, "repeats": repeats}
+        prediction = asdict(self.prediction) if self.prediction else None
+        repeats = {str(k): asdict(v) for k, v in self.repeats.items()}
+        found = {"outcome": self.outcome, "prediction": prediction, "repeats": repeats}
+        return {"label": self.row.label, **asdict(self.row), **found}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Entry:
         values = _renamed(values)
         settings = {k: tuple(v) if isinstance(v, list) else v for k, v in values["settings"].items()}
-        row = Row(values["axis"], settings, values["skip_reason"], values["value"])
-        found = {int(k): _repeat(v) for k, v in values["repeats"].items()}
-        prediction = Prediction(**values["prediction"]) if values["prediction"] else None
-        return cls(row, prediction, found)
+        found = cls(Row(values["axis"], settings, values["skip_reason"], values["value"]))
+        for place, repeat in values["repeats"].items():
+            known = _renamed(repeat)
+            known["losses"] = [math.nan if loss is None else loss for loss in repeat["losses"]]  # JSON has no NaN
+            found.repeats[int(place)] = Repeat(**known)
+        found.prediction = Prediction(**values["prediction"]) if values["prediction"] else None
+        return found
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     return {RENAMED.get(key, key): value for key, value in values.items()}
-
-
-def _repeat(values: dict[str, Any]) -> Repeat:
-    known = _renamed(values)
-    known["losses"] = [math.nan if loss is None else loss for loss in values["losses"]]  # JSON has no NaN
-    return Repeat(**known)
 
 
 @dataclass
@@ -103,21 +101,14 @@ class Study:
         return str(self.identity["recipe"])
 
     def to_json(self) -> dict[str, Any]:
-        kept = {
-            "identity": self.identity,
-            "facts": self.facts,
-            "steps": self.steps,
-            "repeats": self.num_repeats,
-            "spacing": self.spacing,
-        }
-        return {"name": self.path.name, **kept, "rows": [entry.to_json() for entry in self.entries]}
+        kept = {"identity": self.identity, "facts": self.facts, "steps": self.steps, "repeats": self.num_repeats}
+        rows = [entry.to_json() for entry in self.entries]
+        return {"name": self.path.name, **kept, "spacing": self.spacing, "rows": rows}
 
     def save(self, summary: Sequence[dict[str, Any]] = ()) -> None:
         """Writes everything so far atomically."""
-        try:
+        with writing(self.path):
             files.write_atomic(self.path / "report.json", jsonl.pretty(self.to_json() | {"summary": list(summary)}))
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written: {error.strerror or error}") from None
 
     def waiting(self) -> Iterator[tuple[int, Entry]]:
         """What is still to be measured, and its place: A B A C A, and the next round in reverse."""
@@ -159,20 +150,17 @@ class Study:
 
 def open_study(
     root: Path, name: str | None, identity: dict[str, Any], facts: dict[str, Any], rows: list[Row], repeats: int, spacing: int
-) -> tuple[Study, bool]:
-    """A new report, or the existing one of this name; True when it existed."""
+) -> Study:
+    """A new report, or the existing one of this name."""
     top = Path(root).parent / "ablations"
     path = top / folders.check_name(name or default_name(identity))
-    found = path / "report.json"
-    if found.is_file():
-        return _reopen(path, identity, facts), True
-    try:
+    if (path / "report.json").is_file():
+        return _reopen(path, identity, facts)
+    with writing(path):
         path.mkdir(parents=True, exist_ok=True)
         (top / ".gitignore").write_text("*\n")
-    except OSError as error:
-        raise UserError(f"{path} cannot be written: {error.strerror or error}") from None
     entries = [Entry(Row(BASELINE), Prediction(1.0, "the baseline itself")), *map(Entry, rows)]
-    return Study(path, identity, facts, 0, repeats, spacing, entries), False
+    return Study(path, identity, facts, 0, repeats, spacing, entries)
 
 
 def _reopen(path: Path, identity: dict[str, Any], facts: dict[str, Any]) -> Study:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from seedbed.tune.ablate.axes import BASELINE, COMBINED
@@ -52,9 +52,6 @@ class Line:
     attention: str = ""
     execution: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def summarise(study: Study, batches: dict[str, int], overheads: dict[str, float], no_mfu: dict[str, str]) -> list[Line]:
     """A line per row. By label: items of a step, how much recomputation multiplies its FLOP, and why a row has no MFU."""
@@ -72,24 +69,18 @@ def _extrapolate(
     if entry.outcome != "ok":
         return Line(**head)
     batch, seconds = batches[label], [s for v in repeats for s in v.seconds]
-    low, high = percentiles(seconds)
+    ordered = sorted(seconds)
+    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))
     rate = batch / statistics.median(seconds)
     speed = {"items_per_s": rate, "low": batch / high, "high": batch / low, "ms": 1e3 * statistics.median(seconds)}
-    compared = _compared(study, entry, batches, prediction.ratio if prediction else 1.0)
     return Line(
         **head,
         **speed,
-        **compared,
+        **_compared(study, entry, batches, prediction.ratio if prediction else 1.0),
         **_utilisation(study, repeats[0].flops * rate, overheads.get(label, 1.0), no_mfu.get(label, "")),
         **_costs(repeats),
         **_losses(repeats, moment),
     )
-
-
-def percentiles(values: Sequence[float]) -> tuple[float, float]:
-    """The 10th and the 90th."""
-    ordered = sorted(values)
-    return tuple(ordered[round(share * (len(ordered) - 1))] for share in (0.1, 0.9))  # type: ignore[return-value]
 
 
 def paired(study: Study, entry: Entry, batches: dict[str, int]) -> tuple[list[float], float]:
@@ -102,18 +93,14 @@ def paired(study: Study, entry: Entry, batches: dict[str, int]) -> tuple[list[fl
     return ratios, statistics.median(drifts) if drifts else 0.0
 
 
-def noise_of(ratios: Sequence[float], drift: float) -> float:
-    """The largest difference that counts as noise: by the spread over repeats and the drift of the baseline."""
-    if len(ratios) < 2:
-        return max(BLIND_NOISE, drift)
-    return max(LEAST_NOISE, drift, (max(ratios) - min(ratios)) / 2 / statistics.median(ratios))
-
-
 def _compared(study: Study, entry: Entry, batches: dict[str, int], predicted: float) -> dict[str, Any]:
     if entry.row.axis == BASELINE:
         return {"ratio": 1.0, "verdict": "baseline"}
     ratios, drift = paired(study, entry, batches)
-    ratio, noise = statistics.median(ratios), noise_of(ratios, drift)
+    ratio = statistics.median(ratios)
+    # The largest difference that counts as noise: by the spread over repeats and the drift of the baseline.
+    spread = max(LEAST_NOISE, (max(ratios) - min(ratios)) / 2 / ratio) if len(ratios) > 1 else BLIND_NOISE
+    noise = max(spread, drift)
     verdict = "within noise" if abs(ratio - 1.0) <= noise else "faster" if ratio > 1.0 else "slower"
     return {"ratio": ratio, "noise": noise, "verdict": verdict, "explain": max(ratio / predicted, predicted / ratio) > EXPLAIN}
 

@@ -149,7 +149,11 @@ def ablate(
     with show.status_line("reading axes"):
         rows = axes.read(workload.config, words, resize) if words else axes.default(workload.config, workload.device.type, resize)
     identity = _identity(workload, words, settings, rows, steps, repeats)
-    found, _ = study.open_study(root, report_name, identity, _facts(workload, root), rows, repeats, _spacing(workload.config))
+    # Rows between two repeats of the baseline: one, unless each repeat must compile it again.
+    config = workload.config
+    compiled = config.compile != "off" or config.compile_autograd or config.compile_optimizer
+    spacing = ROWS_PER_COMPILATION if compiled else 1
+    found = study.open_study(root, report_name, identity, _facts(workload, root), rows, repeats, spacing)
     session = Session(workload, found, predictor, data_of)
     with show.status_line(f"ablating {workload.name}") as on_status, frozen_heap():
         session.on_status = on_status
@@ -159,12 +163,6 @@ def ablate(
             found.save()
         session.work()
     return _finish(session, json)
-
-
-def _spacing(config: Config) -> int:
-    """Rows between two repeats of the baseline: one, unless each repeat must compile it again."""
-    compiled = config.compile != "off" or config.compile_autograd or config.compile_optimizer
-    return ROWS_PER_COMPILATION if compiled else 1
 
 
 def _finish(session: Session, json: bool) -> int:

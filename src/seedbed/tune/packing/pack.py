@@ -57,12 +57,9 @@ def _why_not_alone(config: Config) -> str:
     ]
     found += [f"budget={config.budget:g}"] if config.budget else []
     found += [f"limit.train={config.limit.train}"] if config.limit.train else []
-    found += ["device=mps"] if _uses_mps(config.device) else []
+    device = pick_device("auto").type if config.device == "auto" else config.device
+    found += ["device=mps"] if device == "mps" else []
     return found[0] if found else ""
-
-
-def _uses_mps(device: str) -> bool:
-    return device == "mps" or (device == "auto" and pick_device(device).type == "mps")
 
 
 @dataclass
@@ -263,7 +260,11 @@ def fit_pack(pack: Pack, patience: int = 0, on_status: OnStatus | None = None) -
             _start(pack)
             while pack.training and not pack.stop_signal:
                 _step_and_act(pack)
-            _stop(pack)
+            pack.read_results(leave=0)
+            for trial in pack.trials:
+                if pack.stack.is_attached(trial.row):  # stopped by a signal: saved at its present step
+                    trial.job.stop_signal = pack.stop_signal
+                    pack.end(trial)
     finally:
         for trial in pack.training:
             pack.stack.detach(trial.row)
@@ -307,13 +308,4 @@ def _step_and_act(pack: Pack) -> None:
 def _finish_trials_at_end(pack: Pack) -> None:
     for trial in pack.trials:
         if (trial.at_end or not trial.training) and pack.stack.is_attached(trial.row):
-            pack.end(trial)
-
-
-def _stop(pack: Pack) -> None:
-    """After a signal, save and stop all runs at their present step."""
-    pack.read_results(leave=0)
-    for trial in pack.trials:
-        if pack.stack.is_attached(trial.row):
-            trial.job.stop_signal = pack.stop_signal
             pack.end(trial)

@@ -57,7 +57,9 @@ class Layout:
 
     def __init__(self, jobs: Sequence[Job], template: System, device: torch.device) -> None:
         shapes = {name: param.shape for name, param in template.named_parameters()}
-        settings = [_settings(job) for job in jobs]
+        # Base learning rate and weight decay of every trained parameter.
+        groups = [[(name, part.group) for part in _parts(job) for name in part.names] for job in jobs]
+        settings = [{name: (group.lr, group.weight_decay) for name, group in found} for found in groups]
         alike: dict[tuple[tuple[float, float], ...], list[str]] = defaultdict(list)
         for name in sorted(settings[0], key=lambda name: bool(shapes[name].numel() % ALIGNMENT)):
             alike[tuple(found[name] for found in settings)].append(name)
@@ -76,11 +78,8 @@ class Layout:
 
     def parameters(self, weights_RP: Tensor) -> Tensors:
         """Every parameter of the padded config for all runs; one split, so that backward makes one gradient tensor."""
-        columns = weights_RP.split(self.sizes, dim=1)
-        return {slot.name: part.unflatten(1, slot.shape) if slot.shape else part[:, 0] for slot, part in self._pairs(columns)}
-
-    def _pairs(self, columns: Sequence[Tensor]) -> Iterator[tuple[Slot, Tensor]]:
-        return zip(self.slots.values(), columns, strict=False)  # the last ones are padding
+        pairs = zip(self.slots.values(), weights_RP.split(self.sizes, dim=1), strict=False)  # the last ones are padding
+        return {slot.name: part.unflatten(1, slot.shape) if slot.shape else part[:, 0] for slot, part in pairs}
 
 
 class _Objective(nn.Module):
@@ -270,11 +269,6 @@ def _parts(job: Job) -> list[AdamW]:
     parts = [part for part in optimizer.parts if isinstance(part, AdamW)]
     assert len(parts) == len(optimizer.parts), "a pack needs AdamW"
     return parts
-
-
-def _settings(job: Job) -> dict[str, tuple[float, float]]:
-    """Base learning rate and weight decay of every trained parameter."""
-    return {name: (part.group.lr, part.group.weight_decay) for part in _parts(job) for name in part.names}
 
 
 def _untrained_tensors(system: System, layout: Layout) -> Tensors:

@@ -24,6 +24,7 @@ from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, one_line
 from seedbed.tune.sweep.grid import Grid, from_json, to_json
+from seedbed.tune.sweep.grid import words as words_of
 
 # States of a run that has ended; in any other it can resume.
 ENDS = ("done", "nan", "diverged")
@@ -110,30 +111,34 @@ class Sweep:
         """Creates a sweep atomically, or joins an existing one with equal settings."""
         folders.check_name(f"{name}-0001")
         path = folder_of(root) / name
+        facts |= to_json(grid)
         if not path.exists():
-            _refuse_foreign_runs(root, name)
-            _create(path, {**facts, **to_json(grid), "created": _now()}, settings)
+            taken = sorted(p.name for p in Path(root).glob(f"{name}-[0-9][0-9][0-9][0-9]"))
+            if taken:
+                raise UserError(f"run {taken[0]} exists and belongs to no sweep that is there; choose another --name")
+            created = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+            _create(path, {**facts, "created": created}, settings)
         found = cls(root, name)
-        found._require_same(grid, facts)
-        return found
-
-    def _require_same(self, grid: Grid, facts: dict[str, Any]) -> None:
-        mine, theirs = (_identity(f) for f in ({**facts, **to_json(grid)}, self.facts))
+        mine, theirs = _identity(facts), _identity(found.facts)
         different = [key for key in {**theirs, **mine} if mine.get(key) != theirs.get(key)]
         if different:
             differences = "; ".join(f"{key} {_format(theirs.get(key))} there, {_format(mine.get(key))} here" for key in different)
             todo = "choose another --name, or the same settings to join it"
-            raise UserError(f"sweep {self.name} exists already with other settings: {differences}\n{todo}")
+            raise UserError(f"sweep {name} exists already with other settings: {differences}\n{todo}")
+        return found
 
     def title(self) -> str:
         return full_name(self.facts["recipe"], self.facts["preset"])
 
     def command(self) -> str:
         """The command that makes this sweep again."""
-        facts = self.facts
-        words = [f"{axis.key}={_listed(axis.values)}" for axis in self.grid.axes]
+        facts, words = self.facts, []
+        for axis in self.grid.axes:
+            texts = [format_value(value) for value in axis.values]
+            between = "|" if any("," in text for text in texts) else ","
+            words.append(f"{axis.key}={between.join(texts)}")
         words += [f"{span.key}={_format(vars(span))}" for span in self.grid.spans]
-        words += [f"{key}={format_value(value)}" for key, value in self.grid.fixed.items()]
+        words += words_of(self.grid.fixed)
         words += ["--suggest", str(facts["suggest"]), "--sampler", facts["sampler"]] if facts.get("sampler") else []
         words += ["--patience", str(facts["patience"])] if facts.get("patience") else []
         return shlex.join(["seedbed", "sweep", self.title(), *words, "--name", self.name])
@@ -274,12 +279,6 @@ def _create(path: Path, facts: dict[str, Any], settings: Sequence[dict[str, Any]
             raise UserError(f"the sweep cannot be created in {path.parent}: {error.strerror or error}") from None
 
 
-def _refuse_foreign_runs(root: Path, name: str) -> None:
-    taken = [p.name for p in Path(root).glob(f"{name}-[0-9][0-9][0-9][0-9]")]
-    if taken:
-        raise UserError(f"run {sorted(taken)[0]} exists and belongs to no sweep that is there; choose another --name")
-
-
 def _identity(facts: dict[str, Any]) -> dict[str, Any]:
     """What two sweeps are compared by: recipe, options, and every key with its values."""
     varied = {**facts["axes"], **facts["spans"], **facts["fixed"]}
@@ -290,13 +289,3 @@ def _format(value: Any) -> str:
     if isinstance(value, dict):
         return f"{value['low']:g}..{value['high']:g}" + (f"..{value['step']}" if (value["step"] or 1) > 1 else "")
     return format_value(value) if value is not None else "not set"
-
-
-def _listed(values: Sequence[Any]) -> str:
-    """Values as an axis takes them: separated by | where they contain commas."""
-    texts = [format_value(value) for value in values]
-    return "|".join(texts) if any("," in text for text in texts) else ",".join(texts)
-
-
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

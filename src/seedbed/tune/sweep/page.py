@@ -7,9 +7,10 @@ from seedbed.report import html_page, html_report
 from seedbed.report.html_page import card, embedded, folded, pairs, section, table
 from seedbed.report.svg_charts import text
 from seedbed.track.run import Run
-from seedbed.track.text import clip, format_value, number, one_line
+from seedbed.track.text import format_value, number, one_line
 from seedbed.tune.sweep.folder import Sweep
-from seedbed.tune.sweep.report import Report, cell_words, draw_map, read_report, trial_cells, trial_rank
+from seedbed.tune.sweep.grid import words
+from seedbed.tune.sweep.report import Report, cell_rows, draw_map, read_report, trial_rank, trial_rows
 
 _NUM_CURVES = 6
 
@@ -23,16 +24,18 @@ def sweep_page(sweep: Sweep) -> str:
         "trials": str(len(report.statuses)),
         **{state: str(count) for state, count in report.counts.items()},
     }
+    notes = [f"best: {' '.join(words(best.settings))}"] if best else []
+    notes += [*report.notes(), f"{report.metric}: lower is better; a trial counts with its best evaluation"]
     repeat = [sweep.command(), *([report.command()] if report.command() else [])]
     parts = [
         _head(sweep),
         html_page.tiles(numbers),
-        section("what it says", card(*(f"<p>{text(note)}</p>" for note in _notes(report)))),
+        section("what it says", card(*(f"<p>{text(note)}</p>" for note in notes))),
         section("map", _map(report)),
-        section("settings, best first", card(_cells(report))),
+        section("settings, best first", card(table(*cell_rows(report, 40), keys=()))),
         section("curves of the best trials", *_curves(report)),
         section("trials", card(_trials(report))),
-        section("repeat it", card(*(f"<pre>{text(words)}</pre>" for words in repeat))),
+        section("repeat it", card(*(f"<pre>{text(command)}</pre>" for command in repeat))),
     ]
     return html_page.page(sweep.name, parts, html_report.footer(sweep.root))
 
@@ -45,22 +48,10 @@ def _head(sweep: Sweep) -> str:
     return f'<header><h1>{text(sweep.name)}</h1><p class="lead">{text(about)}</p>{reason}</header>'
 
 
-def _notes(report: Report) -> list[str]:
-    best = [f"best: {' '.join(f'{k}={format_value(v)}' for k, v in report.best.settings.items())}"] if report.best else []
-    return [*best, *report.notes(), f"{report.metric}: lower is better; a trial counts with its best evaluation"]
-
-
 def _map(report: Report) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "heatmap.png"
         return card(embedded(Path(folder), path.name, f"{report.metric}, lower is better")) if draw_map(report, path) else ""
-
-
-def _cells(report: Report) -> str:
-    keys = list(dict.fromkeys(key for cell in report.cells for key in cell.settings))
-    header = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""]
-    rows = [[*(clip(format_value(cell.settings.get(key)), 40) for key in keys), *cell_words(cell)] for cell in report.cells]
-    return table(header, rows, numbers=range(len(keys), len(keys) + 4), keys=())
 
 
 def _curves(report: Report) -> list[str]:
@@ -73,9 +64,6 @@ def _curves(report: Report) -> list[str]:
 
 
 def _trials(report: Report) -> str:
-    order = sorted(report.statuses, key=trial_rank)
-    keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
-    header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
-    rows = [trial_cells(s, keys) for s in order]
-    shown = table(header, rows, numbers=range(len(keys) + 2, len(keys) + 5))
+    header, rows, numbers = trial_rows(report)
+    shown = table(header, rows, numbers)
     return shown if len(rows) <= 12 else folded(f"all {len(rows)} trials", shown)

@@ -1,5 +1,6 @@
 """The report of a sweep: settings ranked over their seeds, noise, a heat-map, and the command of the best."""
 
+import itertools
 import math
 import os
 import shlex
@@ -12,7 +13,7 @@ from typing import Any
 from seedbed.report import journal
 from seedbed.report.heatmap import Panel, draw_panels
 from seedbed.track import code, files, jsonl
-from seedbed.track.text import clip, format_value, number, one_line, table, width
+from seedbed.track.text import clip, format_value, number, one_line, table
 from seedbed.tune.sweep.folder import DIVERGED, Sweep, TrialStatus
 from seedbed.tune.sweep.grid import Axis, words
 
@@ -88,14 +89,17 @@ class Report:
         same = sum(cell.mean == best.mean for cell in known)
         if same > 1:
             return [f"{same} settings share the best value"]
-        noise = _noise(known)
-        if noise is None:
+        pairs = [(len(cell.values) - 1, cell.sd) for cell in known if cell.sd is not None]
+        if not pairs:
             return ["one seed per setting: the noise is not known; --seeds 3 would measure it"]
+        # The standard deviation over seeds, pooled over the settings.
+        noise = math.sqrt(math.fsum(n * sd * sd for n, sd in pairs) / sum(n for n, _ in pairs))
         near = [cell for cell in known[1:] if _is_near(best, cell, noise) and not cell.num_diverged]
         size = f"seeds vary by ±{number(noise)}"
         if not near:
             return [f"the best setting is significant: {size}, and the next differs by more"]
-        names = ", ".join(_format(cell.settings) for cell in near[:3]) + (f" and {len(near) - 3} more" if len(near) > 3 else "")
+        names = ", ".join(" ".join(words(cell.settings)) for cell in near[:3])
+        names += f" and {len(near) - 3} more" if len(near) > 3 else ""
         return [f"not distinguishable from the best ({size}): {names}"]
 
     def command(self) -> str | None:
@@ -124,18 +128,14 @@ class Report:
 
 def read_report(sweep: Sweep) -> Report:
     statuses = tuple(sweep.statuses())
+    return Report(sweep, statuses, tuple(sorted(cells_of(statuses), key=Cell.rank)))
+
+
+def cells_of(statuses: Sequence[TrialStatus]) -> list[Cell]:
     cells: dict[tuple[Any, ...], list[TrialStatus]] = {}
     for found in statuses:
         cells.setdefault(tuple((k, v) for k, v in found.trial.settings.items() if k != "seed"), []).append(found)
-    ranked = sorted((Cell(dict(key), tuple(seeds)) for key, seeds in cells.items()), key=Cell.rank)
-    return Report(sweep, statuses, tuple(ranked))
-
-
-def _noise(cells: Sequence[Cell]) -> float | None:
-    """The standard deviation over seeds, pooled over the settings; None where no setting has two."""
-    pairs = [(len(cell.values) - 1, cell.sd) for cell in cells if cell.sd is not None]
-    free = sum(n for n, _ in pairs)
-    return math.sqrt(math.fsum(n * sd * sd for n, sd in pairs) / free) if free else None
+    return [Cell(dict(key), tuple(seeds)) for key, seeds in cells.items()]
 
 
 def _is_near(best: Cell, other: Cell, noise: float) -> bool:
@@ -146,12 +146,16 @@ def _is_near(best: Cell, other: Cell, noise: float) -> bool:
 # ---- tables ----------------------------------------------------------------------------------------------------------
 
 
-def trial_table(report: Report, max_width: int | None = None) -> str:
+# A header, rows, and which columns are numbers.
+Rows = tuple[list[str], list[list[str]], Sequence[int]]
+
+
+def trial_rows(report: Report) -> Rows:
     """Every trial, best first."""
     order = sorted(report.statuses, key=trial_rank)
     keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
     header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
-    return table(header, [trial_cells(s, keys) for s in order], right=range(len(keys) + 2, len(keys) + 5), max_width=max_width)
+    return header, [trial_cells(s, keys) for s in order], range(len(keys) + 2, len(keys) + 5)
 
 
 def trial_cells(found: TrialStatus, keys: Sequence[str]) -> list[str]:
@@ -166,18 +170,16 @@ def trial_rank(found: TrialStatus) -> tuple[Any, ...]:
     return not ended, found.best if ended else later.index(found.state) if found.state in later else 0, found.trial.number
 
 
-def cell_table(report: Report, max_width: int | None = None) -> str:
-    """Every setting with its mean and spread over the seeds."""
+def cell_rows(report: Report, most: int) -> Rows:
+    """Every setting, clipped to `most` characters, with its mean and spread over the seeds."""
     keys = list(dict.fromkeys(key for cell in report.cells for key in cell.settings))
-    header = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""]
-    rows = [[*(clip(format_value(cell.settings.get(key)), 24) for key in keys), *cell_words(cell)] for cell in report.cells]
-    return table(header, rows, right=range(len(keys), len(keys) + 4), max_width=max_width)
-
-
-def cell_words(cell: Cell) -> list[str]:
-    spread = f"{number(min(cell.values))} .. {number(max(cell.values))}" if len(cell.values) > 1 else "-"
-    diverged = f"{cell.num_diverged} diverged" if cell.num_diverged else ""
-    return [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", diverged]
+    header, rows = [*keys, f"{report.metric}, mean", "sd", "min .. max", "seeds", ""], []
+    for cell in report.cells:
+        spread = f"{number(min(cell.values))} .. {number(max(cell.values))}" if len(cell.values) > 1 else "-"
+        diverged = f"{cell.num_diverged} diverged" if cell.num_diverged else ""
+        numbers = [number(cell.mean), number(cell.sd), spread, f"{len(cell.values)}/{len(cell.seeds)}", diverged]
+        rows.append([*(clip(format_value(cell.settings.get(key)), most) for key in keys), *numbers])
+    return header, rows, range(len(keys), len(keys) + 4)
 
 
 def has_seeds(report: Report) -> bool:
@@ -190,9 +192,9 @@ def lines_of(report: Report, max_width: int | None = None) -> list[str]:
     out = [f"sweep {report.sweep.name}  {report.sweep.title()}  {len(report.statuses)} trials: {counts}"]
     if report.sweep.grid.fixed:
         out.append("in every trial: " + " ".join(words(report.sweep.grid.fixed)))
-    out.append(trial_table(report, max_width))
+    out.append(table(*trial_rows(report), max_width=max_width))
     if has_seeds(report):
-        out += ["", cell_table(report, max_width)]
+        out += ["", table(*cell_rows(report, 24), max_width=max_width)]
     out += [f"note: {note}" for note in report.notes()]
     if report.command():
         out.append(f"best: {report.command()}")
@@ -233,7 +235,9 @@ def draw_map(report: Report, path: Path) -> bool:
     if not axes or report.sweep.grid.spans or not known or (len(known) < LEAST_CELLS and not whole):
         return False
     across, down, others, dropped = _layout(axes)
-    panels = [_panel(report, across, down, place) for place in _places(others)]
+    places = itertools.product(*(axis.values for axis in others))
+    keys = [axis.key for axis in others]
+    panels = [_panel(report, across, down, dict(zip(keys, place, strict=True))) for place in places]
     means = [v for panel in panels for row in panel.values for v in row if v is not None]
     title = f"{report.sweep.name}: {report.metric}, lower is better{_averaged(report, dropped)}"
     rows = [format_value(v) for v in down.values] if down else [""]
@@ -249,13 +253,6 @@ def _layout(axes: list[Axis]) -> tuple[Axis, Axis | None, list[Axis], list[Axis]
     while math.prod(len(axis.values) for axis in others) > MAX_PANELS:
         dropped.append(others.pop(0))
     return by_length[0], by_length[1] if len(by_length) > 1 else None, others, dropped
-
-
-def _places(axes: Sequence[Axis]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{}]
-    for axis in axes:
-        found = [{**place, axis.key: value} for place in found for value in axis.values]
-    return found
 
 
 def _panel(report: Report, across: Axis, down: Axis | None, place: dict[str, Any]) -> Panel:
@@ -292,17 +289,9 @@ def record(report: Report) -> Path:
         f"- why: {journal.escaped(one_line(str(sweep.facts.get('why') or ''))) or '(not given; -m WHY sets it)'}",
         f"- recipe: {sweep.title()}, {code.describe(sweep.facts.get('code') or {})}",
         f"- trials: {counts}",
-        *([f"- best: {_format(best.settings)}, reproduce: `{report.command()}`"] if best else []),
+        *([f"- best: {' '.join(words(best.settings))}, reproduce: `{report.command()}`"] if best else []),
         *(f"- note: {note}" for note in report.notes()),
         *([f"- picture: ![heat-map of {sweep.name}]({picture})"] if (sweep.path / "heatmap.png").exists() else []),
         f"- reproduce: `{sweep.command()}`",
     ]
     return journal.record_as(sweep.root, sweep.name, parts)
-
-
-def _format(settings: dict[str, Any]) -> str:
-    return " ".join(words(settings))
-
-
-def print_report(report: Report) -> None:
-    print("\n".join(lines_of(report, width())))

@@ -38,10 +38,10 @@ class Screen:
             print(text, flush=True)
 
     def on_start(self, trials: Sequence[Trial]) -> None:
+        text = f"trials {', '.join(f'{t.number:04d}' for t in trials)} begin as one pack"
         if len(trials) == 1:
-            self._line(f"trial {trials[0].number:04d} begins: {' '.join(words(trials[0].settings))}")
-        else:
-            self._line(f"trials {', '.join(f'{t.number:04d}' for t in trials)} begin as one pack")
+            text = f"trial {trials[0].number:04d} begins: {' '.join(words(trials[0].settings))}"
+        self._line(text)
 
     def on_end(self, found: TrialStatus) -> None:
         name = f"trial {found.trial.number:04d} {found.state}: {' '.join(words(found.trial.settings))}"

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus
+from seedbed.tune.sweep.folder import DIVERGED, Sweep, Trial, TrialStatus
 from seedbed.tune.sweep.grid import Grid
+from seedbed.tune.sweep.report import cells_of
 
 SAMPLERS = ("optuna", "random")
 _MAX_REPEATS = 50
@@ -45,18 +46,12 @@ def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
 
 def points(statuses: Sequence[TrialStatus]) -> list[tuple[Point, float | None]]:
     """Each point with its mean over the seeds; None while it is running, infinity where a seed diverged."""
-    found: dict[tuple[Any, ...], list[TrialStatus]] = {}
-    for status in statuses:
-        point = {k: v for k, v in status.trial.settings.items() if k != "seed"}
-        found.setdefault(tuple(point.items()), []).append(status)
-    return [(dict(key), _value(seeds)) for key, seeds in found.items()]
-
-
-def _value(seeds: Sequence[TrialStatus]) -> float | None:
-    if any(s.state in ("failed", "nan", "diverged") for s in seeds):
-        return float("inf")
-    values = [s.best for s in seeds if s.state in ("done", "stopped early") and s.best is not None]
-    return sum(values) / len(values) if len(values) == len(seeds) else None
+    found: list[tuple[Point, float | None]] = []
+    for cell in cells_of(statuses):
+        failed = any(s.state in ("failed", *DIVERGED) for s in cell.seeds)
+        mean = cell.mean if len(cell.values) == len(cell.seeds) else None
+        found.append((cell.settings, float("inf") if failed else mean))
+    return found
 
 
 def _new_point(sweep: Sweep, past: Sequence[tuple[Point, float | None]]) -> Point | None:
@@ -104,10 +99,7 @@ def _by_optuna(grid: Grid, past: Sequence[tuple[Point, float | None]], seed: int
         state = TrialState.RUNNING if value is None else TrialState.COMPLETE
         score = None if value is None else min(value, worst)
         study.add_trial(create_trial(state=state, params=params, distributions=ranges, value=score))
-    suggested = study.ask(ranges).params
-    return {k: choices[k][v] if k in choices else _rounded(grid, k, v) for k, v in suggested.items()}
-
-
-def _rounded(grid: Grid, key: str, value: float) -> Any:
-    (span,) = (span for span in grid.spans if span.key == key)
-    return min(max(span.value(value), span.low), span.high) if not span.step else int(value)
+    point = study.ask(ranges).params
+    point |= {key: values[point[key]] for key, values in choices.items()}
+    rounded = {span.key: (span, span.value(point[span.key])) for span in grid.spans}
+    return point | {key: value if span.step else min(max(value, span.low), span.high) for key, (span, value) in rounded.items()}

@@ -15,6 +15,7 @@ from seedbed.report.findings import Finding
 from seedbed.track import code
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import full_name
+from seedbed.track.text import width
 from seedbed.trust import Code
 from seedbed.tune.sweep import grid as grids
 from seedbed.tune.sweep import report as reports
@@ -53,7 +54,7 @@ def show(root: Path, name: str, as_json: bool) -> int:
     queue = slurm_queue.describe(found.sweep.path)
     if as_json:
         return print_json({**found.to_json(), "queue": queue or None})
-    reports.print_report(found)
+    print("\n".join(reports.lines_of(found, width())))
     if queue:
         print(f"queue: {queue}")
     return EXIT_OK
@@ -90,7 +91,6 @@ class Draft:
         remember(self.recipe, self.config)
 
     def write(self, root: Path) -> Sweep:
-        """Creates the sweep's folder, or joins the existing one if it is the same sweep."""
         return Sweep.create_or_join(root, self.name, self.grid, self.settings, **self.facts)
 
 
@@ -184,7 +184,10 @@ def _end(grid: Grid, which: Literal["low", "high"]) -> dict[str, Any]:
 def _work(workspace: Workspace, options: Options, launch: Callable[[], Checker], screen: Screen) -> int:
     sweep = workspace.sweep
     _greet(workspace, options)
-    trials = _first_trials(workspace, options)
+    if options.retry and (num := sweep.forget_failures()):
+        workspace.say(f"{num} failed trials are tried again")
+    _more(workspace, options)
+    trials = sweep.trials()
     if any(sweep.result(trial) is None for trial in trials):
         train = launch()
         if options.check and not _passed(workspace, train, trials):
@@ -198,14 +201,6 @@ def _work(workspace: Workspace, options: Options, launch: Callable[[], Checker],
     return _close(workspace, options)
 
 
-def _first_trials(workspace: Workspace, options: Options) -> list[Trial]:
-    if options.retry and (num := workspace.sweep.forget_failures()):
-        workspace.say(f"{num} failed trials are tried again")
-    if workspace.sweep.facts.get("sampler"):
-        _more(workspace, options)
-    return workspace.sweep.trials()
-
-
 def _more(workspace: Workspace, options: Options) -> bool:
     """Adds suggested trials; whether there are any."""
     if not workspace.sweep.facts.get("sampler"):
@@ -216,9 +211,8 @@ def _more(workspace: Workspace, options: Options) -> bool:
 
 def _greet(workspace: Workspace, options: Options) -> None:
     sweep = workspace.sweep
-    varied = [f"{axis.key} {len(axis.values)}" for axis in sweep.grid.axes] + [
-        f"{span.key} suggested" for span in sweep.grid.spans
-    ]
+    varied = [f"{axis.key} {len(axis.values)}" for axis in sweep.grid.axes]
+    varied += [f"{span.key} suggested" for span in sweep.grid.spans]
     workspace.say(f"sweep {sweep.name} ({sweep.title()}): {' x '.join(varied)} -> {sweep.path}")
     was, now = (sweep.facts.get("code") or {}).get("commit"), workspace.code.get("commit")
     if was != now:
@@ -244,7 +238,7 @@ def _close(workspace: Workspace, options: Options) -> int:
     if options.json:
         print_json(found.to_json())
     else:
-        reports.print_report(found)
+        print("\n".join(reports.lines_of(found, width())))
         left = found.counts.get("running", 0) + found.counts.get("waiting", 0)
         if left:
             print(

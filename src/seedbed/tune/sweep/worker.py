@@ -90,7 +90,12 @@ class Worker:
     def _train(self, trials: list[Trial]) -> Outcome:
         sweep = self.workspace.sweep
         # A worker may have died between the end of a run and the record of it.
-        left = [trial for trial in trials if not self._record(trial)]
+        left = []
+        for trial in trials:
+            if found := sweep.record(trial):
+                self.listener.on_end(found)
+            else:
+                left.append(trial)
         if not left:
             return Outcome()
         self.listener.on_start(left)
@@ -103,30 +108,24 @@ class Worker:
                 self.listener.on_end(found)
         return outcome
 
-    def _record(self, trial: Trial) -> bool:
-        found = self.workspace.sweep.record(trial)
-        if found:
-            self.listener.on_end(found)
-        return found is not None
-
     @contextlib.contextmanager
     def _claimed(self) -> Iterator[list[Trial]]:
         """The next trials to train together, locked against other workers; none when all are done or taken."""
         sweep = self.workspace.sweep
-        held: dict[int, int] = {}
+        held: list[int] = []
         found: list[Trial] = []
         try:
             for first in self._waiting():
                 group = self._group_of(first)
                 for trial in group.trials:
                     if len(found) < group.most and (fd := sweep.claim(trial)) is not None:
-                        held[trial.number] = fd
+                        held.append(fd)
                         found.append(trial)
                 if found:
                     break
             yield found
         finally:
-            for fd in held.values():
+            for fd in held:
                 folders.release(fd)
 
     def _waiting(self) -> list[Trial]:
