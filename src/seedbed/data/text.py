@@ -63,12 +63,9 @@ class TextSource(Source):
     def num_target_bytes(self) -> int:
         """The number of bytes of text of all targets; 0 for random tokens."""
         if self._target_bytes is None:
-            self._target_bytes = 0 if self.token_bytes is None else self._count_bytes(self.token_bytes)
+            sizes, starts = self.token_bytes, range(1, len(self.tokens), 1 << 22)
+            self._target_bytes = 0 if sizes is None else sum(int(sizes[self.tokens[i : i + (1 << 22)]].sum()) for i in starts)
         return self._target_bytes
-
-    def _count_bytes(self, token_bytes: np.ndarray) -> int:
-        share = 1 << 22
-        return sum(int(token_bytes[self.tokens[i : i + share]].sum()) for i in range(1, len(self.tokens), share))
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
         if self.mode == "blocks":
@@ -168,7 +165,9 @@ def save_for_inference(data: TextData, folder: Path) -> None:
 
 def open_for_inference(config: Config, folder: Path) -> TextData:
     """Data whose splits are both the validation tokens that `save_for_inference` saved."""
-    about, arrays = inference_data.read(folder)
+    from seedbed.data import inference_reading
+
+    about, arrays = inference_reading.read(folder)
     tokenizer = tokenizers.load(folder) if (folder / tokenizers.NAME).is_file() else None
     token_bytes = tokenizer.token_bytes if tokenizer else None
     source = TextSource(arrays["tokens"], config.data.block, "blocks", config.seed, token_bytes, "kept")

@@ -10,7 +10,6 @@ from typing import Any
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
 
-_CHANGES = ("dirty", "changed", "untracked", "patch_left_out")
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
 
 
@@ -29,10 +28,9 @@ def source_digest() -> str:
 
 def state(folder: Path, root: Path | None = None) -> dict[str, Any]:
     """Everything code.json and code.patch hold. The runs folder `root` and its journal do not count as changes."""
-    kept = os.environ.get("SEEDBED_CODE")  # a cluster job runs a copy of the code; the work tree may have changed since
     return {
         "version": version(),
-        **(_kept_state(Path(kept)) if kept else _git_state(Path(folder), root)),
+        **_git_state(Path(folder), root),
         "python": platform.python_version(),
         "packages": {name: found for name in _PACKAGES if (found := _version_of(name))},
         "source": source_digest(),
@@ -76,15 +74,6 @@ def keep(facts: dict[str, Any], folder: Path) -> None:
         files.write_synced(folder / "code.patch", facts["patch"].encode(errors="surrogateescape"))
 
 
-def _kept_state(folder: Path) -> dict[str, Any]:
-    """The parts of a saved state that describe the code and not the machine."""
-    facts = jsonl.read_object(folder / "code.json")
-    patch = folder / "code.patch"
-    text = patch.read_bytes().decode(errors="surrogateescape") if patch.is_file() else ""
-    found = {key: facts[key] for key in ("commit", "branch", *_CHANGES) if key in facts}
-    return {**found, "patch": text} if "dirty" in found else found
-
-
 def _version_of(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -94,6 +83,10 @@ def _version_of(package: str) -> str | None:
 
 def _git_state(folder: Path, root: Path | None) -> dict[str, Any]:
     """Commit, branch and uncommitted changes; git is not asked where no folder above is a work tree."""
+    if kept := os.environ.get("SEEDBED_CODE"):  # a cluster job runs a copy of the code; the work tree may have changed since
+        from seedbed.track.git_state import kept_state
+
+        return kept_state(Path(kept))
     above = (folder.resolve(), *folder.resolve().parents)
     if "GIT_DIR" not in os.environ and not any((path / ".git").exists() for path in above):
         return {"commit": None, "branch": None}

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from seedbed.track import jsonl
+
 MAX_NAMES = 200
+_CHANGES = ("dirty", "changed", "untracked", "patch_left_out")
 
 
 def git_state(folder: Path, own: Sequence[Path]) -> dict[str, Any]:
@@ -59,3 +62,12 @@ def git_output(top: Path, *words: str, env: dict[str, str] | None = None, stdin:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return None if done.returncode else done.stdout
+
+
+def kept_state(folder: Path) -> dict[str, Any]:
+    """The parts of a saved state that describe the code and not the machine."""
+    facts = jsonl.read_object(folder / "code.json")
+    patch = folder / "code.patch"
+    text = patch.read_bytes().decode(errors="surrogateescape") if patch.is_file() else ""
+    found = {key: facts[key] for key in ("commit", "branch", *_CHANGES) if key in facts}
+    return {**found, "patch": text} if "dirty" in found else found

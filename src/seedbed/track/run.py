@@ -210,7 +210,8 @@ class Run:
         self.locate()
         earlier = {key: value for key, value in self.status().items() if key != "error"}
         wall = {"wall": self.wall()} if self.wall else {}
-        values = {**earlier, "status": status, **facts, **wall, "updated": _now()}
+        now = datetime.datetime.now().astimezone()
+        values = {**earlier, "status": status, **facts, **wall, "updated": now.isoformat(timespec="seconds")}
         try:
             files.write_atomic(self.path / "status.json", jsonl.pretty(values))
             self._failing.discard("status.json")
@@ -373,7 +374,3 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

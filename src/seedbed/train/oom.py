@@ -48,7 +48,7 @@ def shrink(job: Job, problem: str) -> None:
             f"out of memory at step {job.step + 1} with one item at a time ({problem})\n"
             "make the model or its items smaller, or set remat=full or precision=bf16"
         )
-    if engine.touched or job.num_ranks > 1:
+    if engine.touched or not job.ranks.is_single:
         why = "in the middle of an update" if engine.touched else "on one of several ranks"
         raise UserError(
             f"out of memory at step {job.step + 1}, {why} ({problem})\n"

@@ -62,13 +62,6 @@ def build(
     return make(system, config, device, ranks) if ranks is not SINGLE else make(system, config, device)
 
 
-def open_feed(engine: Engine, source: Source) -> Feed:
-    """The batches of a run with this engine's config: this rank's share of them."""
-    config, ranks = engine.config, engine.ranks
-    shape = {"batch": config.batch, "parts": config.accum, "share": (ranks.rank, ranks.world)}
-    return Feed(source, seed=config.seed, device=engine.device, **shape)
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step measured. `lr_factor` is the schedule's; `halted` means that it was not finite and changed nothing.
@@ -217,7 +210,9 @@ class Stepper(StepQueue):
         compiling: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.engine, self.compiling = engine, compiling
-        self.feed = open_feed(engine, source)
+        config, share = engine.config, (engine.ranks.rank, engine.ranks.world)
+        shape = {"batch": config.batch, "parts": config.accum, "share": share}
+        self.feed = Feed(source, seed=config.seed, device=engine.device, **shape)
         with compiling():  # torch's compiler is loaded
             super().__init__(engine, self.feed, say)
 

@@ -236,6 +236,3 @@ def baselines(system: System, batch: Batch) -> dict[str, float]:
 
     probe = capabilities.probe(system, batch)
     return probe.baselines(probe.batch) if probe and probe.baselines else {}
-
-
-T = TypeVar("T")
