@@ -182,6 +182,7 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
     """Config keys of a preset or a run, or the values of a key."""
     from seedbed import config as configs
     from seedbed import recipes
+    from seedbed.config import keys
 
     run = root / name / "config.json"
     if run.is_file():
@@ -199,7 +200,7 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
         key, equals, _ = word.partition("=")
         if not equals:
             return [f"{known}=" for known in configs.flatten(config)]
-        return [f"{key}={value}" for value in _choices(configs.kind_of(config, key))]
+        return [f"{key}={value}" for value in _choices(keys.kind_of(config, key))]
     return []  # completion never executes a user's file
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data.corpus import Corpus, split_text
+from seedbed.data.corpus import Corpus
 from seedbed.data.progress import Progress
+from seedbed.data.splitting import split_text
 from seedbed.data.store import digest
 from seedbed.data.tokenizers import FORMAT, Tokenizer
 from seedbed.errors import UserError

@@ -4,7 +4,7 @@ No numpy or torch import, so that presets are fast to list.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -90,29 +90,11 @@ def open_corpus(text: str) -> Corpus:
 def memory_chunks(text: str, document: int, offset: int, total: int) -> Iterator[Chunk]:
     if not text:
         yield Chunk("", document, 0, True, 0)
-    for part in split_text(text[offset:], CHUNK):
+    rest: Iterable[str] = [text[offset:]] if offset < len(text) else []
+    if len(text) - offset > CHUNK:
+        from seedbed.data.splitting import split_text
+
+        rest = split_text(text[offset:], CHUNK)
+    for part in rest:
         offset += len(part)
         yield Chunk(part, document, offset, offset == len(text), total * offset // len(text))
-
-
-def split_text(text: str, limit: int) -> Iterator[str]:
-    """The text in parts of at most `limit` characters, split where no tokenizer merges across."""
-    start = 0
-    while len(text) - start > limit:
-        size = safe_split(text[start : start + limit + 1], limit)
-        yield text[start : start + size]
-        start += size
-    if start < len(text):
-        yield text[start:]
-
-
-def safe_split(text: str, limit: int) -> int:
-    """After a line end between two non-space characters, in the second half; the limit itself if there is none."""
-    place = limit
-    for _ in range(1000):
-        place = text.rfind("\n", limit // 2, place)
-        if place < 1:
-            break
-        if not text[place - 1].isspace() and not text[place + 1 : place + 2].isspace() and place + 1 < len(text):
-            return place + 1
-    return limit

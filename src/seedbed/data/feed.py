@@ -235,23 +235,14 @@ class Locator:
         try:
             start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
         except Exception as error:
-            raise self._blame(counter, error) from error
+            from seedbed.data.source_errors import with_sample
+
+            raise with_sample(self, counter, error) from error
         # As unsigned numbers, negative ones are huge: one test for both ends.
         if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
             wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
             raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
         return start_B
-
-    def _blame(self, counter: int, error: Exception) -> Exception:
-        """The error with the number of the first sample that causes it by itself."""
-        assert self.order is not None
-        kind = UserError if isinstance(error, UserError) else RuntimeError
-        for sample in (counter + self.steps_B).tolist():
-            try:
-                self.source.locate(*self.order.at(sample, 1))
-            except Exception as alone:
-                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
-        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
 # ---- rows in host memory --------------------------------------------------------------------------------------------------

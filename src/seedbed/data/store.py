@@ -174,7 +174,13 @@ class Writer:
         manifest["fingerprint"] = digest([content, manifest["splits"], facts.get("tokenizer")])[:16]
         text = json.dumps({**manifest, "hash": digest(manifest)}, indent=1)
         files.write_atomic(self.aside / "manifest.json", text)
-        _move_into_place(self.aside, self.path)
+        # An existing store is renamed first, and removed once the new one is in place.
+        if self.path.exists():
+            files.replace(self.path, self.path.with_name(f".{self.path.name}.old-{os.getpid()}"))
+        files.replace(self.aside, self.path)
+        files.sync_folder(self.path.parent)
+        for leftover in self.path.parent.glob(f".{glob.escape(self.path.name)}.old-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         (self.path / "progress.json").unlink(missing_ok=True)
         made = {name: (array.dtype, (array.num_rows, *array.row)) for name, array in self.arrays.items()}
         arrays = {name: map_array(self.path / f"{name}.bin", *form) for name, form in made.items()}
@@ -247,14 +253,3 @@ class _Growing:
         shape = [self.num_rows, *self.row]
         extent = {} if self.high is None else {"min": self.low, "max": self.high}
         return {"dtype": self.dtype.str, "shape": shape, "sha256": digest(chunks), "chunks": chunks, **extent}
-
-
-def _move_into_place(aside: Path, path: Path) -> None:
-    """Rename; an existing store is renamed first, and removed once the new one is in place."""
-    old = path.with_name(f".{path.name}.old-{os.getpid()}")
-    if path.exists():
-        files.replace(path, old)
-    files.replace(aside, path)
-    files.sync_folder(path.parent)
-    for leftover in path.parent.glob(f".{glob.escape(path.name)}.old-*"):
-        shutil.rmtree(leftover, ignore_errors=True)

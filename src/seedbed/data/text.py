@@ -4,7 +4,7 @@ Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inp
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -105,15 +105,6 @@ def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") 
         yield part.to(device).unfold(0, size + 1, size)
     if whole * size < source.num_targets:
         yield torch.from_numpy(tokens[whole * size :].astype(np.int64)).to(device)[None]
-
-
-def subset_text(data: "TextData", block: int, num_tokens: int = 200_000) -> "TextData":
-    """The first tokens of both parts of an open text, in blocks of another length."""
-
-    def subset(source: TextSource) -> TextSource:
-        return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
-
-    return replace(data, train=subset(data.train), valid=subset(data.valid))
 
 
 @dataclass

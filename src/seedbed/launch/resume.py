@@ -18,7 +18,7 @@ from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import checkpoint_loading, progress, saving
+from seedbed.train import checkpoint_loading, progress, rollback
 from seedbed.train.job import Job
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def restore_newest(job: Job, recipe: Recipe) -> None:
         progress.restore(job, saved)
         job.clock.go_on_from(saved.state["clock"])
         _extend(job, saved)
-        saving.forget_after(job, job.step)
+        rollback.forget_after(job, job.step)
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
         history = [past for past in facts.get("history") or [] if past["step"] < job.step]
         history += [{"step": job.step, "changed": changed}] if changed else []

@@ -23,14 +23,7 @@ class Decoder:
     """Extends rows of tokens. The host knows every length; tokens, lengths and the generator stay on the device."""
 
     def __init__(
-        self,
-        model: Any,
-        prompts: list[list[int]],
-        num_tokens: int,
-        sampling: Sampling,
-        seed: int,
-        *,
-        capture: bool = False,
+        self, model: Any, prompts: list[list[int]], num_tokens: int, sampling: Sampling, seed: int, *, capture: bool = False
     ) -> None:
         self.model, self.sampling = model, sampling
         device = model.embed.weight.device

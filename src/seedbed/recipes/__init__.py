@@ -141,11 +141,9 @@ def _one_of(wanted: str, known: Any, problem: str) -> str:
     name = wanted.replace("_", "-") if wanted not in known else wanted
     if name in known:
         return name
-    import difflib
+    from seedbed.recipes.catalogue import not_among
 
-    near = difflib.get_close_matches(wanted, known, 3, 0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UserError(f"{problem}{hint}\nthere are: {', '.join(known) or 'none'}")
+    raise not_among(wanted, known, problem)
 
 
 def _from_package(name: str) -> Recipe:

@@ -1,10 +1,13 @@
 """What recipes offer, for listings: presets with their first lines, and dataset kinds."""
 
+import difflib
 import importlib
+from collections.abc import Iterable
 from pathlib import Path
 
 from seedbed import recipes
 from seedbed.data import kinds
+from seedbed.errors import UserError
 from seedbed.recipes import find, names
 
 
@@ -23,3 +26,10 @@ def dataset_kinds() -> dict[str, kinds.DatasetKind]:
         if (Path(recipes.__path__[0]) / name / "dataset.py").is_file():
             importlib.import_module(f"seedbed.recipes.{name}.dataset")
     return kinds.KINDS
+
+
+def not_among(wanted: str, known: Iterable[str], problem: str) -> UserError:
+    """The error for a name that is not known, with the nearest names and all."""
+    near = difflib.get_close_matches(wanted, list(known), 3, 0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return UserError(f"{problem}{hint}\nthere are: {', '.join(known) or 'none'}")

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
 from seedbed.config import flat
@@ -21,13 +21,8 @@ from seedbed.errors import UserError
 from seedbed.track import events, files, folders, jsonl
 from seedbed.track.text import format_value
 
-
-class Listener(Protocol):
-    """Receives the rows and events of a run as they are written; must neither raise nor block."""
-
-    def row(self, values: dict[str, Any]) -> None: ...
-    def event(self, values: dict[str, Any]) -> None: ...
-    def rewind(self, step: int) -> None: ...
+if TYPE_CHECKING:
+    from seedbed.track.listeners import Listener
 
 
 class Run:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
+from seedbed.data import order
 from seedbed.dist import SINGLE, Ranks, local
 from seedbed.errors import UserError
 from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
@@ -50,10 +51,7 @@ def mix(*numbers: int) -> int:
     """A 63-bit seed from integers (splitmix64), so that the streams of neighbouring steps are unrelated."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
-        state = (state + number * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
+        state = order.mix((state + number * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
     return state >> 1
 
 

@@ -64,14 +64,6 @@ def is_spoiled(job: Job) -> bool:
     return bool(found)
 
 
-def forget_after(job: Job, step: int) -> None:
-    """Remove checkpoints beyond `step`, once every rank has read what it needs."""
-    job.ranks.barrier()
-    if job.ranks.is_primary:
-        checkpoint.forget_after(job.run.path / "checkpoints", step)
-    job.ranks.barrier()
-
-
 def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     """Write a checkpoint, or wait until it is written; mark, prune and report."""
     try:
