@@ -12,9 +12,10 @@ from _report import write_result
 from torch import Tensor
 
 from seedbed.nn.decoding import Decoder, Sampling
-from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder
+from seedbed.recipes.gpt.generate import CachedDecoder
 from seedbed.recipes.gpt.model import Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
+from seedbed.recipes.gpt.uncached import UncachedDecoder
 
 CONTEXT, LIMIT = 1024, 10.0
 SHAPES = {

@@ -22,24 +22,8 @@ _HOMES = {
     "seedbed.train.system": ("Request", "Sample", "System", "option"),
 }
 
-__all__ = [
-    "Config",
-    "Data",
-    "Engine",
-    "Every",
-    "Guard",
-    "Optim",
-    "Probe",
-    "Request",
-    "Sample",
-    "Schedule",
-    "Source",
-    "System",
-    "UserError",
-    "check",
-    "number",
-    "option",
-]
+__all__ = ["Config", "Data", "Engine", "Every", "Guard", "Optim", "Probe", "Request"]
+__all__ += ["Sample", "Schedule", "Source", "System", "UserError", "check", "number", "option"]
 
 
 def __getattr__(name: str) -> Any:

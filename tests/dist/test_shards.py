@@ -1,5 +1,6 @@
 """Ranks as threads: one data order, sharded checkpoints, and settings that are refused."""
 
+import argparse
 import json
 import random
 import shutil
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from seedbed.cli.dry import dry_run
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Feed, Source
 from seedbed.dist import join as joining
@@ -374,7 +376,7 @@ def test_ranks_are_started_once_per_command(monkeypatch: pytest.MonkeyPatch):
     assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 2
     assert launch.to_train("gpt/demo", []) == 0
     with pytest.raises(UserError, match="--dry is done by one process"):
-        launch.refuse_ranks(launch.to_train("gpt/demo", ["dist.shard=4"]), "--dry")
+        dry_run(argparse.Namespace(), launch.to_train("gpt/demo", ["dist.shard=4"]))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 0

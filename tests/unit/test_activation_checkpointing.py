@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from seedbed import config as configs
+from seedbed.config import keys
 from seedbed.errors import UserError
 from seedbed.nn.layers import NAMED, choose_attention
 from seedbed.recipes import find
@@ -316,4 +317,4 @@ def test_attention_kernel_that_cannot_run_is_refused(only: str, dropout: float) 
 
 
 def test_attention_kernel_names_are_values_of_the_config() -> None:
-    assert configs.kind_of(configs.Config(model=None, data=None), "attention").__args__ == ("auto", *NAMED)
+    assert keys.kind_of(configs.Config(model=None, data=None), "attention").__args__ == ("auto", *NAMED)

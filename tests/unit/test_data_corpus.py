@@ -10,8 +10,9 @@ import pytest
 
 from seedbed.config import Config, override
 from seedbed.data import corpus
-from seedbed.data.corpus import TextConfig, open_corpus, random_size
+from seedbed.data.corpus import TextConfig, open_corpus
 from seedbed.data.prepare import prepare_text
+from seedbed.data.random_tokens import random_size
 from seedbed.errors import UserError
 
 SRC = Path(__file__).resolve().parents[2] / "src"

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from seedbed.data import corpus, store, tokenise, tokenizers
+from seedbed.data import corpus, random_tokens, store, tokenise, tokenizers
 from seedbed.data.corpus import TextConfig
 from seedbed.data.prepare import cache_folder, load_tokenizer, prepare_text
 from seedbed.data.store import DamagedStore, Store
@@ -233,7 +233,7 @@ def test_unknown_characters_of_a_whole_corpus_are_counted(tmp_path, small):
 
 
 def test_random_tokens(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenise, "RANDOM_CHUNK", 1000)
+    monkeypatch.setattr(random_tokens, "CHUNK", 1000)
     found = prepare_text(TextConfig(text="random:25_300:50_304"))
     tokens = found.arrays["tokens"]
     assert len(tokens) == 25_300 and tokens.dtype == np.uint16 and found.verify() == []

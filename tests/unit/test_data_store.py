@@ -152,12 +152,12 @@ def test_store_bit_flips_are_all_found(tmp_path):
 def test_store_that_is_large_is_hashed_in_part(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     flip(path)
-    monkeypatch.setattr("seedbed.data.store.SURE_BYTES", 8000)  # eight of its 22 chunks
+    monkeypatch.setattr("seedbed.data.store_reading.SURE_BYTES", 8000)  # eight of its 22 chunks
     found = 0
     for _ in range(60):
         try:
             Store.open(path)
-            monkeypatch.setattr("seedbed.data.store._sound", set())
+            monkeypatch.setattr("seedbed.data.store_reading._sound", set())
         except DamagedStore:
             found += 1
     assert 5 < found < 45
@@ -167,7 +167,7 @@ def test_store_is_hashed_once_until_its_files_change(tmp_path, monkeypatch):
     path = build(tmp_path / "s").path
     Store.open(path)
     with monkeypatch.context() as patch:
-        patch.setattr("seedbed.data.store.chunk_problem", lambda *given: pytest.fail("hashed again"))
+        patch.setattr("seedbed.data.store_reading.chunk_problem", lambda *given: pytest.fail("hashed again"))
         Store.open(path)
     flip(path)
     with pytest.raises(DamagedStore):

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from _sources import WindowSource
 
-from seedbed import recipes
 from seedbed.data.corpus import TextConfig
 from seedbed.data.store import Store
 from seedbed.data.text import open_text
 from seedbed.errors import UserError
+from seedbed.recipes import catalogue
 from seedbed.report import data_bench as benching
 from seedbed.report import data_verbs as verbs
 from seedbed.report.data_bench import compare
@@ -236,7 +236,7 @@ def test_dataset_kind_is_found_by_the_data_commands(monkeypatch: pytest.MonkeyPa
             print(f"prepared {given.path}")
             return 0
 
-    monkeypatch.setattr(kinds, "KINDS", dict(recipes.dataset_kinds()))  # a kind registered while patched would be lost
+    monkeypatch.setattr(kinds, "KINDS", dict(catalogue.dataset_kinds()))  # a kind registered while patched would be lost
     kinds.register(Sound())
     assert main(["data", "prepare", "voice.wav"]) == 0
     assert "prepared voice.wav" in capsys.readouterr().out

@@ -10,9 +10,10 @@ from seedbed.data.bpe import train_bpe
 from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn.decoding import Sampling, pick, window_start
-from seedbed.recipes.gpt.generate import CachedDecoder, UncachedDecoder, generate
+from seedbed.recipes.gpt.generate import CachedDecoder, generate
 from seedbed.recipes.gpt.model import build_model
 from seedbed.recipes.gpt.presets import ModelConfig
+from seedbed.recipes.gpt.uncached import UncachedDecoder
 
 VOCAB, CONTEXT = 70, 16
 # Untied: a tied model that has learned nothing repeats its last token for ever.
@@ -207,7 +208,7 @@ def test_streaming_pieces_join_to_the_text(tokenizer):
     assert model.training, "the mode must be put back"
     assert generate(model, tokenizer, ["a", "ab nap"], **options) == texts
     assert generate(model, tokenizer, ["a", "ab nap"], **{**options, "seed": 6}) != texts
-    assert generate(model, tokenizer, ["a", "ab nap"], cached=False, **options) == texts
+    assert generate(model, tokenizer, ["a", "ab nap"], decoder_type=UncachedDecoder, **options) == texts
 
 
 def test_streaming_never_splits_characters():

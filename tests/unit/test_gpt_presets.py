@@ -1,7 +1,6 @@
 """The gpt presets: sizes, FLOPs, first losses, and that naming them costs no torch."""
 
 import dataclasses
-import inspect
 import math
 import subprocess
 import sys
@@ -16,11 +15,11 @@ from seedbed.config import Config
 from seedbed.config.saved import from_json
 from seedbed.errors import UserError
 from seedbed.nn.layers import attention_scope
-from seedbed.recipes.gpt import presets
+from seedbed.recipes import find
+from seedbed.recipes.gpt import gpu_presets, presets
 from seedbed.recipes.gpt.model import Transformer, build_model
 
-ALL = {n.replace("_", "-"): f for n, f in vars(presets).items() if inspect.isfunction(f) and f.__module__ == presets.__name__}
-ALL = {n: f for n, f in ALL.items() if not n.startswith("-")}
+ALL = find("gpt")[0].presets
 REQUIRED = {"demo", "shakespeare", "mini-v0", "baby", "gpt3-small", "gpt3-small-char", "gpt2-124m", "code"}
 
 
@@ -45,9 +44,18 @@ def test_presets_exist_and_are_valid():
 
 
 def test_presets_are_named_without_torch():
-    code = "import sys; from seedbed.recipes.gpt import presets; presets.demo(); print('torch' in sys.modules)"
+    code = "import sys; from seedbed.recipes.gpt import gpu_presets, presets; presets.demo(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "False"
+
+
+def test_presets_for_gpus_are_loaded_when_one_is_asked_for():
+    code = (
+        "import sys; from seedbed.recipes import find; known = lambda: 'seedbed.recipes.gpt.gpu_presets' in sys.modules\n"
+        "find('gpt/demo')[0].preset('demo'); print(known()); find('gpt/baby')[0].preset('baby'); print(known())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +88,11 @@ def test_first_loss_of_presets_is_that_of_a_uniform_guess(name):
 
 
 def test_presets_of_early_models_keep_their_numbers():
-    mini, small, replica = presets.mini_v0(), presets.gpt3_small(), presets.nanogpt_shakespeare()
+    mini, small, replica = gpu_presets.mini_v0(), gpu_presets.gpt3_small(), gpu_presets.nanogpt_shakespeare()
     shape = mini.model
     assert (shape.depth, shape.heads, shape.width, mini.data.block, shape.dropout) == (10, 8, 512, 256, 0.2)
     assert (mini.batch, mini.optim.lr, mini.data.valid, mini.schedule.kind) == (128, 0.001, 0.1, "constant")
-    assert dataclasses.replace(presets.mini_v1(), batch=mini.batch) == mini
+    assert dataclasses.replace(gpu_presets.mini_v1(), batch=mini.batch) == mini
     assert (small.batch // small.accum, small.accum, small.data.block, small.optim.lr) == (4, 16, 2048, 6e-4)
     assert (replica.batch, replica.optim.lr, replica.optim.beta2, replica.steps) == (64, 1e-3, 0.99, 5000)
     assert replica.schedule.warmup * replica.steps == 100 and replica.schedule.floor == 0.1

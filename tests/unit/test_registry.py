@@ -11,6 +11,7 @@ import pytest
 from seedbed import recipes
 from seedbed.config import Config
 from seedbed.errors import UserError
+from seedbed.recipes import catalogue, user_files
 
 FILE = '''
 """A recipe of one file."""
@@ -199,12 +200,12 @@ def test_error_in_a_recipe_file_is_located(tmp_path: Path):
     config = recipe.preset(preset)
     with pytest.raises(ZeroDivisionError) as caught:
         recipe.open_data(config)
-    place = recipes.place_in_user_file(caught.value)
+    place = user_files.place_of(caught.value)
     assert place and re.fullmatch(re.escape(str(path)) + r":\d+", place)
     try:
         {}["x"]
     except KeyError as error:
-        assert recipes.place_in_user_file(error) is None
+        assert user_files.place_of(error) is None
 
 
 # ---- the packages ----------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ def test_recipe_packages_are_found_by_listing(recipe_packages: Path):
     assert recipes.find("alpha/tiny")[1] == "tiny" == recipes.find("alpha")[1]
     assert recipes.find("beta")[1] is None
     assert recipes.find("beta/two_b")[1] == "two-b"
-    assert recipes.describe("alpha") == {"tiny": "Smallest."}
+    assert catalogue.describe("alpha") == {"tiny": "Smallest."}
     assert [p.name for p in recipes.find("alpha")[0].files()] == ["__init__.py", "data.py", "presets.py", "system.py"]
 
 
@@ -278,8 +279,8 @@ def test_unknown_recipe_name_suggests_the_nearest(recipe_packages: Path, name: s
 
 def test_broken_recipe_package_does_not_hide_the_others(recipe_packages: Path):
     (recipe_packages / "beta" / "presets.py").write_text("1 / 0\n")
-    assert recipes.describe("alpha") == {"tiny": "Smallest."}
-    assert recipes.describe("beta") == {"?": "does not load: ZeroDivisionError: division by zero"}
+    assert catalogue.describe("alpha") == {"tiny": "Smallest."}
+    assert catalogue.describe("beta") == {"?": "does not load: ZeroDivisionError: division by zero"}
 
 
 def test_listing_recipes_loads_no_torch():
@@ -296,7 +297,7 @@ def test_listing_recipes_loads_no_torch():
 
 def test_presets_have_docstrings():
     for name in recipes.names():
-        for preset, text in recipes.describe(name).items():
+        for preset, text in catalogue.describe(name).items():
             assert preset != "?" and text, f"{name}/{preset}: {text}"
 
 

@@ -15,7 +15,7 @@ from seedbed.recipes import Recipe, find
 from seedbed.train import loop, oom
 from seedbed.train.engine import RESERVED
 from seedbed.train.job import Action
-from seedbed.train.saving import Progress
+from seedbed.train.progress import load_progress
 from seedbed.train.stepper import Stepper, build
 from seedbed.train.system import System
 from seedbed.tune.workload import Rig, Workload
@@ -199,9 +199,9 @@ def test_out_of_memory_in_cuda_words_shrinks_the_micro_batch(tmp_path: Path, mon
 def test_progress_loads_checkpoints_of_earlier_versions(tmp_path: Path) -> None:
     assert start(tmp_path, "one", *QUIET) == 0
     state = newest(tmp_path, "one").state
-    progress = Progress.load(state)
+    progress = load_progress(state)
     assert {**progress.to_json(), "step": 6} == state
     old = {{"python_rng": "python_dice", "numpy_rng": "numpy_dice"}.get(k, k): v for k, v in state.items()}
     del old["compile_mode"]
-    loaded = Progress.load({**old, "incident": {"what": "nothing"}})
+    loaded = load_progress({**old, "incident": {"what": "nothing"}})
     assert loaded.python_rng == progress.python_rng and loaded.numpy_rng == progress.numpy_rng and loaded.compile_mode is None

@@ -16,10 +16,11 @@ from seedbed.config import Config, Guard, Schedule
 from seedbed.train import alarms, guard, loop, watch
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
+from seedbed.train.memory_growth import DeviceMemory
 from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepHistory, StepResult, format_number
 from seedbed.train.system import System
-from seedbed.train.watch import DeviceMemory, Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
+from seedbed.train.watch import Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
 
 
 def point(step: int, *, seconds: float = 0.0, wait: float = 0.0, rate: float = 1.0, last: int = 10_000) -> Point:

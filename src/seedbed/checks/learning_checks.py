@@ -66,7 +66,7 @@ def learning_rate(subject: Subject) -> Finding:
 
 def _preset_line(subject: Subject) -> str:
     recipe = subject.recipe
-    return source_line(recipe.presets[subject.preset]) if subject.preset in recipe.presets else recipe.name
+    return source_line(recipe.presets[subject.preset]) if subject.preset and subject.preset in recipe.presets else recipe.name
 
 
 @check("H2", "update ratio", "warn", humbatova=(2, 12))

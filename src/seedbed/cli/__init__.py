@@ -127,7 +127,8 @@ def dispatch(words: list[str]) -> int:
     lead.add_argument("-h", "--help", action="store_true")
     lead.add_argument("--version", action="store_true")
     _common(lead)
-    first = next((i for i, word in enumerate(words) if _is_verb_word(words, i)), len(words))
+    places = (i for i, word in enumerate(words) if not word.startswith("-") and words[max(i - 1, 0)] != "--runs")
+    first = next(places, len(words))
     options = lead.read(words[:first])
     if options.version:
         from seedbed.track.code import version
@@ -151,10 +152,6 @@ def dispatch(words: list[str]) -> int:
     parser = parser_of(name)
     parser.set_defaults(runs=options.runs, json=options.json)
     return VERBS[name].act(parser.read(rest))
-
-
-def _is_verb_word(words: list[str], index: int) -> bool:
-    return not words[index].startswith("-") and (index == 0 or words[index - 1] != "--runs")
 
 
 def _verb_name(words: list[str]) -> tuple[str, list[str]]:

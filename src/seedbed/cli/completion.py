@@ -147,7 +147,8 @@ def _places(parser: Parser, typed: list[str]) -> list[str]:
 
 def _values(action: argparse.Action, word: str, places: list[str], root: Path) -> Iterable[str]:
     """Candidates for an argument, by its name in the help."""
-    from seedbed import recipes
+    from seedbed.recipes import names
+    from seedbed.recipes.catalogue import describe
     from seedbed.track.run_names import run_names
 
     if action.choices:
@@ -168,7 +169,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
         return step_names(root / places[0] / "checkpoints")
     found: list[str] = []
     if "RECIPE/PRESET" in metavar:
-        found += [f"{name}/{preset}" for name in recipes.names() for preset in recipes.describe(name)]
+        found += [f"{name}/{preset}" for name in names() for preset in describe(name)]
         found += [str(path) for path in Path(".").glob("*.py")]
     if metavar.startswith("RUN") or "SWEEP" in metavar:
         found += run_names(root)
@@ -181,6 +182,7 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
     """Config keys of a preset or a run, or the values of a key."""
     from seedbed import config as configs
     from seedbed import recipes
+    from seedbed.config import keys
 
     run = root / name / "config.json"
     if run.is_file():
@@ -198,7 +200,7 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
         key, equals, _ = word.partition("=")
         if not equals:
             return [f"{known}=" for known in configs.flatten(config)]
-        return [f"{key}={value}" for value in _choices(configs.kind_of(config, key))]
+        return [f"{key}={value}" for value in _choices(keys.kind_of(config, key))]
     return []  # completion never executes a user's file
 
 

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seedbed import recipes
 from seedbed.cli.parser import Parser, Verb, number, registrar, settings
 from seedbed.errors import UserError
+from seedbed.recipes import catalogue, find
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -22,7 +22,7 @@ def _prepare_arguments(parser: Parser) -> None:
         "--size", metavar="N|HxW", help="size of decoded images: N x N pixels; of the frames of a take: HxW (64x64)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the store; default: the cache")
-    for kind in recipes.dataset_kinds().values():
+    for kind in catalogue.dataset_kinds().values():
         kind.add_prepare_arguments(parser)
 
 
@@ -35,7 +35,7 @@ def _prepare_arguments(parser: Parser) -> None:
 def _data_prepare(given: argparse.Namespace) -> int:
     from seedbed.report import data_verbs as verbs
 
-    for kind in recipes.dataset_kinds().values():
+    for kind in catalogue.dataset_kinds().values():
         if kind.can_prepare(given.path):
             return kind.prepare(given)
         kind.check_unused(given)
@@ -52,7 +52,7 @@ def _side(text: str) -> int:
 
 
 def _record_arguments(parser: Parser) -> None:
-    recipes.dataset_kinds()["recording"].add_record_arguments(parser)
+    catalogue.dataset_kinds()["recording"].add_record_arguments(parser)
     parser.add_argument("--frames", type=number(int, 10), default=20_000, metavar="N", help="number of frames (20,000)")
     parser.add_argument("--size", default="64x64", metavar="HxW", help="pixels, height first (64x64)")
     parser.add_argument(
@@ -68,7 +68,7 @@ def _record_arguments(parser: Parser) -> None:
     _record_arguments,
 )
 def _data_record(given: argparse.Namespace) -> int:
-    return recipes.dataset_kinds()["recording"].record(given)
+    return catalogue.dataset_kinds()["recording"].record(given)
 
 
 def _store_argument(parser: Parser) -> None:
@@ -79,14 +79,14 @@ def _store_argument(parser: Parser) -> None:
 def _data_inspect(given: argparse.Namespace) -> int:
     from seedbed.report import data_verbs as verbs
 
-    for kind in recipes.dataset_kinds().values():
+    for kind in catalogue.dataset_kinds().values():
         if kind.can_inspect(given.path):
             return kind.inspect(given)
     return verbs.inspect(given.path, json=given.json, open_recipe=_open_data)
 
 
 def _open_data(name: str) -> Any:
-    recipe, preset = recipes.find(name)
+    recipe, preset = find(name)
     return recipe.open_data(recipe.preset(preset))
 
 

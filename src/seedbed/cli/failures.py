@@ -33,11 +33,11 @@ def explain(error: Exception) -> int:
         return print_error(f"{error.strerror}: {error.filename or 'while writing'}")
     if _has_lost_a_rank(error):
         return print_error("another rank has stopped, so this one stops too; see the error of that rank")
-    from seedbed import recipes
+    from seedbed.recipes import user_files
     from seedbed.track.code import version
 
     traceback.print_exception(error)
-    place = recipes.place_in_user_file(error)
+    place = user_files.place_of(error)
     if place:
         print(f"seedbed: the error above was raised by your recipe, {place}", file=sys.stderr)
     else:

@@ -4,7 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from seedbed.cli.parser import Parser, Verb, dry_argument, number, on_argument, refuse_dry, registrar, runs_here, settings
+from seedbed.cli.parser import Parser, Verb, number, on_argument, registrar, runs_here, settings
+from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 

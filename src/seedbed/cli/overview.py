@@ -17,12 +17,12 @@ SECTIONS = {
 
 def overview(root: Path, as_json: bool) -> int:
     """List recipes, presets and the last runs."""
-    from seedbed import recipes
+    from seedbed.recipes import catalogue, names
     from seedbed.report import listing
     from seedbed.track import jsonl
     from seedbed.track.text import clip, width
 
-    known = {name: recipes.describe(name) for name in recipes.names()}
+    known = {name: catalogue.describe(name) for name in names()}
     found = listing.summaries(root)
     if as_json:
         return jsonl.print_json({"recipes": known, "runs": found})

@@ -95,10 +95,6 @@ def on_argument(parser: Parser) -> None:
     parser.add_argument("--on", choices=("slurm",), help="run it as a Slurm job; settings: slurm.time=4h, slurm.partition=...")
 
 
-def dry_argument(parser: Parser) -> None:
-    parser.add_argument("--dry", action="store_true", help="with --on slurm: print script and command, submit nothing")
-
-
 def runs_here(given: argparse.Namespace) -> bool:
     """Whether the command runs on this machine; settings that only a cluster has are refused then."""
     if given.on:
@@ -107,8 +103,3 @@ def runs_here(given: argparse.Namespace) -> bool:
     if stray:
         raise UserError(f"{stray} is for Slurm jobs; add --on slurm")
     return True
-
-
-def refuse_dry(given: argparse.Namespace) -> None:
-    if given.dry:
-        raise UserError("--dry needs --on slurm here; on this machine: seedbed train RECIPE/PRESET --dry")

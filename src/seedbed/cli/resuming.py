@@ -3,7 +3,8 @@
 import argparse
 import os
 
-from seedbed.cli.parser import Parser, Verb, dry_argument, on_argument, refuse_dry, registrar, runs_here, settings
+from seedbed.cli.parser import Parser, Verb, on_argument, registrar, runs_here, settings
+from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.training import mirror_argument, mirrors_of, until_argument
 from seedbed.cli.trusting import confirm, trust_argument
 

@@ -3,6 +3,7 @@
 import argparse
 from typing import Any
 
+from seedbed.cli.parser import Parser
 from seedbed.errors import UserError
 
 
@@ -63,3 +64,12 @@ def _run_flags(given: argparse.Namespace) -> list[str]:
 def _sweep_flags(given: argparse.Namespace) -> list[str]:
     flags = [f"--{name.replace('_', '-')}" for name in ("no_check", "no_pack") if getattr(given, name)]
     return [*flags, *(["--pack", str(given.pack)] if given.pack else [])]
+
+
+def dry_argument(parser: Parser) -> None:
+    parser.add_argument("--dry", action="store_true", help="with --on slurm: print script and command, submit nothing")
+
+
+def refuse_dry(given: argparse.Namespace) -> None:
+    if given.dry:
+        raise UserError("--dry needs --on slurm here; on this machine: seedbed train RECIPE/PRESET --dry")

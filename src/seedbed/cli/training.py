@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from seedbed.cli.parser import Parser, Verb, number, on_argument, registrar, runs_here, settings
-from seedbed.errors import UserError
 
 VERBS: dict[str, Verb] = {}
 verb = registrar(VERBS)
@@ -55,8 +54,9 @@ def _train(given: argparse.Namespace) -> int:
 
     num_ranks = launch.to_train(given.name, given.settings)
     if given.dry:
-        launch.refuse_ranks(num_ranks, "--dry")
-        return _dry_run(given)
+        from seedbed.cli.dry import dry_run
+
+        return dry_run(given, num_ranks)
     if num_ranks:
         from seedbed.launch import spawn
 
@@ -75,12 +75,3 @@ def mirrors_of(words: str | None) -> Sequence[Any]:
     from seedbed.report.mirrors import choose
 
     return choose.read(words)
-
-
-def _dry_run(given: argparse.Namespace) -> int:
-    from seedbed.launch import dry
-
-    for option in ("run", "parent", "why", "mirror"):
-        if getattr(given, option):
-            raise UserError(f"--dry keeps nothing, so --{option} has no effect; drop one of them")
-    return dry.dry_run(given.name, given.settings)

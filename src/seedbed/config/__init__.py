@@ -28,11 +28,6 @@ def seconds(default: float | None) -> Any:
     return field(default=default, metadata={"duration": True, "low": 0.001, "high": math.inf})
 
 
-def function_name(default: str = "") -> Any:
-    """A field that names a function as `package.module:name`; only functions that the user names here are called."""
-    return field(default=default, metadata={"code": True})
-
-
 def registered(default: str, registry: str) -> Any:
     """A field whose values are the keys of a registry, `package.module:NAME`: what is added there can be chosen at once."""
     return field(default=default, metadata={"registry": registry})
@@ -165,14 +160,6 @@ class Config:
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
 SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1")
 PLAIN = (*UNCOMPILED, "remat=none", "float8=false", "attention=auto", *SINGLE_PROCESS)
-# Settings that may be changed when a run is resumed.
-FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
-FREE_GROUPS = ("every.", "guard.", "dist.")
-
-
-def is_free(key: str) -> bool:
-    """Whether a run may be resumed with another value of this key."""
-    return key in FREE_KEYS or key.startswith(FREE_GROUPS)
 
 
 def validate(config: Any) -> None:
@@ -181,9 +168,9 @@ def validate(config: Any) -> None:
     Registries that are not loaded yet are not: they need torch. Building a system validates again, and what a user types is
     looked up at once.
     """
-    for key, value, info, kind in _leaves(config):
+    for key, value, info, kind in leaves(config):
         if info.metadata.get("registry", "").partition(":")[0] in sys.modules:
-            kind = _type_of(info, kind)
+            kind = type_of(info, kind)
         if not _is_plain(value):
             raise UserError(f"{key}={value!r}: a config holds numbers, strings, true or false, none, and tuples of these")
         if not _fits(kind, value):
@@ -211,7 +198,7 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
         inner = changes
         for group in groups:
             inner = inner.setdefault(group, {})
-        inner[name] = _parsed(config, key.split("."), value, key)
+        inner[name] = parsed(config, key.split("."), value, key)
     # All at once: two changes may be valid together and not one by one.
     return replaced(config, changes)
 
@@ -235,22 +222,9 @@ def require_one_length(config: Any, assignments: typing.Sequence[str]) -> None:
         raise UserError(f"budget={config.budget:g}s says how long to train, not steps; to count steps add budget=none")
 
 
-def read_value(config: Any, key: str, text: str) -> Any:
-    """The value that `key=text` would set, not checked against ranges and other keys: those may change with it."""
-    return _parsed(config, key.split("."), text, key)
-
-
-def kind_of(config: Any, key: str) -> Any:
-    """The type of the field that a dotted key names."""
-    kinds = {name: _type_of(info, kind) for name, _, info, kind in _leaves(config)}
-    if key not in kinds:
-        _parsed(config, key.split("."), "", key)  # says what is wrong with the key
-    return kinds[key]
-
-
 def flatten(config: Any) -> dict[str, Any]:
     """Dotted key to value, in the order of the fields."""
-    return {key: value for key, value, *_ in _leaves(config)}
+    return {key: value for key, value, *_ in leaves(config)}
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -263,12 +237,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def function_names(config: Any) -> list[str]:
     """The values of fields that name functions."""
-    return [value for _, value, info, _ in _leaves(config) if info.metadata.get("code") and value]
-
-
-def function_keys(config: Any) -> list[str]:
-    """The dotted keys of those fields."""
-    return [key for key, _, info, _ in _leaves(config) if info.metadata.get("code")]
+    return [value for _, value, info, _ in leaves(config) if info.metadata.get("code") and value]
 
 
 def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -311,17 +280,17 @@ def _items(config: Any) -> list[tuple[dataclasses.Field, Any]]:
     return [(f, getattr(config, f.name)) for f in dataclasses.fields(config)]
 
 
-def _leaves(config: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any, dataclasses.Field, Any]]:
+def leaves(config: Any, prefix: str = "") -> typing.Iterator[tuple[str, Any, dataclasses.Field, Any]]:
     """Dotted key, value, field and type of every field that is not a group."""
     hints = typing.get_type_hints(type(config))
     for info, value in _items(config):
         if dataclasses.is_dataclass(value):
-            yield from _leaves(value, f"{prefix}{info.name}.")
+            yield from leaves(value, f"{prefix}{info.name}.")
         else:
             yield prefix + info.name, value, info, hints[info.name]
 
 
-def _type_of(info: dataclasses.Field, hint: Any) -> Any:
+def type_of(info: dataclasses.Field, hint: Any) -> Any:
     """The type of a field: its hint, or the names in its registry, which is loaded for it."""
     if "registry" not in info.metadata:
         return hint
@@ -339,7 +308,7 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str | None)
 
 
-def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
+def parsed(config: Any, path: list[str], text: str, key: str) -> Any:
     """The value that `text` gives the field at the end of `path`."""
     fields = {f.name: f for f in dataclasses.fields(config)}
     name, rest = path[0], path[1:]
@@ -349,11 +318,11 @@ def _parsed(config: Any, path: list[str], text: str, key: str) -> Any:
         raise unknown_key(config, key, path)
     current = getattr(config, name)
     if rest:
-        return _parsed(current, rest, text, key)
+        return parsed(current, rest, text, key)
     if dataclasses.is_dataclass(current):
         options = ", ".join(f"{key}.{f.name}" for f in dataclasses.fields(current))
         raise UserError(f"`{key}` is a group; set one of: {options}")
-    kind = _type_of(fields[name], typing.get_type_hints(type(config))[name])
+    kind = type_of(fields[name], typing.get_type_hints(type(config))[name])
     return parse(kind, text, key, bool(fields[name].metadata.get("duration")))
 
 

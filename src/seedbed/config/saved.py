@@ -4,7 +4,7 @@ import dataclasses
 import typing
 from typing import Any
 
-from seedbed.config import flat, flatten, replaced
+from seedbed.config import PLAIN, flat, flatten, replaced
 from seedbed.errors import UserError
 
 # Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
@@ -35,6 +35,15 @@ RENAMED_VALUES: dict[str, dict[Any, Any]] = {
     "model.target_stream": {"beside": "both"},
     "model.latent_init": {"placed": "positional"},
 }
+
+# Settings that may be changed when a run is resumed.
+FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
+FREE_GROUPS = ("every.", "guard.", "dist.")
+
+
+def is_free(key: str) -> bool:
+    """Whether a run may be resumed with another value of this key."""
+    return key in FREE_KEYS or key.startswith(FREE_GROUPS)
 
 
 def translated(values: dict[str, Any], known: typing.Container[str] = ()) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from seedbed.data.corpus import split_text
+from seedbed.data.corpus import Corpus
+from seedbed.data.progress import Progress
+from seedbed.data.splitting import split_text
 from seedbed.data.store import digest
 from seedbed.data.tokenizers import FORMAT, Tokenizer
 from seedbed.errors import UserError
@@ -17,6 +19,8 @@ SEPARATOR = "<|endoftext|>"
 SEPARATORS = (SEPARATOR, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>")
 # Long text is encoded in chunks of about this many characters, in parallel.
 SHARE = 1 << 16
+# Merges are learnt from the beginning of a text, up to this many characters.
+TRAIN_LIMIT = 512 << 20
 
 
 class ByteTokenizer(Tokenizer):
@@ -69,6 +73,22 @@ class ByteTokenizer(Tokenizer):
 
     def to_json(self) -> dict[str, Any]:
         return self.body
+
+
+def train_on(corpus: Corpus, vocab: int) -> ByteTokenizer:
+    """`train_bpe` on the beginning of a corpus."""
+    return train_bpe(_training_text(corpus), vocab)
+
+
+def _training_text(corpus: Corpus) -> Iterator[str]:
+    progress, length = Progress("learning merges from", corpus.unit), 0
+    for chunk in corpus.chunks():
+        if length >= TRAIN_LIMIT:
+            break
+        length += len(chunk.text)
+        progress(chunk.done, corpus.total)
+        yield chunk.text
+    progress.close()
 
 
 def train_bpe(chunks: Iterable[str], vocab: int) -> ByteTokenizer:

@@ -4,7 +4,7 @@ No numpy or torch import, so that presets are fast to list.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -35,16 +35,9 @@ class TextConfig:
         if not self.tokenizer.strip():
             raise UserError("data.tokenizer is empty; use char, char75, bpe or the path of a tokenizer.json")
         if self.text.startswith("random:"):
+            from seedbed.data.random_tokens import random_size
+
             random_size(self.text)
-
-
-def random_size(text: str) -> tuple[int, int]:
-    """The number of tokens and the vocabulary of `random:NUM_TOKENS:VOCAB`."""
-    parts = text.split(":")
-    sizes = [int(p.replace("_", "")) for p in parts[1:] if p.replace("_", "").isascii() and p.replace("_", "").isdigit()]
-    if len(parts) != 3 or len(sizes) != 2 or sizes[0] < 2 or not 2 <= sizes[1] <= 1 << 31:
-        raise UserError(f"data.text={text} is not random:NUM_TOKENS:VOCAB; for example random:10_000_000:50304")
-    return sizes[0], sizes[1]
 
 
 class Chunk(NamedTuple):
@@ -58,32 +51,7 @@ class Chunk(NamedTuple):
 
 
 class Corpus:
-    """Documents, streamed in chunks that depend on the content alone."""
-
-    name: str
-    total: int
-    unit: str
-    num_documents: int
-
-    def identity(self) -> str:
-        """Changes when the text does."""
-        raise NotImplementedError
-
-    def changed(self) -> bool:
-        """Whether its files changed since it was opened, by size and time."""
-        return False
-
-    def describe(self) -> dict[str, Any]:
-        """Plain facts for the manifest."""
-        raise NotImplementedError
-
-    def chunks(self, document: int = 0, offset: int = 0) -> Iterator[Chunk]:
-        """The text from a position on that an earlier chunk returned."""
-        raise NotImplementedError
-
-
-class TextCorpus(Corpus):
-    """One text in memory."""
+    """Documents, streamed in chunks that depend on the content alone: here one text in memory."""
 
     unit, num_documents = "bytes", 1
 
@@ -92,12 +60,19 @@ class TextCorpus(Corpus):
         self.total = len(text.encode())
 
     def identity(self) -> str:
+        """Changes when the text does."""
         return f"sha256:{hashlib.sha256(self._text.encode()).hexdigest()}"
 
+    def changed(self) -> bool:
+        """Whether its files changed since it was opened, by size and time."""
+        return False
+
     def describe(self) -> dict[str, Any]:
+        """Plain facts for the manifest."""
         return self._facts
 
     def chunks(self, document: int = 0, offset: int = 0) -> Iterator[Chunk]:
+        """The text from a position on that an earlier chunk returned."""
         yield from memory_chunks(self._text, 0, offset, self.total) if document == 0 else ()
 
 
@@ -106,7 +81,7 @@ def open_corpus(text: str) -> Corpus:
     if text == "reference":
         from pydoc_data.topics import topics
 
-        return TextCorpus(text, "".join(topics[key] for key in sorted(topics)), {"num_documents": 1, "topics": len(topics)})
+        return Corpus(text, "".join(topics[key] for key in sorted(topics)), {"num_documents": 1, "topics": len(topics)})
     from seedbed.data import text_files
 
     return text_files.open_files(text)
@@ -115,29 +90,11 @@ def open_corpus(text: str) -> Corpus:
 def memory_chunks(text: str, document: int, offset: int, total: int) -> Iterator[Chunk]:
     if not text:
         yield Chunk("", document, 0, True, 0)
-    for part in split_text(text[offset:], CHUNK):
+    rest: Iterable[str] = [text[offset:]] if offset < len(text) else []
+    if len(text) - offset > CHUNK:
+        from seedbed.data.splitting import split_text
+
+        rest = split_text(text[offset:], CHUNK)
+    for part in rest:
         offset += len(part)
         yield Chunk(part, document, offset, offset == len(text), total * offset // len(text))
-
-
-def split_text(text: str, limit: int) -> Iterator[str]:
-    """The text in parts of at most `limit` characters, split where no tokenizer merges across."""
-    start = 0
-    while len(text) - start > limit:
-        size = safe_split(text[start : start + limit + 1], limit)
-        yield text[start : start + size]
-        start += size
-    if start < len(text):
-        yield text[start:]
-
-
-def safe_split(text: str, limit: int) -> int:
-    """After a line end between two non-space characters, in the second half; the limit itself if there is none."""
-    place = limit
-    for _ in range(1000):
-        place = text.rfind("\n", limit // 2, place)
-        if place < 1:
-            break
-        if not text[place - 1].isspace() and not text[place + 1 : place + 2].isspace() and place + 1 < len(text):
-            return place + 1
-    return limit

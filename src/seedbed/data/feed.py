@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,10 @@ from torch import Tensor
 
 from seedbed.data.order import Order
 from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from seedbed.data.device_feed import Resident
+    from seedbed.data.prefetch import Mapped
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -97,7 +101,7 @@ class Feed:
         self.num_bytes = sum(array.nbytes for array in source.arrays.values())
         locator = Locator(source, batch, seed, shuffle, share)
         fits = self.num_bytes <= (room(self.device) if limit_bytes is None else limit_bytes)
-        self._tier: _Tier
+        self._tier: _Direct | Mapped | Resident
         if not fits:
             from seedbed.data.prefetch import Mapped
 
@@ -160,21 +164,11 @@ def room(device: torch.device) -> int:
 # ---- where items come from -----------------------------------------------------------------------------------------------
 
 
-class _Tier(Protocol):
-    """Where the items come from; `wait` is the number of seconds that `load` waited for data."""
-
-    name: str
-
-    @property
-    def wait(self) -> float: ...
-    def load(self, counter: int) -> None: ...
-    def raw(self, k: int) -> dict[str, Tensor]: ...
-    def divide(self, parts: int) -> None: ...
-    def close(self) -> None: ...
-
-
 class _Direct:
-    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps."""
+    """Arrays and model in host memory: one gather, into memory that the caller may use for two steps.
+
+    `wait` is the number of seconds that `load` waited for data.
+    """
 
     def __init__(self, source: Source, locator: Locator, parts: int):
         self.name = "device" if source.arrays else "generated"
@@ -241,23 +235,14 @@ class Locator:
         try:
             start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
         except Exception as error:
-            raise self._blame(counter, error) from error
+            from seedbed.data.source_errors import with_sample
+
+            raise with_sample(self, counter, error) from error
         # As unsigned numbers, negative ones are huge: one test for both ends.
         if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
             wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
             raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
         return start_B
-
-    def _blame(self, counter: int, error: Exception) -> Exception:
-        """The error with the number of the first sample that causes it by itself."""
-        assert self.order is not None
-        kind = UserError if isinstance(error, UserError) else RuntimeError
-        for sample in (counter + self.steps_B).tolist():
-            try:
-                self.source.locate(*self.order.at(sample, 1))
-            except Exception as alone:
-                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
-        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
 # ---- rows in host memory --------------------------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from seedbed.config import function_name, number
+from seedbed.config import number
+from seedbed.config.keys import function_name
 from seedbed.errors import UserError
 
 HELP = "name a folder with one sub-folder per class, an .npy, .npz or .safetensors file, hf:NAME, shapes, or random:NUM:CLASSES"

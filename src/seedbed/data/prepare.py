@@ -7,19 +7,13 @@ import errno
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seedbed.cache import cache_folder
 from seedbed.data import tokenizers
-from seedbed.data.corpus import TextConfig, open_corpus, random_size
-from seedbed.data.store import DamagedStore, Store, building, damaged, digest, is_store
-from seedbed.data.tokenizers import (
-    Tokenizer,
-)
+from seedbed.data.corpus import TextConfig, open_corpus
+from seedbed.data.store import DamagedStore, Store, Writer, building, damaged, digest, is_store
+from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.data.store import Writer
 
 # Bump when the same text and tokenizer give other tokens than before.
 FORMAT = 1
@@ -36,7 +30,11 @@ def prepare_text(config: TextConfig, *, out: Path | None = None, rebuild: bool =
     """
     if is_store(Path(config.text).expanduser()):
         return _open_named(config)
-    plan = RandomPlan(config) if config.text.startswith("random:") else TextPlan(config)
+    if config.text.startswith("random:"):
+        from seedbed.data.random_tokens import RandomPlan as Plan
+    else:
+        Plan = TextPlan
+    plan = Plan(config)
     path = out.absolute() if out else cache_folder(config.cache) / f"{plan.label}-{plan.key[:12]}"
     return find_or_build(path, plan.key, plan.build, rebuild=rebuild, say=say)
 
@@ -49,8 +47,6 @@ def find_or_build(path: Path, key: str, build: Callable[[Writer], Store], *, reb
         store = _existing(path, key, rebuild, say) if is_store(path) else None
         if store:
             return store
-        from seedbed.data.store import Writer
-
         return build(Writer(path, key))
 
 
@@ -123,18 +119,3 @@ class TextPlan:
         from seedbed.data import tokenise
 
         return tokenise.build_text(self, writer)
-
-
-class RandomPlan:
-    """Random tokens for speed runs."""
-
-    def __init__(self, config: TextConfig):
-        self.config = config
-        self.num_tokens, self.vocab = random_size(config.text)
-        self.label = f"random-{self.num_tokens}-{self.vocab}"
-        self.key = digest([FORMAT, "random", self.num_tokens, self.vocab, config.valid])
-
-    def build(self, writer: Writer) -> Store:
-        from seedbed.data import tokenise
-
-        return tokenise.build_random(self, writer)

@@ -23,11 +23,9 @@ class Progress:
         terminal = sys.stderr.isatty()
         if now - self._start < QUIET or (now - self._spoke < (0.2 if terminal else 10.0) and done < total):
             return
-        rate = (done - self._first) / (now - self._start)
-        left = _time((total - done) / rate) if rate > 0 else "unknown"
-        line = f"{self.what}: {self._size(done)} of {self._size(total)}, {self._size(rate)}/s, {left} left"
-        sys.stderr.write(f"\r\x1b[2K{line}" if terminal else f"{line}\n")
-        sys.stderr.flush()
+        from seedbed.data.progress_line import show
+
+        show(self.what, self.unit, done, total, (done - self._first) / (now - self._start), terminal)
         self._spoke, self._open = now, terminal
 
     def close(self) -> None:
@@ -35,14 +33,3 @@ class Progress:
         if self._open:
             sys.stderr.write("\n")
             self._open = False
-
-    def _size(self, count: float) -> str:
-        if self.unit != "bytes":
-            return f"{count:,.0f} {self.unit}"
-        return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

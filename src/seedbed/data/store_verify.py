@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from seedbed.data import store as stores
-from seedbed.data.store import Store, chunk_problem
+from seedbed.data.store import Store
+from seedbed.data.store_reading import chunk_problem
 
 
 def problems(store: Store, progress: Callable[[int, int], None]) -> list[str]:

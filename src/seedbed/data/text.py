@@ -4,7 +4,7 @@ Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inp
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -63,12 +63,9 @@ class TextSource(Source):
     def num_target_bytes(self) -> int:
         """The number of bytes of text of all targets; 0 for random tokens."""
         if self._target_bytes is None:
-            self._target_bytes = 0 if self.token_bytes is None else self._count_bytes(self.token_bytes)
+            sizes, starts = self.token_bytes, range(1, len(self.tokens), 1 << 22)
+            self._target_bytes = 0 if sizes is None else sum(int(sizes[self.tokens[i : i + (1 << 22)]].sum()) for i in starts)
         return self._target_bytes
-
-    def _count_bytes(self, token_bytes: np.ndarray) -> int:
-        share = 1 << 22
-        return sum(int(token_bytes[self.tokens[i : i + share]].sum()) for i in range(1, len(self.tokens), share))
 
     def locate(self, epoch_B: np.ndarray, index_B: np.ndarray) -> np.ndarray:
         if self.mode == "blocks":
@@ -108,15 +105,6 @@ def windows(source: TextSource, batch: int, device: torch.device | str = "cpu") 
         yield part.to(device).unfold(0, size + 1, size)
     if whole * size < source.num_targets:
         yield torch.from_numpy(tokens[whole * size :].astype(np.int64)).to(device)[None]
-
-
-def subset_text(data: "TextData", block: int, num_tokens: int = 200_000) -> "TextData":
-    """The first tokens of both parts of an open text, in blocks of another length."""
-
-    def subset(source: TextSource) -> TextSource:
-        return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
-
-    return replace(data, train=subset(data.train), valid=subset(data.valid))
 
 
 @dataclass
@@ -168,7 +156,9 @@ def save_for_inference(data: TextData, folder: Path) -> None:
 
 def open_for_inference(config: Config, folder: Path) -> TextData:
     """Data whose splits are both the validation tokens that `save_for_inference` saved."""
-    about, arrays = inference_data.read(folder)
+    from seedbed.data import inference_reading
+
+    about, arrays = inference_reading.read(folder)
     tokenizer = tokenizers.load(folder) if (folder / tokenizers.NAME).is_file() else None
     token_bytes = tokenizer.token_bytes if tokenizer else None
     source = TextSource(arrays["tokens"], config.data.block, "blocks", config.seed, token_bytes, "kept")

@@ -1,14 +1,15 @@
-"""Facts about tokens and their text, for the probes of text recipes."""
+"""Facts about tokens and their text, and small parts of them, for the checks of text recipes."""
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from seedbed.data.corpus import open_corpus
-from seedbed.data.text import TextData
+from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
 
 # Larger texts are not searched for a batch.
@@ -57,3 +58,12 @@ def reencode(data: TextData) -> tuple[np.ndarray, np.ndarray]:
     assert data.store is not None, "checks have all data"
     stored = np.asarray(data.store.arrays["tokens"][: len(fresh)])
     return stored, fresh[: len(stored)]
+
+
+def subset_text(data: TextData, block: int, num_tokens: int = 200_000) -> TextData:
+    """The first tokens of both parts of an open text, in blocks of another length."""
+
+    def subset(source: TextSource) -> TextSource:
+        return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
+
+    return replace(data, train=subset(data.train), valid=subset(data.valid))

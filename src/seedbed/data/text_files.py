@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 from seedbed.data import corpus
 from seedbed.data.corpus import HELP, Chunk, Corpus
+from seedbed.data.splitting import safe_split
 from seedbed.errors import UserError
 
 # Up to this size a source is identified by its content, beyond it by path, size, time and both ends.
@@ -185,7 +186,7 @@ def _file_chunks(path: Path, document: int, offset: int) -> Iterator[Chunk]:
                 raise UserError(f"{path} became shorter while it was read; run again when nothing writes to it")
             final = offset + len(block) >= size
             text = _decode(path, block, offset, final)
-            text = text if final else text[: corpus.safe_split(text, len(text))]
+            text = text if final else text[: safe_split(text, len(text))]
             offset = size if final else offset + len(text.encode())
             yield Chunk(text, document, offset, final, 0)
 

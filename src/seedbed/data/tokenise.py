@@ -7,35 +7,21 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from seedbed.data import tokenizers
 from seedbed.data.corpus import Chunk, Corpus, TextConfig
-from seedbed.data.prepare import NAMES, RandomPlan, TextPlan
+from seedbed.data.prepare import NAMES, TextPlan
 from seedbed.data.progress import Progress
-from seedbed.data.store import Store
-from seedbed.data.tokenizers import (
-    NUM_CODEPOINTS,
-    TABLE_75,
-    CharTokenizer,
-    Tokenizer,
-    char_table,
-    codepoints,
-    token_dtype,
-    unknown_report,
-)
+from seedbed.data.store import Store, Writer
+from seedbed.data.tokenizers import NUM_CODEPOINTS, TABLE_75, CharTokenizer, Tokenizer, char_table, codepoints
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.data.store import Writer
 
 # A killed preparation loses at most this much text, or time.
 SAVE_EVERY, SAVE_SECONDS = 32 << 20, 5.0
-# Merges are learnt from the beginning of a text, up to this many characters.
-TRAIN_LIMIT = 512 << 20
-RANDOM_CHUNK, BATCH_CHARACTERS = 1 << 22, 1 << 20
+BATCH_CHARACTERS = 1 << 20
 
 
 def build_text(plan: TextPlan, writer: Writer) -> Store:
@@ -51,7 +37,7 @@ def build_text(plan: TextPlan, writer: Writer) -> Store:
     facts = {"kind": tokenizer.kind, "fingerprint": tokenizer.fingerprint, "vocab_size": tokenizer.vocab_size}
     source = {"name": plan.config.text, "identity": plan.identity, **plan.corpus.describe()}
     counts = {name: writer.state[name] for name in ("num_bytes", "num_unknown")}
-    return _commit(writer, plan.key, plan.config, facts, source, counts)
+    return commit(writer, plan.key, plan.config, facts, source, counts)
 
 
 def _write(plan: TextPlan, writer: Writer, tokenizer: Tokenizer) -> None:
@@ -87,43 +73,18 @@ def _make_tokenizer(plan: TextPlan) -> tuple[Tokenizer, int]:
     """The tokenizer, and how many characters of the text it does not know."""
     name, unknown = plan.config.tokenizer, plan.config.unknown
     if name == "bpe":
-        from seedbed.data.bpe import train_bpe
+        from seedbed.data.bpe import train_on
 
-        return train_bpe(_training_text(plan), plan.config.vocab), 0
+        return train_on(plan.corpus, plan.config.vocab), 0
     fixed = CharTokenizer(TABLE_75, unk=True, unknown=unknown) if name == "char75" else plan.given
     if fixed is None:
         counts = _count_characters(plan.corpus)
         # The line end separates documents.
         counts[ord("\n")] += plan.corpus.num_documents > 1
         return CharTokenizer(char_table(counts), unk=unknown == "unk", unknown=unknown), 0
-    found = _find_unknown(plan.corpus, fixed) if isinstance(fixed, CharTokenizer) else []
-    if found and isinstance(fixed, CharTokenizer) and fixed.unknown == "error":
-        raise UserError(unknown_report(found))
-    return fixed, sum(count for _, count, _ in found)
+    from seedbed.data.unknown_characters import count_unknown
 
-
-def _training_text(plan: TextPlan) -> Iterator[str]:
-    progress, length = Progress("learning merges from", plan.corpus.unit), 0
-    for chunk in plan.corpus.chunks():
-        if length >= TRAIN_LIMIT:
-            break
-        length += len(chunk.text)
-        progress(chunk.done, plan.corpus.total)
-        yield chunk.text
-    progress.close()
-
-
-def build_random(plan: RandomPlan, writer: Writer) -> Store:
-    dtype = token_dtype(plan.vocab)
-    writer.array("tokens", dtype)
-    progress = Progress("drawing random tokens", "tokens")
-    for done in range(0, plan.num_tokens, RANDOM_CHUNK):
-        rng = np.random.Generator(np.random.PCG64([1, done]))
-        writer.append("tokens", rng.integers(0, plan.vocab, min(RANDOM_CHUNK, plan.num_tokens - done), dtype))
-        progress(done, plan.num_tokens)
-    progress.close()
-    tokenizer = {"kind": "random", "fingerprint": "random", "vocab_size": plan.vocab}
-    return _commit(writer, plan.key, plan.config, tokenizer, {"name": plan.config.text}, {"num_bytes": 0, "num_unknown": 0})
+    return fixed, count_unknown(plan.corpus, fixed) if isinstance(fixed, CharTokenizer) else 0
 
 
 def _batched(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
@@ -151,22 +112,7 @@ def _count_characters(corpus: Corpus) -> np.ndarray:
     return counts
 
 
-def _find_unknown(corpus: Corpus, tokenizer: CharTokenizer) -> list[tuple[int, int, str]]:
-    """(code point, count, first place) of every character that the tokenizer does not know."""
-    found: dict[int, tuple[int, str]] = {}
-    progress, before = Progress("reading characters", corpus.unit), 0
-    for chunk in corpus.chunks():
-        for point, count, index in tokenizer.unknown_in(chunk.text):
-            place = f"at character {before + index:,}" + (f" of document {chunk.document}" if corpus.num_documents > 1 else "")
-            total, first = found.get(point, (0, place))
-            found[point] = total + count, first
-        before = 0 if chunk.ends else before + len(chunk.text)
-        progress(chunk.done, corpus.total)
-    progress.close()
-    return [(point, count, place) for point, (count, place) in found.items()]
-
-
-def _commit(
+def commit(
     writer: Writer, key: str, config: TextConfig, tokenizer: dict[str, Any], source: dict[str, Any], counts: dict[str, int]
 ) -> Store:
     """Commit with a contiguous split, the last part for validation, and the manifest."""

@@ -94,7 +94,9 @@ class CharTokenizer(Tokenizer):
         missing = ids < 0
         if missing.any():
             if self.unknown == "error":
-                raise UserError(unknown_report([(p, n, f"at character {i:,}") for p, n, i in self.unknown_in(text)]))
+                from seedbed.data.unknown_characters import refused
+
+                raise refused(self, text)
             ids[missing] = len(self.table)
         return ids.astype(self.dtype)
 
@@ -104,26 +106,8 @@ class CharTokenizer(Tokenizer):
     def bytes_of(self, ids: Iterable[int]) -> bytes:
         return self.decode(ids).encode("utf-8", "surrogatepass")
 
-    def unknown_in(self, text: str) -> list[tuple[int, int, int]]:
-        """(code point, count, first index) of each character that the table lacks."""
-        points = codepoints(text)
-        places = np.flatnonzero(self._ids[points] < 0)
-        values, first, counts = np.unique(points[places], return_index=True, return_counts=True)
-        return list(zip(values.tolist(), counts.tolist(), places[first].tolist(), strict=True))
-
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "kind": self.kind, "table": self.table, "unk": self.unk, "unknown": self.unknown}
-
-
-def unknown_report(found: list[tuple[int, int, str]]) -> str:
-    """The error for unknown characters, given (code point, count, first position) of each."""
-    found = sorted(found, key=lambda item: -item[1])
-    shown = "; ".join(f"{chr(v)!r} U+{v:04X} {n:,} times, first {place}" for v, n, place in found[:5])
-    more = f"; and {len(found) - 5} more" if len(found) > 5 else ""
-    return (
-        f"{len(found)} characters are not in the tokenizer's table: {shown}{more}\n"
-        "map them to one id with data.unknown=unk, or use data.tokenizer=bpe, which encodes every text"
-    )
 
 
 def char_table(counts: np.ndarray) -> list[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seedbed.config import Dist
@@ -85,6 +85,10 @@ class Ranks:
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         self.all_gather_object(None)
+
+    def agree(self, act: Callable[[], T]) -> list[T]:
+        """Every rank's result of `act`; a disk error on one rank is raised on all of them."""
+        return [act()]
 
     def close(self) -> None:
         """Leave the process group once all ranks are here: after a signal, the launcher ends the ranks that outlast the first."""

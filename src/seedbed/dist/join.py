@@ -3,7 +3,7 @@
 import datetime
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 import torch
 import torch.distributed as dist
@@ -85,6 +85,18 @@ class GroupRanks(Ranks):
         gathered = [torch.empty_like(padded) for _ in range(self.world)]
         dist.all_gather(gathered, padded, group=self._control)
         return [json.loads(p[:n].numpy().tobytes()) for p, n in zip(gathered, sizes.tolist(), strict=True)]
+
+    def agree(self, act: Callable[[], Any]) -> list[Any]:
+        done, problem = None, ""
+        try:
+            done = act()
+        except OSError as error:
+            problem = f"rank {self.rank}: {error}"
+        found = self.all_gather_object([done, problem])
+        for _, message in found:
+            if message:
+                raise OSError(message)
+        return [done for done, _ in found]
 
     def close(self) -> None:
         self.barrier()

@@ -31,8 +31,3 @@ def num_processes(config: Callable[[], Config]) -> int:
     except UserError:  # reported by the command itself
         return 0
     return world if world > 1 else 0
-
-
-def refuse_ranks(num: int, what: str) -> None:
-    if num:
-        raise UserError(f"{what} is done by one process; set dist.replicate=1 dist.shard=1 for it")

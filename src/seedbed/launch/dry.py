@@ -11,8 +11,9 @@ from seedbed.launch import local
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading
+from seedbed.train.engine import cpu_threads
 from seedbed.train.job import Job
-from seedbed.train.loop import advance
+from seedbed.train.loop import settle, take_step, warm_up
 
 # The shortest run that does everything once.
 SHORT = ["steps=2", "budget=none", "every.log=1", "every.eval=0", "every.sample=0", "every.save=1", "keep=2"]
@@ -48,7 +49,7 @@ def _repeat_second_step(run: Run, wanted: checkpoint_loading.Checkpoint, console
     recipe, config = local.saved_config(run)
     job = local.open_job(local.Launch(run, recipe, config, console, resumed=True), recipe.open_data(config))
     assert job.step == 1, "the second checkpoint was removed"
-    advance(job, 1)
+    _advance(job, 1)
     return _differences(job, wanted)
 
 
@@ -68,3 +69,15 @@ def _worst(different: dict[str, float]) -> str:
     name = max(different, key=lambda n: different[n])
     more = f" and {len(different) - 1} more" if len(different) > 1 else ""
     return f"{name} by {different[name]:.3g}{more}"
+
+
+def _advance(job: Job, num_steps: int) -> None:
+    """Take a few steps without actions, and close the feed."""
+    try:
+        with cpu_threads(job.system.num_cpu_threads):
+            warm_up(job)
+            for _ in range(num_steps):
+                take_step(job)
+            settle(job)
+    finally:
+        job.stepper.close()

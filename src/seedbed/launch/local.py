@@ -120,7 +120,10 @@ def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
 def open_run(launch: Launch, base: Config) -> Data:
     """Copy the recipe files into the run folder, print the config and open the data."""
     run, console = launch.run, launch.console
-    copy_recipe_files(launch.recipe, run)
+    if launch.recipe.code:
+        from seedbed.launch.user_recipe import copy_files
+
+        copy_files(launch.recipe, run)
     print_config(run, base, console)
     if missing := code.left_out(run.code_json()):
         console.warn(missing)
@@ -211,17 +214,12 @@ def open_job(launch: Launch, data: Data) -> Job:
         if primary:
             launch.recipe.save_inference_data(data, run.path)
     if about and primary:
-        _save_model_table(run, console, about)
+        run.event(0, "model", **about)
+        with suppress(OSError):  # not needed for training
+            write_atomic(run.path / "model.txt", f"{model_text(about)}\n".encode())
+        if unreached := about["unreached"]:
+            console.warn(f"the loss does not reach {', '.join(unreached[:4])}: {len(unreached)} parameters in all")
     return job
-
-
-def _save_model_table(run: Run, console: Console, about: dict[str, Any]) -> None:
-    """Write the model table into the run folder, and warn about parameters that get no gradient."""
-    run.event(0, "model", **about)
-    with suppress(OSError):  # not needed for training
-        write_atomic(run.path / "model.txt", f"{model_text(about)}\n".encode())
-    if about["unreached"]:
-        console.warn(f"the loss does not reach {', '.join(about['unreached'][:4])}: {len(about['unreached'])} parameters in all")
 
 
 def _startup_facts(job: Job) -> dict[str, Any]:
@@ -238,18 +236,6 @@ def _startup_facts(job: Job) -> dict[str, Any]:
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def copy_recipe_files(recipe: Recipe, run: Run) -> None:
-    """Copy a user's recipe file into the run folder, unless it contains a secret."""
-    for path in recipe.files() if recipe.name.endswith(".py") else ():
-        from seedbed.track import code_patch
-
-        if what := code_patch.found(path.read_bytes()):
-            run.warn(f"{path.name} holds {what}, so it is not copied into the run folder; read it from the environment instead")
-        else:
-            shutil.copy2(path, run.path / path.name)
-            run.remember(path.name)
 
 
 def close_job(job: Job, status: str) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
 from seedbed.config import Config, flat
+from seedbed.config.saved import is_free
 from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training, saved_config
 from seedbed.recipes import Recipe
@@ -17,7 +18,7 @@ from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.run import Run
-from seedbed.train import checkpoint_loading, progress, saving
+from seedbed.train import checkpoint_loading, progress, rollback
 from seedbed.train.job import Job
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Rec
     if config.budget and config.budget != saved.budget:
         raise UserError(f"budget={config.budget:g}s cannot be set on resume; set the length instead: budget=none steps=N")
     for key in configs.diff(configs.flatten(saved), configs.flatten(config)):
-        if not configs.is_free(key):
+        if not is_free(key):
             raise UserError(f"{key} cannot change on resume; start a new run with --parent {run.name}")
     return recipe, saved, config
 
@@ -103,7 +104,7 @@ def restore_newest(job: Job, recipe: Recipe) -> None:
         progress.restore(job, saved)
         job.clock.go_on_from(saved.state["clock"])
         _extend(job, saved)
-        saving.forget_after(job, job.step)
+        rollback.forget_after(job, job.step)
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
         history = [past for past in facts.get("history") or [] if past["step"] < job.step]
         history += [{"step": job.step, "changed": changed}] if changed else []

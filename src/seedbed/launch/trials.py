@@ -12,7 +12,7 @@ from seedbed.checks.preflight import before_training
 from seedbed.config import Config
 from seedbed.data.feed import Data, room
 from seedbed.errors import UserError
-from seedbed.launch import local
+from seedbed.launch import local, user_recipe
 from seedbed.launch.packed import train_packed
 from seedbed.report.findings import Finding
 from seedbed.track.console import Console
@@ -188,7 +188,8 @@ def _new_run(workspace: Workspace, trial: Trial, name: str) -> Run:
     why = f"{sweep.facts.get('why') or 'sweep'}: {' '.join(words(trial.settings))}"
     about = {"name": name, "why": why, "code": workspace.code, "base": workspace.base, "sweep": sweep.name}
     run = Run.create(sweep.root, workspace.recipe.name, workspace.preset, config, **about)
-    local.copy_recipe_files(workspace.recipe, run)
+    if workspace.recipe.code:
+        user_recipe.copy_files(workspace.recipe, run)
     with _console(run) as console:
         local.print_config(run, workspace.base, console)
     return run

@@ -23,14 +23,7 @@ class Decoder:
     """Extends rows of tokens. The host knows every length; tokens, lengths and the generator stay on the device."""
 
     def __init__(
-        self,
-        model: Any,
-        prompts: list[list[int]],
-        num_tokens: int,
-        sampling: Sampling,
-        seed: int,
-        *,
-        capture: bool = False,
+        self, model: Any, prompts: list[list[int]], num_tokens: int, sampling: Sampling, seed: int, *, capture: bool = False
     ) -> None:
         self.model, self.sampling = model, sampling
         device = model.embed.weight.device
@@ -136,22 +129,12 @@ def pick(logits_BV: Tensor, sampling: Sampling, generator: torch.Generator) -> T
     if sampling.temperature == 0.0:
         return logits_BV.argmax(-1)
     logits_BV = logits_BV.float() / sampling.temperature
-    if 0 < sampling.top_k < logits_BV.shape[-1]:
-        floor_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
-        logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -math.inf)
-    if sampling.top_p < 1.0:
-        logits_BV = logits_BV.masked_fill(logits_BV < _nucleus_floor(logits_BV, sampling.top_p), -math.inf)
+    if sampling.top_k or sampling.top_p < 1.0:
+        from seedbed.nn.likeliest import only_likeliest
+
+        logits_BV = only_likeliest(logits_BV, sampling)
     waits_BV = torch.empty_like(logits_BV).exponential_(generator=generator).clamp_min(1e-20)
     return (logits_BV - waits_BV.log()).argmax(-1)
-
-
-def _nucleus_floor(logits_BV: Tensor, top_p: float) -> Tensor:
-    """The smallest logit among the likeliest tokens that together reach `top_p`."""
-    sorted_BV = logits_BV.sort(dim=-1, descending=True).values
-    probs_BV = sorted_BV.softmax(-1)
-    before_BV = probs_BV.cumsum(-1) - probs_BV
-    last_B1 = (before_BV < top_p).sum(-1, keepdim=True) - 1
-    return sorted_BV.gather(-1, last_B1.clamp_min(0))
 
 
 def window_start(start: int, num_tokens: int, context: int) -> int:

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+keeps_meta = False  # set by `shapes_only` of shapes_only.py
+
 
 def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
     """Give a module built on the meta device storage filled with NaN, so that a missing initialisation shows at once.
 
     Unlike `Module.to_empty`, it keeps the declarations of the parameters. Inside `shapes_only` nothing happens.
     """
-    if _shapes_only:
+    if keeps_meta:
         return module
     for child in module.modules():
         assert not list(child.buffers(recurse=False)), "buffers would be left uninitialised; compute them in forward"
@@ -53,20 +55,6 @@ class _Unfilled(TorchFunctionMode):
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
-
-
-_shapes_only = False
-
-
-@contextlib.contextmanager
-def shapes_only() -> Iterator[None]:
-    """Modules that are built and initialised inside stay on the meta device: a model of any size costs no memory."""
-    global _shapes_only
-    _shapes_only = True
-    try:
-        yield
-    finally:
-        _shapes_only = False
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """Recipes by name: the packages in this folder, and Python files of the user's with the same functions."""
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,6 @@ from seedbed.errors import UserError
 if TYPE_CHECKING:
     from seedbed import trust
     from seedbed.data.feed import Data
-    from seedbed.data.kinds import DatasetKind
     from seedbed.train.system import System
 
 
@@ -28,7 +28,7 @@ class Recipe:
     """A recipe: its presets are loaded at once, its data and model on first use."""
 
     name: str
-    presets: dict[str, Callable[[], Config]]
+    presets: Mapping[str, Callable[[], Config]]
     _module: Callable[[str], ModuleType] = field(repr=False)
     _files: tuple[Path, ...] = ()
     code: "trust.Code | None" = field(default=None, repr=False)  # of a user's own file
@@ -94,16 +94,6 @@ def names() -> list[str]:
     return sorted(name for name in found if (Path(__path__[0]) / name / "presets.py").is_file())
 
 
-def dataset_kinds() -> "dict[str, DatasetKind]":
-    """The dataset kinds that recipes register in their `dataset.py`, by name."""
-    from seedbed.data.kinds import KINDS
-
-    for name in names():
-        if (Path(__path__[0]) / name / "dataset.py").is_file():
-            importlib.import_module(f"{__name__}.{name}.dataset")
-    return KINDS
-
-
 def find(name: str) -> tuple[Recipe, str | None]:
     """`gpt/demo`, `gpt`, `path/to/file.py` or `path/to/file.py:preset`: the recipe, and the preset if it is settled."""
     _, _, preset = name.partition(".py:")
@@ -153,32 +143,14 @@ def function_code(config: Config) -> "list[trust.Code]":
     return [trust.inspect_module(name.partition(":")[0]) for name in names]
 
 
-def describe(name: str) -> dict[str, str]:
-    """Preset to the first line of its docstring; for a recipe that does not load, the error."""
-    try:
-        recipe, _ = find(name)
-    except Exception as error:
-        return {"?": f"does not load: {type(error).__name__}: {error}".partition("\n")[0]}
-    return {preset: (make.__doc__ or "").strip().partition("\n")[0] for preset, make in recipe.presets.items()}
-
-
-def place_in_user_file(error: BaseException) -> str | None:
-    """Where in the user's recipe file an error arose, as file:line; None when it did not pass through one."""
-    from seedbed.recipes import user_files
-
-    return user_files.place_of(error)
-
-
 def _one_of(wanted: str, known: Any, problem: str) -> str:
     """The known name that equals `wanted`, with dashes equal to underscores; or an error with the nearest names and all."""
     name = wanted.replace("_", "-") if wanted not in known else wanted
     if name in known:
         return name
-    import difflib
+    from seedbed.recipes.catalogue import not_among
 
-    near = difflib.get_close_matches(wanted, known, 3, 0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    raise UserError(f"{problem}{hint}\nthere are: {', '.join(known) or 'none'}")
+    raise not_among(wanted, known, problem)
 
 
 def _from_package(name: str) -> Recipe:
@@ -186,7 +158,28 @@ def _from_package(name: str) -> Recipe:
         return importlib.import_module(f"{__name__}.{name}.{part}")
 
     folder = Path(__path__[0]) / name
-    return Recipe(name, presets_of(module("presets")), module, tuple(sorted(folder.glob("*.py"))))
+    return Recipe(name, _Presets(module, folder), module, tuple(sorted(folder.glob("*.py"))))
+
+
+class _Presets(Mapping[str, Callable[[], Config]]):
+    """Presets of a recipe in the package: those of `presets.py`; where another is asked for, also those of `gpu_presets.py`."""
+
+    def __init__(self, module: Callable[[str], ModuleType], folder: Path) -> None:
+        self._module, self._folder, self._first = module, folder, presets_of(module("presets"))
+
+    @functools.cached_property
+    def _all(self) -> dict[str, Callable[[], Config]]:
+        more = presets_of(self._module("gpu_presets")) if (self._folder / "gpu_presets.py").is_file() else {}
+        return {**self._first, **more}
+
+    def __getitem__(self, name: str) -> Callable[[], Config]:
+        return self._first[name] if name in self._first else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
 
 
 def presets_of(module: ModuleType) -> dict[str, Callable[[], Config]]:

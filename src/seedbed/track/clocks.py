@@ -40,10 +40,7 @@ class Stopwatch:
     """
 
     def __init__(
-        self,
-        saved: Mapping[str, float] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        since: float | None = None,
+        self, saved: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic, since: float | None = None
     ):
         self._earlier = dict(saved or {})
         self._seconds: dict[str, float] = {}

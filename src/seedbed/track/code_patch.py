@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 
 from seedbed.track import files
-from seedbed.track.code import git_call, git_output
+from seedbed.track.git_state import git_call, git_output
 
 MAX_PATCH = 2_000_000
 MAX_FILE = 500_000

@@ -61,7 +61,8 @@ class Console:
         step, now = row["step"], self._clock()
         if self._start is None or step < self._start[0]:
             self._start = (step, now)
-        eta = self._eta(step, now, last_step)
+        first, since = self._start
+        eta = max(last_step - step, 0) * (now - since) / (step - first) if last_step and step > first else None
         self._step_width = max(self._step_width, len(f"{last_step or step}"))
         at = f"{step:>{self._step_width}}" + (f"/{last_step}" if last_step else "")
         self._status = self._progress(row, last_step, eta) if self._live else ""
@@ -105,13 +106,6 @@ class Console:
         words = [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in changes.items()] or ["nothing"]
         for index, text in enumerate(wrapped([f"{title}: {words[0]}", *words[1:]], _WIDTH - 6, " · ")):
             self.line(f"  {' ' if index else mark} {text}", style="yellow" if changes else "")
-
-    def _eta(self, step: int, now: float, last_step: int | None) -> float | None:
-        assert self._start is not None
-        first, since = self._start
-        if not last_step or step <= first:
-            return None
-        return max(last_step - step, 0) * (now - since) / (step - first)
 
     def _progress(self, row: dict[str, Any], last_step: int | None, eta: float | None) -> str:
         if not last_step:

@@ -10,7 +10,7 @@ from typing import Any
 
 from seedbed import config as configs
 from seedbed.config import flat
-from seedbed.config.saved import translated
+from seedbed.config.saved import is_free, translated
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
 from seedbed.track.folders import step_names, step_of
@@ -43,7 +43,7 @@ def require_own(run: Run, written_by: dict[str, Any], config: Any, name: str) ->
     if written_by.get("id") != facts.get("id"):
         other = f"run {clip(str(written_by.get('name')), 80)}" if written_by.get("name") else "another run or an older version"
         raise UserError(f"checkpoint {name} was written by {other}, not by run {run.name}; move it away, {accept}")
-    changed = {key: pair for key, pair in _changes_since(written_by, configs.to_json(config)).items() if not configs.is_free(key)}
+    changed = {key: pair for key, pair in _changes_since(written_by, configs.to_json(config)).items() if not is_free(key)}
     if changed:
         raise UserError(
             f"checkpoint {name} was trained with other values than config.json of run {run.name} has: {describe(changed)}\n"
@@ -60,7 +60,7 @@ def accept(run: Run) -> str:
         facts = run.config_json()
         step, newest = _newest_origin(run)
         changed, foreign = _changes_since(newest, facts["config"]), bool(newest) and newest.get("id") != facts.get("id")
-        if not foreign and not _is_edited(facts) and all(map(configs.is_free, changed)):
+        if not foreign and not _is_edited(facts) and all(map(is_free, changed)):
             return ""
         accepted = [*(facts.get("accepted") or []), *([_identity(newest)] if newest else [])]
         new = {**facts, "hash": _hash(facts), "accepted": list(dict.fromkeys(accepted))}

@@ -131,23 +131,6 @@ def release(fd: int) -> None:
     os.close(fd)
 
 
-def is_locked(path: Path) -> bool:
-    """Whether a live process holds the lock; the test takes the lock for an instant."""
-    try:
-        fd = files.open_regular(path)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return False
-
-
 # ---- a folder during training -------------------------------------------------------------------------------------------------
 
 

@@ -6,26 +6,23 @@ Every listing loads this module, so what only new runs need is imported inside f
 import contextlib
 import datetime
 import errno
-import json
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from seedbed import config as configs
 from seedbed.config import flat
 from seedbed.errors import UserError
 from seedbed.track import events, files, folders, jsonl
 from seedbed.track.text import format_value
 
-
-class Listener(Protocol):
-    """Receives the rows and events of a run as they are written; must neither raise nor block."""
-
-    def row(self, values: dict[str, Any]) -> None: ...
-    def event(self, values: dict[str, Any]) -> None: ...
-    def rewind(self, step: int) -> None: ...
+if TYPE_CHECKING:
+    from seedbed.track.listeners import Listener
 
 
 class Run:
@@ -118,7 +115,12 @@ class Run:
             self.remember("config.json", "code.json", "code.patch", "mirrors.json", *(p.name for p in self.path.glob("*.py")))
             yield
         finally:
-            self._close_folder()
+            if self._held is not None:
+                self._held.close()
+                self._held = None
+            if self.new_lock is not None:
+                folders.release(self.new_lock)
+                self.new_lock = None
             folders.release(fd)
 
     def remember(self, *names: str) -> None:
@@ -126,14 +128,6 @@ class Run:
         for name in names:
             with contextlib.suppress(OSError):
                 self.kept_files[name] = (self.path / name).read_bytes()
-
-    def _close_folder(self) -> None:
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-        if self.new_lock is not None:
-            folders.release(self.new_lock)
-            self.new_lock = None
 
     def locate(self) -> Path:
         """The current path of the run's folder, looked up before every write while the run is locked.
@@ -159,20 +153,16 @@ class Run:
                 return
             # A listing in another process holds the lock for an instant; a training process keeps it.
             if time.monotonic() > deadline:
-                raise UserError(self._holder())
-            time.sleep(0.02)
+                from seedbed.track.lock_holders import holder
 
-    def _holder(self) -> str:
-        try:
-            facts = json.loads(files.read_regular(self.path / "lock", 1 << 16))
-            who = f"process {facts['pid']} on {facts['host']} since {facts['since']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            who = "another process"
-        return f"run {self.name} is in use by {who}; stop that one first or wait for it"
+                raise UserError(f"run {self.name} is in use by {holder(self.path / 'lock')}; stop that one first or wait for it")
+            time.sleep(0.02)
 
     def is_running(self) -> bool:
         """Whether a live process holds the lock, whatever status.json says."""
-        return folders.is_locked(self.path / "lock")
+        from seedbed.track.lock_holders import is_locked
+
+        return is_locked(self.path / "lock")
 
     def config_json(self) -> dict[str, Any]:
         """config.json: recipe, preset, config, hash, changes, parent, why, created, version."""
@@ -187,8 +177,6 @@ class Run:
 
     def origin(self, config: Any) -> dict[str, Any]:
         """What a checkpoint records about its run; empty in a folder that is not a run, such as those of checks."""
-        from seedbed import config as configs
-
         if not (self.path / "config.json").exists():
             return {}
         return {
@@ -217,7 +205,8 @@ class Run:
         self.locate()
         earlier = {key: value for key, value in self.status().items() if key != "error"}
         wall = {"wall": self.wall()} if self.wall else {}
-        values = {**earlier, "status": status, **facts, **wall, "updated": _now()}
+        now = datetime.datetime.now().astimezone()
+        values = {**earlier, "status": status, **facts, **wall, "updated": now.isoformat(timespec="seconds")}
         try:
             files.write_atomic(self.path / "status.json", jsonl.pretty(values))
             self._failing.discard("status.json")
@@ -297,8 +286,6 @@ class Run:
 
     def command(self) -> str:
         """The commands that repeat this run, including stops at the steps where settings were changed."""
-        import shlex
-
         facts = self.config_json()
         history = facts.get("history") or []
         begun = dict(facts.get("changes") or {})
@@ -341,16 +328,12 @@ def _words(values: dict[str, Any]) -> list[str]:
 
 def described(config: Any, base: Any) -> dict[str, Any]:
     """The parts of config.json derived from the values; `changes` are those that differ from the preset."""
-    from seedbed import config as configs
-
     new = configs.to_json(config)
     changes = configs.diff(flat(configs.to_json(base)), flat(new)) if base is not None else {}
     return {"config": new, "hash": configs.digest(config), "changes": {key: now for key, (_, now) in changes.items()}}
 
 
 def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
-    import shutil
-
     from seedbed.track.code import keep
 
     for leftover in files.leftover_folders(root):
@@ -384,11 +367,5 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
                 if name is not None:
                     raise UserError(f"run {name} exists already; choose another --run NAME") from None
     except BaseException:
-        import shutil
-
         shutil.rmtree(aside, ignore_errors=True)
         raise
-
-
-def _now() -> str:
-    return datetime.datetime.now().astimezone().isoformat(timespec="seconds")

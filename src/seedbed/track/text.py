@@ -86,21 +86,18 @@ def table(
 
     `paint` colours columns by their number, after everything has found its place: colours have no width.
     """
+    paint = paint or {}
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     out = []
     for row in (header, *rows):
         cells = [cell.rjust(w) if i in right else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
         line = clip("  ".join(cells).rstrip(), max_width or width())
-        out.append(line if row is header else _painted(line, widths, paint or {}))
+        for column in sorted(paint, reverse=True) if row is not header else ():
+            start = sum(widths[:column]) + 2 * column
+            end = start + widths[column]
+            line = line[:start] + paint[column](line[start:end]) + line[end:]
+        out.append(line)
     return "\n".join(out)
-
-
-def _painted(line: str, widths: Sequence[int], paint: dict[int, Callable[[str], str]]) -> str:
-    for column in sorted(paint, reverse=True):
-        start = sum(widths[:column]) + 2 * column
-        end = start + widths[column]
-        line = line[:start] + paint[column](line[start:end]) + line[end:]
-    return line
 
 
 def wrapped(words: Sequence[str], max_width: int, gap: str = "  ") -> list[str]:

@@ -14,7 +14,7 @@ from seedbed.train.watch import MEGA, Alarm, Point
 
 if TYPE_CHECKING:
     from seedbed.data.feed import Feed
-    from seedbed.train.watch import Levels
+    from seedbed.train.memory_growth import Levels
 
 
 def data_wait(feed: Feed, steps: int, share: float, wait: float) -> Alarm:

@@ -1,13 +1,19 @@
 """One step as one call: compiled where asked, captured as one CUDA graph per variant where possible, eager otherwise."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.train.oom import is_out_of_memory
-from seedbed.train.stepper import EagerRunner, Parts, Steps
+from seedbed.train.stepper import EagerRunner
 from seedbed.train.system import System
+
+if TYPE_CHECKING:
+    from seedbed.train.protocols import Parts, Steps
 
 NUM_WARMUPS = 3
 

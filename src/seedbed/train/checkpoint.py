@@ -53,32 +53,15 @@ def save(folder: Path, step: int, tensors: dict[str, dict[str, Tensor]], state: 
     if ranks.broadcast_object(final.exists()):
         return final
     try:
-        _agree(ranks, lambda: _make_aside(folder, aside) if ranks.is_primary else None)
-        written = _agree(ranks, lambda: _write_part(aside, tensors, part))
-        _agree(
-            ranks, lambda: _commit(aside, final, {**state, "step": step}, written, part.origin()) if ranks.is_primary else None
-        )
+        ranks.agree(lambda: _make_aside(folder, aside) if ranks.is_primary else None)
+        written = ranks.agree(lambda: _write_part(aside, tensors, part))
+        facts = {**state, "step": step}
+        ranks.agree(lambda: _commit(aside, final, facts, written, part.origin()) if ranks.is_primary else None)
     except OSError:
         if ranks.is_primary:
             shutil.rmtree(aside, ignore_errors=True)
         raise
     return final
-
-
-def _agree(ranks: Ranks, act: Callable[[], Any]) -> list[Any]:
-    """Every rank's result of `act`; a disk error on one rank is raised on all of them."""
-    if ranks.is_single:
-        return [act()]
-    done, problem = None, ""
-    try:
-        done = act()
-    except OSError as error:
-        problem = f"rank {ranks.rank}: {error}"
-    found = ranks.all_gather_object([done, problem])
-    for _, message in found:
-        if message:
-            raise OSError(message)
-    return [done for done, _ in found]
 
 
 def _make_aside(folder: Path, aside: Path) -> None:
@@ -100,9 +83,8 @@ def _write_part(aside: Path, tensors: dict[str, dict[str, Tensor]], part: Part) 
             continue
         suffix = f"-{ranks.shard_rank + 1:05d}-of-{ranks.degrees.shard:05d}" if ranks.degrees.shard > 1 else ""
         path = aside / f"{file}{suffix}.safetensors"
-        wanted = _write(path, safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in own.items()}))
-        _read_back(path, wanted)
-        written[path.name] = {"sha256": wanted, "pieces": {n: [shards[n].first, shards[n].num] for n in own if n in shards}}
+        digest = _write(path, safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in own.items()}))
+        written[path.name] = {"sha256": digest, "pieces": {n: [shards[n].first, shards[n].num] for n in own if n in shards}}
     return written
 
 
@@ -113,7 +95,6 @@ def _commit(
     facts = {name: fact for part in written for name, fact in part.items()}
     hashes = {name: fact["sha256"] for name, fact in facts.items()}
     hashes["state.json"] = _write(aside / "state.json", json.dumps(state, indent=1).encode())
-    _read_back(aside / "state.json", hashes["state.json"])
     manifest = {"format": FORMAT, "step": state["step"], "torch": torch.__version__, "sha256": hashes}
     manifest |= {"run": origin} if origin else {}
     shards = {name: fact["pieces"] for name, fact in facts.items() if fact["pieces"]}
@@ -126,11 +107,6 @@ def _commit(
 
 def digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-
-
-def _read_back(path: Path, wanted: str) -> None:
-    if hash_file(path) != wanted:
-        raise OSError(f"{path} reads back differently from what was written: the disk is failing")
 
 
 def steps_in(folder: Path) -> list[Path]:
@@ -192,8 +168,11 @@ def forget_after(folder: Path, step: int) -> None:
 
 
 def _write(path: Path, data: bytes) -> str:
+    """Write, and read back; the checksum."""
     files.write_synced(path, data)
-    return hashlib.sha256(data).hexdigest()
+    if hash_file(path) != (wanted := hashlib.sha256(data).hexdigest()):
+        raise OSError(f"{path} reads back differently from what was written: the disk is failing")
+    return wanted
 
 
 def hash_file(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
+from seedbed.data import order
 from seedbed.dist import SINGLE, Ranks, local
 from seedbed.errors import UserError
 from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
@@ -35,13 +36,6 @@ RESERVED = frozenset({"step", "stop", "rate", "lr", "lr_factor", "lrs", "halted"
 STORED = "calm"  # the name of growth trackers in checkpoints
 
 
-def require_free_names(metrics: Iterable[str]) -> None:
-    """Refuse a recipe's metric that has the name of one of the loop's."""
-    if not RESERVED.isdisjoint(metrics):
-        name = next(name for name in metrics if name in RESERVED)
-        raise UserError(f"the recipe measures `{name}`, a name that the loop itself uses; give the metric another name")
-
-
 def pick_device(name: str) -> torch.device:
     """The device a config asks for; `auto` prefers CUDA, then MPS, then the CPU."""
     if name == "auto":
@@ -57,10 +51,7 @@ def mix(*numbers: int) -> int:
     """A 63-bit seed from integers (splitmix64), so that the streams of neighbouring steps are unrelated."""
     state = 0x9E3779B97F4A7C15
     for number in numbers:
-        state = (state + number * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
+        state = order.mix((state + number * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF)
     return state >> 1
 
 
@@ -118,7 +109,10 @@ class Engine(EvalEngine):
 
     def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = SINGLE) -> None:
         super().__init__(system, config, device, ranks)
-        self._change_layers()
+        if config.float8 or config.remat != "none" or ranks.degrees.shard > 1:
+            from seedbed.train.layer_changes import change_layers
+
+            self.shards = change_layers(system, config, device, ranks)
         self.compiled = {part for part in ("autograd", "optimizer") if getattr(config, f"compile_{part}")}
         modules = named_optimizers(system)
         self.optimizers = {
@@ -145,22 +139,6 @@ class Engine(EvalEngine):
         self.touched = False  # whether the present step has begun to change weights
         self._totals: dict[str, Tensor] = {}
         self.norms: dict[str, Tensor] = {}
-
-    def _change_layers(self) -> None:
-        """Float8 layers, activation checkpointing and shards: before anything is compiled, and before optimizers learn names."""
-        if self.config.float8:
-            from seedbed.train.float8 import to_float8
-
-            to_float8(self.system, self.device)
-        if self.config.remat != "none":
-            from seedbed.train.activation_checkpointing import checkpoint_units
-
-            checkpoint_units(self.system, self.config.remat, self.device)
-        if self.ranks.degrees.shard > 1:
-            from seedbed.dist.shards import shard
-            from seedbed.train.capabilities import shard_units
-
-            self.shards = shard(self.system, shard_units(self.system), self.ranks, self.device)
 
     @property
     def progress(self) -> Tensor:
@@ -246,7 +224,9 @@ class Engine(EvalEngine):
         self._part = part
         with self.autocast(), self._autograd():
             measured = self.system.update(batch, self)
-        require_free_names(measured)
+        if not RESERVED.isdisjoint(measured):
+            name = next(name for name in measured if name in RESERVED)
+            raise UserError(f"the recipe measures `{name}`, a name that the loop itself uses; give the metric another name")
         return measured
 
     def _autograd(self) -> contextlib.AbstractContextManager:

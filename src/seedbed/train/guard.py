@@ -21,7 +21,7 @@ from math import isfinite, sqrt
 from typing import TYPE_CHECKING, Any, Protocol
 
 from seedbed.config import Guard
-from seedbed.errors import EXIT_STALLED, UserError
+from seedbed.errors import EXIT_STALLED
 
 if TYPE_CHECKING:
     from seedbed.train.job import Job
@@ -69,7 +69,7 @@ class SpikeWatch:
             # the variance by `num` squared.
             above = (loss - shift) * num - self._sum
             variance = num * self._squares - self._sum * self._sum
-            if above > 0.0 and above * above > self._near * variance and loss > self._band() and loss > self.limit():
+            if above > 0.0 and above * above > self._near * variance and loss > self.limit():
                 return True
             gone = losses[0] - shift
             self._sum -= gone
@@ -83,13 +83,10 @@ class SpikeWatch:
         return False
 
     def limit(self) -> float:
-        mean = self._sum / len(self.losses) + self._shift
-        return max(self._band(), mean + TAIL * (max(self.losses) - mean), self._floor or 0.0)
-
-    def _band(self) -> float:
-        mean = self._sum / len(self.losses)
-        variance = max(self._squares / len(self.losses) - mean * mean, 0.0)
-        return mean + self._shift + self.guard.sigmas * max(sqrt(variance), 1e-3 * abs(mean + self._shift), 1e-9)
+        far = self._sum / len(self.losses)
+        mean, variance = far + self._shift, max(self._squares / len(self.losses) - far * far, 0.0)
+        band = mean + self.guard.sigmas * max(sqrt(variance), 1e-3 * abs(mean), 1e-9)
+        return max(band, mean + TAIL * (max(self.losses) - mean), self._floor or 0.0)
 
     def restart(self) -> None:
         """Reset the statistics: they do not apply after a roll-back or a change of stage."""
@@ -253,9 +250,7 @@ def retry_on_oom(job: Job, act: Callable[[Job], None]) -> None:
         except (RuntimeError, MemoryError) as error:
             from seedbed.train import oom
 
-            if not oom.is_out_of_memory(error):
-                raise
-            problem = str(error).strip().partition("\n")[0]
+            problem = oom.problem_of(error)
         # Outside the handler: the error keeps every tensor of the failed step alive.
         oom.shrink(job, problem)
 
@@ -268,10 +263,4 @@ def explain_oom(job: Job) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         from seedbed.train import oom
 
-        if not oom.is_out_of_memory(error):
-            raise
-        problem = str(error).strip().partition("\n")[0]
-        raise UserError(
-            f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem})\n"
-            f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
-        ) from None
+        raise oom.outside_steps(job, error) from None

@@ -63,13 +63,8 @@ class Job:
         self.incidents = Incidents(self.config.guard)
         self.step_history = StepHistory()
         self.watch = Watch(self.engine, self.stepper.feed)
-        self.meter = Meter(flops_per_item(self.system) / self.num_ranks, self.engine.device, self.config.precision)
+        self.meter = Meter(flops_per_item(self.system) / self.ranks.world, self.engine.device, self.config.precision)
         self.total_items = self.config.steps * self.config.batch
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of processes that share each step."""
-        return self.ranks.world
 
     @property
     def is_stopped(self) -> bool:

@@ -143,15 +143,3 @@ def finish(job: Job) -> None:
     raise_alarms(job, job.step, job.watch.end())
     job.run.event(job.step, "end", status=job.status, **({"wall": job.run.wall()} if job.run.wall else {}))
     set_status(job)
-
-
-def advance(job: Job, num_steps: int) -> None:
-    """Take a few steps without actions, and close the feed."""
-    try:
-        with cpu_threads(job.system.num_cpu_threads):
-            warm_up(job)
-            for _ in range(num_steps):
-                take_step(job)
-            settle(job)
-    finally:
-        job.stepper.close()

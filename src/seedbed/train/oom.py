@@ -38,6 +38,21 @@ def says_out_of_memory(text: str) -> bool:
     return any(words in text.lower() for words in _OUT_OF_MEMORY)
 
 
+def problem_of(error: BaseException) -> str:
+    """The first line of an error that means out of memory; any other is raised again."""
+    if not is_out_of_memory(error):
+        raise error
+    return str(error).strip().partition("\n")[0]
+
+
+def outside_steps(job: Job, error: BaseException) -> UserError:
+    """The error for memory that runs out where smaller micro-batches do not help."""
+    return UserError(
+        f"out of memory after step {job.step}, while evaluating, sampling or saving ({problem_of(error)})\n"
+        f"go on with less of that: seedbed resume {job.run.name} every.sample=0, or with a smaller batch"
+    )
+
+
 def shrink(job: Job, problem: str) -> None:
     """Take smaller micro-batches from now on, after a step that ran out of memory; or an error that says what else to do."""
     config, engine = job.config, job.engine
@@ -48,7 +63,7 @@ def shrink(job: Job, problem: str) -> None:
             f"out of memory at step {job.step + 1} with one item at a time ({problem})\n"
             "make the model or its items smaller, or set remat=full or precision=bf16"
         )
-    if engine.touched or job.num_ranks > 1:
+    if engine.touched or not job.ranks.is_single:
         why = "in the middle of an update" if engine.touched else "on one of several ranks"
         raise UserError(
             f"out of memory at step {job.step + 1}, {why} ({problem})\n"

@@ -120,12 +120,6 @@ def orthogonalise(x_kmn: Tensor, steps: int = 5) -> Tensor:
     return (x.mT if tall else x).to(x_kmn.dtype)
 
 
-def _full_gradients(params: list[nn.Parameter]) -> dict[int, Tensor]:
-    """Gradients by parameter; sharded ones are gathered, since only a full matrix can be orthogonalised."""
-    grads = zip(params, gradients(params), strict=True)
-    return {id(p): g.full_tensor() if hasattr(g, "full_tensor") else g for p, g in grads}  # type: ignore[operator]
-
-
 def _own_rows(param: nn.Parameter, first: int, height: int) -> tuple[Tensor, slice]:
     """This rank's part of the `height` rows from `first` on, and its slice of them."""
     if not hasattr(param, "to_local"):
@@ -163,7 +157,10 @@ class Muon:
         shrink = 1.0 - lr * self.group.weight_decay * keep
         for (shape, matrices), momentum_kmn in zip(self.buckets, self.momenta, strict=True):
             height = shape[0]
-            full = _full_gradients([p for _, p, _ in matrices])
+            params = [p for _, p, _ in matrices]
+            # Sharded gradients are gathered: only a full matrix can be orthogonalised.
+            grads = (g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients(params))  # type: ignore[operator]
+            full = dict(zip(map(id, params), grads, strict=True))
             grad_kmn = torch.stack([full[id(p)][first : first + height] for _, p, first in matrices]) / divisor
             blended = torch.lerp(momentum_kmn, grad_kmn, 1.0 - self.optim.momentum)
             # `where`, never a product with 0: 0 x NaN is NaN.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from seedbed.train.checkpoint_loading import Checkpoint
     from seedbed.train.job import Job
 
+# Names in checkpoints of earlier versions.
+RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
+
 
 def restore(job: Job, saved: Checkpoint) -> None:
     """Continue from a checkpoint: restore every tensor, in place, and every counter; the caller restores the clock."""
-    progress = Progress.load(saved.state)
+    progress = load_progress(saved.state)
     edits.require_own(job.run, saved.origin, job.config, saved.path.name)
     have = job.data.facts.get("fingerprint", "")
     if have != progress.data:
@@ -36,3 +40,10 @@ def restore(job: Job, saved: Checkpoint) -> None:
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = progress.numpy_rng
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+
+
+def load_progress(state: dict[str, Any]) -> Progress:
+    """From a checkpoint of this or an earlier version; unknown keys are ignored."""
+    known = {field.name for field in fields(Progress)}
+    current = {RENAMED.get(name, name): value for name, value in state.items()}
+    return Progress(**{name: value for name, value in current.items() if name in known})

@@ -78,7 +78,9 @@ def evaluate(job: Job) -> None:
     if improved and job.step:
         saving.save(job, best=True)
     elif job.patience and job.status == "running":
-        _stop_early(job)
+        from seedbed.train.early_stop import stop_early
+
+        stop_early(job)
 
 
 def test(job: Job) -> None:
@@ -108,18 +110,6 @@ def _numbers(job: Job, source: Source) -> dict[str, float]:
 
 def _weights(job: Job) -> str:
     return "ema" if job.engine.ema else "live"
-
-
-def _stop_early(job: Job) -> None:
-    """Stop a run whose evaluations have not improved for too long."""
-    stale = (job.step - job.best_step) // job.config.every.eval
-    if stale >= job.patience:
-        test(job)
-        sample(job)
-        saving.save(job)
-        job.run.event(job.step, "early_stop", evaluations=stale, best_step=job.best_step)
-        job.console.line(f"step {job.step}: {stale} evaluations without a better one; stopping early")
-        job.status = "done"
 
 
 def _draw_sample(job: Job) -> Sample:

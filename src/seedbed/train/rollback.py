@@ -90,7 +90,7 @@ def go_back(job: Job, answer: str, trouble: str) -> None:
     progress.restore(job, found)
     job.incidents.load_state(incidents)
     job.skipped_items = counter - job.items
-    saving.forget_after(job, job.step)
+    forget_after(job, job.step)
     if job.ranks.is_primary:
         rewind(job.run, job.step, events=False)
     job.run.event(before, "rollback", to=job.step, skipped_items=job.skipped_items)
@@ -129,3 +129,11 @@ def _best_or_newest(job: Job, folder: Path) -> checkpoint_loading.Checkpoint | N
         except checkpoint_loading.Damaged as problem:
             job.console.line(f"the best checkpoint is damaged: {problem}")
     return checkpoint_loading.load_newest(folder, job.console.line, job.part)
+
+
+def forget_after(job: Job, step: int) -> None:
+    """Remove checkpoints beyond `step`, once every rank has read what it needs."""
+    job.ranks.barrier()
+    if job.ranks.is_primary:
+        checkpoint.forget_after(job.run.path / "checkpoints", step)
+    job.ranks.barrier()

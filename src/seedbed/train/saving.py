@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,14 +64,6 @@ def is_spoiled(job: Job) -> bool:
     return bool(found)
 
 
-def forget_after(job: Job, step: int) -> None:
-    """Remove checkpoints beyond `step`, once every rank has read what it needs."""
-    job.ranks.barrier()
-    if job.ranks.is_primary:
-        checkpoint.forget_after(job.run.path / "checkpoints", step)
-    job.ranks.barrier()
-
-
 def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     """Write a checkpoint, or wait until it is written; mark, prune and report."""
     try:
@@ -90,10 +82,6 @@ def _saved(job: Job, write: Callable[[], Path], best: bool) -> bool:
     job.run.event(checkpoint.step_at(path), "checkpoint", path=path.name, best=best)
     reporting.set_status(job)
     return True
-
-
-# Names in checkpoints of earlier versions.
-RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +120,6 @@ class Progress:
             python_rng=[python[0], list(python[1]), python[2]],
             numpy_rng=[kind, np.asarray(keys).tolist(), *rest],
         )
-
-    @classmethod
-    def load(cls, state: dict[str, Any]) -> Progress:
-        """From a checkpoint of this or an earlier version; unknown keys are ignored."""
-        known = {field.name for field in fields(cls)}
-        current = {RENAMED.get(name, name): value for name, value in state.items()}
-        return cls(**{name: value for name, value in current.items() if name in known})
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -4,6 +4,8 @@ All code that trains, measures or replays steps builds its engine with `build` a
 leave the device as one small vector, so that the host never waits for them.
 """
 
+from __future__ import annotations
+
 import math
 import random
 from collections import deque
@@ -11,7 +13,7 @@ from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +25,9 @@ from seedbed.data.feed import Feed, Source
 from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files, jsonl
 from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
-from seedbed.train.system import Batch, System
+
+if TYPE_CHECKING:
+    from seedbed.train.protocols import Builder, Parts, Steps
 
 Made = TypeVar("Made", bound=EvalEngine)
 # The history of the last steps, written on incidents and at the end: what `replay` compares with. The data of a step follows from
@@ -31,12 +35,6 @@ Made = TypeVar("Made", bound=EvalEngine)
 HISTORY_STEPS = 16
 HISTORY_FILE = "step_history.json"
 OLD_HISTORY_FILE = "ring.json"
-
-
-class Builder(Protocol):
-    """The part of a recipe that builds a system."""
-
-    def build(self, config: Any, data: Any) -> System: ...
 
 
 def build(
@@ -64,13 +62,6 @@ def build(
     return make(system, config, device, ranks) if ranks is not SINGLE else make(system, config, device)
 
 
-def open_feed(engine: Engine, source: Source) -> Feed:
-    """The batches of a run with this engine's config: this rank's share of them."""
-    config, ranks = engine.config, engine.ranks
-    shape = {"batch": config.batch, "parts": config.accum, "share": (ranks.rank, ranks.world)}
-    return Feed(source, seed=config.seed, device=engine.device, **shape)
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step measured. `lr_factor` is the schedule's; `halted` means that it was not finite and changed nothing.
@@ -89,27 +80,6 @@ class StepResult:
     def measured(self) -> dict[str, float]:
         """The loss and all metrics."""
         return {"loss": self.loss, **self.metrics}
-
-
-class Parts(Protocol):
-    """Where a step's data comes from: a Feed, or the counters of many runs."""
-
-    def part(self, k: int) -> Batch: ...
-
-
-class Steps(Protocol):
-    """What takes the steps: one run's Engine, or the Stack of many. Measurements have the shape of `halted`."""
-
-    system: System
-    config: Config
-    device: torch.device
-    variant: Hashable
-    lr_factor: Tensor
-    halted: Tensor
-    compiled: set[str]
-
-    def step(self, parts: Callable[[int], Batch]) -> dict[str, Tensor]: ...
-    def dry_run(self) -> AbstractContextManager[None]: ...
 
 
 class EagerRunner:
@@ -240,7 +210,9 @@ class Stepper(StepQueue):
         compiling: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.engine, self.compiling = engine, compiling
-        self.feed = open_feed(engine, source)
+        config, share = engine.config, (engine.ranks.rank, engine.ranks.world)
+        shape = {"batch": config.batch, "parts": config.accum, "share": share}
+        self.feed = Feed(source, seed=config.seed, device=engine.device, **shape)
         with compiling():  # torch's compiler is loaded
             super().__init__(engine, self.feed, say)
 

@@ -66,6 +66,22 @@ class _ForwardOnly:
         self.turns.add(name)
 
 
+def _inner(result: Tensor, a: Tensor, *rest: Any) -> float:
+    return result.numel() * a.shape[-1]
+
+
+# Multiplications by function, given its result and arguments.
+_RULES: dict[Any, Any] = {
+    F.scaled_dot_product_attention: lambda y, q, k, v, *rest: q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1]),
+    **dict.fromkeys((F.linear, torch.matmul, torch.bmm, torch.mm), _inner),
+    **dict.fromkeys((Tensor.matmul, Tensor.__matmul__, Tensor.bmm, Tensor.mm), _inner),
+    **dict.fromkeys((torch.addmm, torch.baddbmm), lambda result, bias, *product: _inner(result, *product)),
+    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), lambda result, x, weight, *rest: result.numel() * weight[0].numel()),
+}
+if cuda_ops:
+    _RULES[cuda_ops.narrow_attention._opoverload] = lambda y, q_BTHD, *rest: 2 * q_BTHD.numel() * q_BTHD.shape[1]
+
+
 class _Products(TorchFunctionMode):
     """Counts the FLOPs of matrix products, convolutions and attention.
 
@@ -81,37 +97,6 @@ class _Products(TorchFunctionMode):
         if rule:
             self.flops += 2.0 * rule(result, *args)
         return result
-
-
-def _inner(result: Tensor, a: Tensor, *rest: Any) -> float:
-    return result.numel() * a.shape[-1]
-
-
-def _with_bias(result: Tensor, bias: Tensor, a: Tensor, *rest: Any) -> float:
-    return result.numel() * a.shape[-1]
-
-
-def _convolved(result: Tensor, x: Tensor, weight: Tensor, *rest: Any) -> float:
-    return result.numel() * weight[0].numel()
-
-
-def _attended(result: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> float:
-    return q.shape[:-1].numel() * k.shape[-2] * (q.shape[-1] + v.shape[-1])
-
-
-def _attended_narrow(result: Any, q_BTHD: Tensor, *rest: Any) -> float:
-    return 2 * q_BTHD.numel() * q_BTHD.shape[1]
-
-
-_RULES: dict[Any, Any] = {
-    F.scaled_dot_product_attention: _attended,
-    **({cuda_ops.narrow_attention._opoverload: _attended_narrow} if cuda_ops else {}),
-    **dict.fromkeys(
-        (F.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, torch.mm, Tensor.bmm, Tensor.mm), _inner
-    ),
-    **dict.fromkeys((torch.addmm, torch.baddbmm), _with_bias),
-    **dict.fromkeys((F.conv1d, F.conv2d, F.conv3d), _convolved),
-}
 
 
 class _ForwardPass:

@@ -26,17 +26,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Batch = dict[str, Tensor]
-# Methods of a `System` that have another name now.
-RENAMED = {
-    "players": "named_optimizers",
-    "why_one_rank": "single_rank_reason",
-    "working": "rank_local_buffers",
-    "think": "inference_curve",
-    "packs": "packable_keys",
-    "envelope": "padded_config",
-    "dials": "settings_tensors",
-    "lesson": "stage_metric",
-}
 
 
 @dataclass(frozen=True)
@@ -120,8 +109,10 @@ class System(nn.Module):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        for old in RENAMED.keys() & vars(cls).keys():
-            raise UserError(f"{cls.__name__}.{old} is now called {RENAMED[old]}; rename it in the recipe")
+        if not cls.__module__.startswith("seedbed."):  # a user's
+            from seedbed.train.renamed import refuse_old_names
+
+            refuse_old_names(cls)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean loss over this batch's targets, and further measurements."""

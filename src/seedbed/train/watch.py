@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from seedbed.config import Config
     from seedbed.data.feed import Feed
     from seedbed.train.engine import Engine
-
+    from seedbed.train.memory_growth import Levels
 
 MEGA = 1e6
 # Data: the share of waiting that raises an alarm, over this many steps, and the seconds per step below which none is raised:
@@ -42,7 +42,6 @@ HOST_RATE, DEVICE_RATE, FAST_RATE = 5 * MEGA / 1000, 0.4 * MEGA / 1000, 50 * MEG
 HOST_LEAST, DEVICE_LEAST, MUCH = 3 * MEGA, 0.2 * MEGA, 32 * MEGA
 MAX_BLOCKS, NUM_SHORT_BLOCKS = 6, 12
 RISING = 5 / 6  # the share of blocks that must grow: a few may not, because a step was late or a page came back
-STEADY = 0.6  # a leak grows at a constant rate; a cache that fills grows more slowly
 # Layers: a tensor's first moment this far below its own peak, while the model as a whole still learns, is dead.
 DEAD, ALIVE = 1e-6, 1e-3
 LAYERS_FROM, LAYERS_EVERY = 10, 100
@@ -89,7 +88,10 @@ class Watch:
     def __init__(self, engine: Engine, feed: Feed) -> None:
         self.loader, self.rates, self.layers = Loader(feed), Rates(engine), Layers(engine)
         self.memories = [HostMemory()] if _resident() is not None else []
-        self.memories += [DeviceMemory(engine.device)] if engine.device.type == "cuda" else []
+        if engine.device.type == "cuda":
+            from seedbed.train.memory_growth import DeviceMemory
+
+            self.memories.append(DeviceMemory(engine.device))
         self.floor, self.evaluations = Floor(), Evaluations()
         self.raised: set[str] = set()
 
@@ -155,7 +157,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self.blocks = {self.rate: Blocks(BLOCK), max(FAST_RATE, self.rate): Blocks(SHORT_BLOCK, NUM_SHORT_BLOCKS)}
-        self.levels = Levels(self.rate, self.least, MUCH)
+        self.levels: Levels | None = None
         self.taken = self.last_step = self.last_read = 0
         self.wait: dict[float, int] = dict.fromkeys(self.blocks, 0)
 
@@ -179,24 +181,13 @@ class HostMemory:
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
+        from seedbed.train.memory_growth import Levels
+
         guard.gc_collect()
+        self.levels = self.levels or Levels(self.rate, self.least, MUCH)
         self.levels.seen.append((self.taken, self.read()))
         slope, grown = self.levels.growth()
         return _alarm(self.kind, self.levels, slope, grown, point) if slope > 0 else None
-
-
-class DeviceMemory(HostMemory):
-    """Memory of GPU tensors between steps, without what the allocator has cached."""
-
-    kind = "device_leak"
-    rate, least = DEVICE_RATE, DEVICE_LEAST
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-
-    def read(self) -> float:
-        return float(torch.cuda.memory_allocated(self.device))
 
 
 def _resident() -> float | None:
@@ -400,26 +391,3 @@ class Blocks:
         """Whether nearly all of the last blocks grew by at least `rate` per step."""
         full = len(self.rates) == self.rates.maxlen
         return full and sum(r >= rate for r in self.rates) >= RISING * len(self.rates)
-
-
-class Levels:
-    """Memory in use after a collection, read each time that growth was suspected: the last three readings decide."""
-
-    def __init__(self, rate: float, least: float, much: float) -> None:
-        self.rate, self.least, self.much = rate, least, much
-        self.seen: deque[tuple[int, float]] = deque(maxlen=3)
-
-    def in_mega(self) -> list[tuple[int, float]]:
-        """Steps and megabytes, for a person."""
-        return [(step, round(value / MEGA, 2)) for step, value in self.seen]
-
-    def growth(self) -> tuple[float, float]:
-        """Bytes per step and total bytes that remain after collections, or zeros: two gains, or a large one."""
-        found = list(self.seen)
-        gains = [(b - a, (b - a) / (t - s)) for (s, a), (t, b) in itertools.pairwise(found) if t > s]
-        rates = [rate for _, rate in gains]
-        if len(gains) == 2 and min(rates) >= max(self.rate, STEADY * max(rates)) and sum(g for g, _ in gains) >= self.least:
-            return (found[-1][1] - found[0][1]) / (found[-1][0] - found[0][0]), found[-1][1] - found[0][1]
-        if gains and gains[-1][0] >= self.much and gains[-1][1] >= self.rate:
-            return gains[-1][1], gains[-1][0]
-        return 0.0, 0.0

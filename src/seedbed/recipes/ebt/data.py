@@ -10,7 +10,8 @@ from seedbed.config import Config
 from seedbed.data import text
 from seedbed.data.image_source import ImageData, subset_images
 from seedbed.data.images import ImageConfig
-from seedbed.data.text import TextData, TextSource, open_text, subset_text
+from seedbed.data.text import TextData, TextSource, open_text
+from seedbed.data.text_facts import subset_text
 from seedbed.recipes.ebt.denoise.data import open_images
 
 

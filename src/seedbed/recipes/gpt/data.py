@@ -3,7 +3,7 @@
 import sys
 
 from seedbed.config import Config
-from seedbed.data.text import TextData, open_text, subset_text
+from seedbed.data.text import TextData, open_text
 from seedbed.data.text import open_for_inference as open_inference_data
 from seedbed.data.text import save_for_inference as save_inference_data
 
@@ -17,4 +17,6 @@ def open_data(config: Config) -> TextData:
 
 def check_data(config: Config, data: TextData) -> TextData:
     """The data of the checks, in the blocks of their small config."""
+    from seedbed.data.text_facts import subset_text
+
     return subset_text(data, config.data.block)

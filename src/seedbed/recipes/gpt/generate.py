@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from seedbed.data.tokenizers import TextStream, Tokenizer, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn import decoding, eagerly
-from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
+from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling
 from seedbed.recipes.gpt.model import Transformer
-
-
-class UncachedDecoder(Decoder):
-    """Encodes the whole window again for every token: the slow reference."""
-
-    def advance(self) -> None:
-        rows = list(range(len(self.lengths)))
-        self.starts = [window_start(s, n, self.model.block) for s, n in zip(self.starts, self.lengths, strict=True)]
-        tokens_BT, sizes = self._windows(rows, leave=0)
-        last_B = torch.tensor(sizes, device=tokens_BT.device) - 1
-        x_BTC = self._hidden(tokens_BT)
-        self._append(self.model.read_out(x_BTC[torch.arange(len(rows), device=x_BTC.device), last_B]))
-        self.lengths = [n + 1 for n in self.lengths]
-
-    def _hidden(self, tokens_BT: Tensor) -> Tensor:
-        return self.model.hidden(tokens_BT)
 
 
 class CachedDecoder(decoding.CachedDecoder):
@@ -66,7 +49,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 1,
     on_text: Callable[[int, str], None] | None = None,
-    cached: bool = True,
+    decoder_type: type[Decoder] = CachedDecoder,
     capture: bool = False,
 ) -> list[str]:
     """Continuations of `prompts`, without them; `on_text(row, text)` gets text as soon as it is complete."""
@@ -82,8 +65,7 @@ def generate(
     try:
         # Compiled blocks would be compiled again for every length.
         with eagerly():
-            kind = CachedDecoder if cached else UncachedDecoder
-            decoder = kind(model, rows, tokens, sampling, seed, capture=capture)
+            decoder = decoder_type(model, rows, tokens, sampling, seed, capture=capture)
             done = 0
             for portion in decoder.run(tokens, read_every):
                 done += len(portion[0])

@@ -127,7 +127,8 @@ class GPT(System):
         if self.tokenizer is None and not request.options:
             return Sample()
         given, num = options.pop("prompt"), options.pop("num")
-        prompt = self._first_words() if given is None else given
+        first = self.tokenizer.decode(self.data.valid.tokens[:PROMPT_TOKENS].tolist()) if self.tokenizer else ""
+        prompt = first if given is None else given
         write = request.write or (lambda text: None)
 
         def on_text(row: int, piece: str) -> None:
@@ -143,11 +144,6 @@ class GPT(System):
         rest = "".join(f"\n\n---- sample {i} of {num}\n{text}" for i, text in enumerate(texts[1:], 2))
         write(rest + "\n")
         return Sample(text=texts[0] + rest, facts={"prompt": prompt, **options})
-
-    def _first_words(self) -> str:
-        if self.tokenizer is None:
-            return ""
-        return self.tokenizer.decode(self.data.valid.tokens[:PROMPT_TOKENS].tolist())
 
     def describe(self) -> dict[str, Any]:
         """Size against data, and the first block as the model sees it: x above y."""

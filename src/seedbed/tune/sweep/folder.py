@@ -20,6 +20,7 @@ from seedbed.errors import UserError
 from seedbed.report import facts as run_facts
 from seedbed.report import summaries
 from seedbed.track import files, folders, jsonl
+from seedbed.track.lock_holders import is_locked
 from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import format_value, one_line
@@ -200,7 +201,7 @@ class Sweep:
         return None
 
     def is_claimed(self, trial: Trial) -> bool:
-        return folders.is_locked(self.path / "claims" / f"{trial.number:04d}")
+        return is_locked(self.path / "claims" / f"{trial.number:04d}")
 
     # ---- results -----------------------------------------------------------------------------------------------------
 

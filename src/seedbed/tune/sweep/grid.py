@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from seedbed import config as configs
-from seedbed.config import Config
+from seedbed.config import Config, keys
 from seedbed.errors import UserError
 from seedbed.track.text import format_value
 
@@ -97,7 +97,7 @@ def _with_seeds(base: Config, grid: Grid, num_seeds: int | None) -> Grid:
 
 
 def _read_one(base: Config, key: str, text: str, suggest: bool) -> list[Any] | Span:
-    kind = configs.kind_of(base, key)
+    kind = keys.kind_of(base, key)
     kinds = {kind, *get_args(kind)}
     if not text and not kinds & {str}:
         raise UserError(f"{key}= names no values; write {key}=a,b,c")
@@ -107,7 +107,7 @@ def _read_one(base: Config, key: str, text: str, suggest: bool) -> list[Any] | S
     texts = [value for part in parts for value in _expanded(key, part, bool(kinds & {int, float}))]
     if len(texts) > 1 and not all(texts):
         raise UserError(f"{key}={text} has an empty value")
-    values = [configs.read_value(base, key, value) for value in texts]
+    values = [keys.read_value(base, key, value) for value in texts]
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"{key}={text} names {format_value(value)} twice")
@@ -128,7 +128,7 @@ def takes_commas(base: Config, assignments: Sequence[str]) -> list[str]:
     return [
         f"{key}={text}"
         for key, _, text in pairs
-        if "," in text and "|" not in text and len(_parts(configs.kind_of(base, key), text)) == 1
+        if "," in text and "|" not in text and len(_parts(keys.kind_of(base, key), text)) == 1
     ]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from seedbed import config as configs
-from seedbed.config import Config
+from seedbed.config import Config, keys
 from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.recipes.saved import confirm_functions, confirm_saved, find_saved
@@ -86,7 +86,7 @@ class Draft:
     def remember(self) -> None:
         """Trusts the code that the user named for this sweep."""
         for axis in self.grid.axes or ():
-            for value in axis.values if axis.key in configs.function_keys(self.base) else ():
+            for value in axis.values if axis.key in keys.function_keys(self.base) else ():
                 remember(self.recipe, configs.override(self.config, [f"{axis.key}={value}"]))
         remember(self.recipe, self.config)
 

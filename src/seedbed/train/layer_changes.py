@@ -1,0 +1,26 @@
+"""What is changed in a system's layers before it trains: float8 products, activation checkpointing and shards."""
+
+import torch
+
+from seedbed.config import Config
+from seedbed.dist import Ranks
+from seedbed.dist.shards import Shards
+from seedbed.train.system import System
+
+
+def change_layers(system: System, config: Config, device: torch.device, ranks: Ranks) -> Shards | None:
+    """In this order: before anything is compiled, and before optimizers learn names. Returns the shards, if there are any."""
+    if config.float8:
+        from seedbed.train.float8 import to_float8
+
+        to_float8(system, device)
+    if config.remat != "none":
+        from seedbed.train.activation_checkpointing import checkpoint_units
+
+        checkpoint_units(system, config.remat, device)
+    if ranks.degrees.shard == 1:
+        return None
+    from seedbed.dist.shards import shard
+    from seedbed.train.capabilities import shard_units
+
+    return shard(system, shard_units(system), ranks, device)
