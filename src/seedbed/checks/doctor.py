@@ -57,8 +57,8 @@ def make_plan(name: str | None, assignments: list[str], runs: Path, dirty: bool)
     try:
         data = recipe.open_data(config)
         arrays = [array for source in (data.train, data.valid) for array in source.arrays.values()]
-        # The files behind the memory-mapped ones.
-        data_files = tuple(dict.fromkeys(Path(a.filename) for a in arrays if getattr(a, "filename", None)))
+        mapped = [name for array in arrays if (name := getattr(array, "filename", None))]
+        data_files = tuple(dict.fromkeys(map(Path, mapped)))
         num_params = sum(p.numel() for p in recipe.build(config, data).parameters())
     except UserError as problem:
         why, fix = "the run could not start", f"try: seedbed train {name}, or: seedbed data --help"
