@@ -36,6 +36,7 @@ from _report import ROOT, commit, write_result
 
 from seedbed import config as configs
 from seedbed import recipes
+from seedbed.recipes import catalogue
 from seedbed.track.clocks import PARTS
 
 CHECK_LIMIT, BATCH_LIMIT, OVER_TRAINING = 30.0, 60.0, 30.0
@@ -123,7 +124,7 @@ def _verbs(machine: str) -> list[Row]:
 
 
 def _presets() -> list[str]:
-    return [f"{name}/{preset}" for name in recipes.names() for preset in recipes.describe(name)]
+    return [f"{name}/{preset}" for name in recipes.names() for preset in catalogue.describe(name)]
 
 
 def _with_needs(row: Row, data: Path | None) -> Row:
