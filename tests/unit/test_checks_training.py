@@ -14,6 +14,7 @@ from torch import Tensor
 from seedbed import config as configs
 from seedbed.checks import runner, short_runs
 from seedbed.checks.optimizer_checks import declared_rate
+from seedbed.checks.registry import failed, passed
 from seedbed.checks.small_jobs import new_job, sample_options, small_source
 from seedbed.checks.subject import Subject
 from seedbed.config import Schedule
@@ -131,6 +132,19 @@ def test_declared_schedule_equals_the_real_one(kind: str, warmup: float, decay: 
     schedule = Schedule(kind=kind, warmup=warmup, decay=decay, floor=0.2)  # type: ignore[arg-type]
     for i in range(1, 101):
         assert declared_rate(schedule, i / 100, 100) == pytest.approx(multiplier(schedule, i / 100, i), abs=1e-12)
+
+
+@pytest.mark.parametrize(("seeds", "status"), [({0}, "skip"), ({0, 2}, "skip"), ({0, 1, 2}, "fail"), ({1, 2}, "pass")])
+def test_alarm_of_a_short_run_is_raised_on_every_seed(seeds: set[int], status: str):
+    def find(more_seed: int) -> Finding:
+        return failed("worse", where="a", why="b", fix="c") if more_seed in seeds else passed("better")
+
+    assert short_runs.on_every_seed(find).status == status
+
+
+def test_short_runs_of_another_seed_start_elsewhere():
+    one, two = (short_runs.train(make_case(TOY), more_seed=more) for more in (0, 1))
+    assert one.first != two.first
 
 
 def test_short_runs_repeat_bitwise():

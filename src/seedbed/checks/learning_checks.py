@@ -37,7 +37,11 @@ FALL_LIMIT, FALL_SIGMAS = 0.99, 2
 def learning_rate(subject: Subject) -> Finding:
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    fast, slow = short_runs.real_run(subject), short_runs.low_lr_run(subject)
+    return short_runs.on_every_seed(lambda more: _compare_rates(subject, more))
+
+
+def _compare_rates(subject: Subject, more_seed: int) -> Finding:
+    fast, slow = short_runs.real_run(subject, more_seed), short_runs.low_lr_run(subject, more_seed)
     lr = subject.small.optim.lr
     if not fast.finite:
         return failed(
@@ -198,7 +202,11 @@ def first_baseline(subject: Subject) -> float:
 def loss_decreases(subject: Subject) -> Finding:
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    trace = short_runs.real_run(subject)
+    return short_runs.on_every_seed(lambda more: _compare_ends(subject, more))
+
+
+def _compare_ends(subject: Subject, more_seed: int) -> Finding:
+    trace = short_runs.real_run(subject, more_seed)
     if not trace.finite:
         return skipped("the short run was not finite (see H1)")
     first, end = trace.held_out_loss

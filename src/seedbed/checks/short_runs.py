@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seedbed.checks.registry import skipped
 from seedbed.checks.subject import CPU, ROWS, Subject, is_installed
 from seedbed.config import Config, override
 from seedbed.errors import UserError
+from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.engine import Engine
 from seedbed.train.stepper import build
@@ -77,9 +79,11 @@ def config_of(subject: Subject) -> Config:
     return config
 
 
-def start(subject: Subject) -> Engine:
-    """A new engine for a short run, at the same start for all of them."""
-    engine = build(subject.recipe, config_of(subject), subject.data, CPU, make=subject.engine_type)
+def start(subject: Subject, more_seed: int = 0) -> Engine:
+    """A new engine for a short run, at the same start for all runs of a seed."""
+    config = config_of(subject)
+    config = override(config, [f"seed={config.seed + more_seed}"]) if more_seed else config
+    engine = build(subject.recipe, config, subject.data, CPU, make=subject.engine_type)
     engine.variant = engine.system.variant(0, engine.config.steps)
     return engine
 
@@ -115,14 +119,14 @@ def ramp(step: int) -> float:
     return min(1.0, (step + 1) / WARMUP)
 
 
-def train(subject: Subject, rate: float = 1.0, blank: bool = False, num_steps: int = NUM_STEPS) -> ShortRun:
+def train(subject: Subject, rate: float = 1.0, blank: bool = False, more_seed: int = 0) -> ShortRun:
     """A short run on fresh batches at the preset's peak lr times `rate`; with `blank`, on constant inputs."""
-    return continue_run(subject, begin(subject, rate, blank), num_steps)
+    return continue_run(subject, begin(subject, rate, blank, more_seed), NUM_STEPS)
 
 
-def begin(subject: Subject, rate: float, blank: bool = False) -> ShortRun:
+def begin(subject: Subject, rate: float, blank: bool = False, more_seed: int = 0) -> ShortRun:
     """A short run before its first step."""
-    engine = start(subject)
+    engine = start(subject, more_seed)
     if blank:
         _blank_inputs(engine.system)
     return ShortRun(engine, rate=rate, initial_losses=_held_out_losses(subject, engine.system))
@@ -155,12 +159,20 @@ def overfit(subject: Subject, rate: float, num_steps: int, target: float) -> Sho
     return trace
 
 
-def real_run(subject: Subject) -> ShortRun:
-    return subject.once("short_runs.real", lambda: train(subject))
+def real_run(subject: Subject, more_seed: int = 0) -> ShortRun:
+    return subject.once(f"short_runs.real {more_seed}", lambda: train(subject, more_seed=more_seed))
 
 
-def low_lr_run(subject: Subject) -> ShortRun:
-    return subject.once("short_runs.slow", lambda: train(subject, rate=0.1))
+def low_lr_run(subject: Subject, more_seed: int = 0) -> ShortRun:
+    return subject.once(f"short_runs.slow {more_seed}", lambda: train(subject, 0.1, more_seed=more_seed))
+
+
+def on_every_seed(find: Callable[[int], Finding]) -> Finding:
+    """What is found on a first seed; an alarm only where two other seeds raise it too, since one short run may have bad luck."""
+    first = find(0)
+    if first.alarm and any(not find(more).alarm for more in (1, 2)):
+        return skipped(f"seeds disagree; on the first, {first.what}")
+    return first
 
 
 def lr_factor(subject: Subject, wanted: float = FAST_LR) -> float:
