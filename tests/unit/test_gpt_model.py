@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import typing
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from seedbed.config import Config, override
 from seedbed.errors import UserError
 from seedbed.nn.init import kind_of, materialize
 from seedbed.nn.layers import ENCODINGS, attention_scope
+from seedbed.recipes import find
 from seedbed.recipes.gpt.model import Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
 
@@ -198,8 +198,12 @@ def test_config_switches_change_the_model(change):
     assert (plain.logits(tokens()) - changed.logits(tokens())).abs().max() > 1e-5
 
 
-def test_config_names_every_positional_encoding():
-    assert set(typing.get_args(typing.get_type_hints(ModelConfig)["positions"])) == set(ENCODINGS)
+def test_positional_encoding_of_the_registry_can_be_chosen_at_once(monkeypatch: pytest.MonkeyPatch):
+    preset = find("gpt/demo")[0].preset("demo")
+    with pytest.raises(UserError, match=r"rope.*learned.*none"):
+        override(preset, ["model.positions=sines"])
+    monkeypatch.setitem(ENCODINGS, "sines", ENCODINGS["none"])
+    assert override(preset, ["model.positions=sines"]).model.positions == "sines"
 
 
 @pytest.mark.parametrize("kind", ENCODINGS)

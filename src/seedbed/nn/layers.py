@@ -1,8 +1,7 @@
 """Layers of a transformer: norms, feed-forward, attention, positional encodings, and the cross-entropy of a linear head.
 
 B batch, T time, H heads, K key heads, C width, D head width, N rows, V padded vocabulary. Norms are computed in float32 and
-returned in the dtype of the stream. A new positional encoding is a class, a line of `ENCODINGS`, and its name in the model's
-config.
+returned in the dtype of the stream. A new positional encoding is a class and a line of `ENCODINGS`.
 """
 
 from __future__ import annotations

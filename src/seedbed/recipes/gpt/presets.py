@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from seedbed.config import Config, Every, Optim, Schedule, number
+from seedbed.config import Config, Every, Optim, Schedule, number, registered
 from seedbed.data.corpus import TextConfig
 from seedbed.errors import UserError
 
@@ -23,7 +23,7 @@ class ModelConfig:
     kv_heads: int = number(0, low=0, high=1024)
     mlp: Literal["swiglu", "relu2", "gelu"] = "swiglu"
     norm: Literal["rms", "layer"] = "rms"
-    positions: Literal["rope", "learned", "none"] = "rope"
+    positions: str = registered("rope", "seedbed.nn.layers:ENCODINGS")
     rope_base: float = number(1e4, low=2.0)
     qk_norm: bool = True
     tied: bool = True
