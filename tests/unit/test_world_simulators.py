@@ -170,3 +170,9 @@ def test_simulator_registry_takes_one_line_per_simulator(tmp_path: Path, monkeyp
     monkeypatch.setitem(simulators.REGISTRY, "ramp", simulators.Entry("doom:Ramp"))
     recording = simulators.record("ramp", 40, 16, 16, 1, out=tmp_path / "ramp")
     assert recording.num_frames == 40 and recording.frames_THWC[1, 0, 0, 0] == recording.frames_THWC[0, 0, 0, 0] + 1
+
+
+def test_file_with_a_class_of_its_name_is_a_simulator(tmp_path):
+    for name in ("ramp.py", "__init__.py", "notes.txt"):
+        (tmp_path / name).touch()
+    assert simulators._of_files(tmp_path) == {"ramp": simulators.Entry("ramp:Ramp")}

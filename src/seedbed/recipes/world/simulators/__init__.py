@@ -33,13 +33,20 @@ class Entry:
     responds_late: bool = False  # frames may respond later than the control: cars have inertia
 
 
-# One line per simulator.
-REGISTRY = {
+def _of_files(folder: Path) -> dict[str, Entry]:
+    """A file `ramp.py` with a class `Ramp` is the simulator `ramp`."""
+    names = sorted(path.stem for path in folder.glob("*.py"))
+    return {name: Entry(f"{name}:{name.capitalize()}") for name in names if not name.startswith("_")}
+
+
+# Files with more than one simulator, or without one (None).
+_OTHERS = {
     "box": Entry("box:record_box", records_itself=True),
-    "doom": Entry("doom:Doom"),
+    "boxworld": None,
     "atari": Entry("gym:Atari", argument="NAME", responds_late=True),
     "gym": Entry("gym:Gym", argument="ID", responds_late=True),
 }
+REGISTRY = {name: entry for name, entry in (_of_files(Path(__file__).parent) | _OTHERS).items() if entry}
 HELP = ", ".join(f"{name}:{entry.argument}" if entry.argument else name for name, entry in REGISTRY.items())
 
 
