@@ -175,4 +175,6 @@ def test_simulator_registry_takes_one_line_per_simulator(tmp_path: Path, monkeyp
 def test_file_with_a_class_of_its_name_is_a_simulator(tmp_path):
     for name in ("ramp.py", "__init__.py", "notes.txt"):
         (tmp_path / name).touch()
+    from seedbed.recipes.world import simulators
+
     assert simulators._of_files(tmp_path) == {"ramp": simulators.Entry("ramp:Ramp")}
