@@ -60,8 +60,8 @@ test-all: $(VENV)/.dev
 test-gpu: $(VENV)/.dev
 	$(PYTEST) -m gpu -n 4 --dist loadfile --durations 10
 
-# The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`; so is the tour, which takes an hour.
-GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py flow_cifar.py shakespeare.py thinker.py ebt.py world.py tour.py)
+# The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`; so is the tour, and what compares two checkouts.
+GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py flow_cifar.py shakespeare.py thinker.py ebt.py world.py tour.py before_after.py)
 CPU_BENCHMARKS = $(filter-out $(GPU_BENCHMARKS),$(wildcard benchmarks/[a-z]*.py))
 
 bench: $(VENV)/.core
