@@ -12,7 +12,7 @@ import pytest
 import torch
 from rank_processes import RankJob, events, losses, max_difference, run_jobs
 
-from seedbed.train import checkpoint, checkpoint_loading
+from seedbed.train import checkpoint_loading
 
 # One spawn of processes for nearly all tests here: whichever comes first waits for it.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -116,7 +116,10 @@ def test_resume_with_another_number_of_ranks(stage):
 
 def test_sharded_and_unsharded_checkpoints_are_one_format(stage):
     root, _ = stage
-    ends = {name: checkpoint_loading.load_newest(root / "runs" / name / "checkpoints") for name in ("gpt", "gpt-both", "gpt-replicate")}
+    ends = {
+        name: checkpoint_loading.load_newest(root / "runs" / name / "checkpoints")
+        for name in ("gpt", "gpt-both", "gpt-replicate")
+    }
     files = {name: sorted(p.name for p in saved.path.iterdir()) for name, saved in ends.items() if saved}
     assert "model.safetensors" in files["gpt"] and files["gpt"] == files["gpt-replicate"]
     assert "model-00002-of-00002.safetensors" in files["gpt-both"]

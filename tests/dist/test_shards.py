@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+from seedbed import launch
 from seedbed.cli.dry import dry_run
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Feed, Source
+from seedbed.dist import SINGLE, Ranks, started
 from seedbed.dist import join as joining
 from seedbed.dist.join import require_settings
-from seedbed.train.capabilities import require_possible
-from seedbed.dist import SINGLE, Ranks, started
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
-from seedbed import launch
 from seedbed.train import checkpoint, checkpoint_loading
+from seedbed.train.capabilities import require_possible
 from seedbed.train.system import System
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ class Table:
         self.barrier, self.values = threading.Barrier(world, timeout=20), [None] * world
 
 
-class Threaded(Ranks):
+class Threaded(joining.GroupRanks):
     """A rank in a thread of its own."""
 
     def __init__(self, degrees: Dist, rank: int, table: Table) -> None:
@@ -219,7 +219,11 @@ def test_flipped_bits_of_a_sharded_checkpoint_are_never_loaded(tmp_path: Path, r
         target.write_bytes(good[: place // 8] + bytes([good[place // 8] ^ 1 << place % 8]) + good[place // 8 + 1 :])
         found = on_ranks(reading, lambda ranks: checkpoint_loading.load(path, part_of(ranks)))
         damaged = [isinstance(one, checkpoint_loading.Damaged) for one in found]
-        assert all(damaged) or all(equal(one.tensors, was) for one, was in zip(found, wanted, strict=True)), (target, place, found)
+        assert all(damaged) or all(equal(one.tensors, was) for one, was in zip(found, wanted, strict=True)), (
+            target,
+            place,
+            found,
+        )
         noticed += all(damaged)
         target.write_bytes(good)
     assert noticed > (0.85 if first_format else 0.99) * (1200 if reading.world == 1 else 150)
@@ -272,7 +276,9 @@ def test_read_error_on_one_rank_makes_all_fall_back(tmp_path: Path, monkeypatch:
         return real(path, manifest, part)
 
     monkeypatch.setattr(checkpoint_loading, "_read_rows", read)
-    for found in on_ranks(Dist(shard=2), lambda ranks: checkpoint_loading.load_newest(tmp_path, lambda text: None, part_of(ranks))):
+    for found in on_ranks(
+        Dist(shard=2), lambda ranks: checkpoint_loading.load_newest(tmp_path, lambda text: None, part_of(ranks))
+    ):
         assert found.step == 3
 
 
@@ -280,7 +286,9 @@ def test_checkpoint_of_the_first_format_loads(tmp_path: Path):
     for name, degrees in (("single", Dist()), ("sharded", Dist(shard=3))):
         (path,) = set(saved_by(tmp_path / name, degrees))
         as_first_format(path)
-        for ranks, found in on_ranks(Dist(shard=2), lambda ranks, path=path: (ranks, checkpoint_loading.load(path, part_of(ranks)))):
+        for ranks, found in on_ranks(
+            Dist(shard=2), lambda ranks, path=path: (ranks, checkpoint_loading.load(path, part_of(ranks)))
+        ):
             assert equal(found.tensors, tensors_of(ranks)) and found.origin == {}
 
 
@@ -289,7 +297,9 @@ def test_checkpoint_folder_named_for_another_step_is_damage(tmp_path: Path):
     shutil.copytree(path, tmp_path / "step-000009")
     with pytest.raises(checkpoint_loading.Damaged, match="step-000009 holds the state of step 4"):
         checkpoint_loading.load(tmp_path / "step-000009")
-    assert checkpoint_loading.load(path.rename(tmp_path / "step-000004-copy")).step == 4, "a copy of the user's may be asked for by name"
+    assert checkpoint_loading.load(path.rename(tmp_path / "step-000004-copy")).step == 4, (
+        "a copy of the user's may be asked for by name"
+    )
 
 
 def test_shards_of_another_model_are_refused(tmp_path: Path):

@@ -1,22 +1,20 @@
 """Joining the other processes of a run, their collectives, and what cannot be spread over them."""
 
+import contextlib
 import datetime
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+
 from seedbed.config import Config, Dist
 from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import UserError
-import contextlib
-from collections.abc import Iterator
-from seedbed.config import Dist
-
-
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
