@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import INFERENCE
 from seedbed.train import checkpoint_loading, optim
+from seedbed.train.progress import is_same_data
 from seedbed.train.system import Request
 
 TEXT = "the seed that fell on good ground grew up and bore a hundred seeds. " * 60
@@ -121,3 +123,19 @@ def test_damaged_inference_data_is_named(folder: Path, damage: bytes):
     (folder / "runs" / "one" / INFERENCE / "data.json").write_bytes(damage)
     with pytest.raises(UserError, match=r"inference is damaged .*move it away"):
         inference.load(folder / "runs", "one")
+
+
+def test_data_rendered_again_by_another_processor_are_accepted():
+    """Their pixels at edges differ, and so does their fingerprint; recorded and tokenised data must be the same."""
+    facts = {"fingerprint": "1" * 16}
+    assert is_same_data(SimpleNamespace(facts=facts), "1" * 16, "this run")
+    assert not is_same_data(SimpleNamespace(facts=facts, is_rendered=True), "0" * 16, "this run")
+    with pytest.raises(UserError, match="the data has changed: this run was trained on 0000"):
+        is_same_data(SimpleNamespace(facts=facts, is_rendered=False), "0" * 16, "this run")
+
+
+@pytest.mark.parametrize(("recording", "rendered"), [("box", True), ("gym:Pendulum-v1", False), ("somewhere", False)])
+def test_world_data_of_the_box_alone_are_rendered(recording: str, rendered: bool):
+    from seedbed.recipes.world.data import is_rendered
+
+    assert is_rendered(recording) == rendered

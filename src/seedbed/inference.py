@@ -23,6 +23,7 @@ from seedbed.train.ema import Ema
 from seedbed.train.engine import EvalEngine, saved_buffers
 from seedbed.train.options import need_data
 from seedbed.train.player import Player
+from seedbed.train.progress import is_same_data
 from seedbed.train.stepper import build
 from seedbed.train.system import Request, Sample, System, rank_local_buffers
 
@@ -53,9 +54,7 @@ def load(root: Path, run_name: str, checkpoint_name: str = "", device: str = "au
     edits.require_own(run, saved.origin, config, saved.path.name)
     data = None if all_data else recipe.open_inference_data(config, run.path)
     data = data or recipe.open_data(config)
-    have, want = data.facts.get("fingerprint", ""), saved.state["data"]
-    if have != want:
-        raise UserError(f"the data has changed: run {run.name} was trained on {want}, the source now gives {have}")
+    is_same_data(data, saved.state["data"], f"run {run.name}")
     engine = build(recipe, config, data, make=EvalEngine)
     _restore(engine, saved)
     return TrainedModel(run, config, data, engine.system, engine)

@@ -14,6 +14,7 @@ from seedbed.train import checkpoint_loading
 from seedbed.train.saving import Progress
 
 if TYPE_CHECKING:
+    from seedbed.data.feed import Data
     from seedbed.train.checkpoint_loading import Checkpoint
     from seedbed.train.job import Job
 
@@ -25,9 +26,8 @@ def restore(job: Job, saved: Checkpoint) -> None:
     """Continue from a checkpoint: restore every tensor, in place, and every counter; the caller restores the clock."""
     progress = load_progress(saved.state)
     edits.require_own(job.run, saved.origin, job.config, saved.path.name)
-    have = job.data.facts.get("fingerprint", "")
-    if have != progress.data:
-        raise UserError(f"the data has changed: this run was trained on {progress.data}, the source now gives {have}")
+    if not is_same_data(job.data, progress.data, "this run"):
+        job.console.warn("frames were rendered again by another processor: pixels at edges may differ from those trained on")
     checkpoint_loading.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")
     job.step, job.items, job.skipped_items = saved.step, progress.items, progress.skipped_items
     job.total_items = progress.total_items
@@ -40,6 +40,14 @@ def restore(job: Job, saved: Checkpoint) -> None:
     random.setstate((version, tuple(numbers), gauss))
     kind, keys, *rest = progress.numpy_rng
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+
+
+def is_same_data(data: Data, wanted: str, whose: str) -> bool:
+    """Whether these are the data of training; others are refused, unless they were rendered here from the same config."""
+    have = data.facts.get("fingerprint", "")
+    if have != wanted and not getattr(data, "is_rendered", False):
+        raise UserError(f"the data has changed: {whose} was trained on {wanted}, the source now gives {have}")
+    return have == wanted
 
 
 def load_progress(state: dict[str, Any]) -> Progress:

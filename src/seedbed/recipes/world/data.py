@@ -80,9 +80,13 @@ class WindowSource(Source):
 
 @dataclass
 class WorldData(Data):
-    """The windows of a recording, and the recording itself."""
+    """The windows of a recording, and the recording itself.
+
+    `is_rendered`: made here from the config alone. Another processor rounds otherwise, and pixels at edges differ.
+    """
 
     recording: Recording = field(kw_only=True)
+    is_rendered: bool = field(default=False, kw_only=True)
 
     @functools.cached_property
     def mean_frame(self) -> np.ndarray:
@@ -151,13 +155,25 @@ def _cut(recording: Recording, config: Config) -> WorldData:
         "controls": ", ".join(f"{axis.name} [{axis.unit}]" for axis in recording.axes if not axis.dead),
         "convention": recording.facts["recording"]["convention"],
     }
-    return WorldData(parts["train"], parts["valid"], facts, test=parts["test"], recording=recording)
+    own = {"test": parts["test"], "recording": recording, "is_rendered": is_rendered(config.data.recording)}
+    return WorldData(parts["train"], parts["valid"], facts, **own)
+
+
+def is_rendered(name: str) -> bool:
+    """Whether the frames follow from the config alone."""
+    simulator = _simulator(name)
+    return simulator is not None and simulator.records_itself
+
+
+def _simulator(name: str) -> simulators.Entry | None:
+    """The simulator of that name, unless a recording has it too."""
+    return None if is_store(Path(name)) else simulators.REGISTRY.get(name.partition(":")[0])
 
 
 def _find_recording(config: Config) -> Recording:
     """The recording that `config.data` names. An imported one must be aligned: the loss would not show it."""
     wanted = config.data
-    if wanted.recording.partition(":")[0] in simulators.REGISTRY and not is_store(Path(wanted.recording)):
+    if _simulator(wanted.recording):
         size = (wanted.frames, wanted.height, wanted.width, wanted.scene)
         found = simulators.record(wanted.recording, *size, cache=wanted.cache, device=_render_device(config))
     else:
