@@ -70,15 +70,15 @@ def test_every_row_is_predicted_before_it_is_measured(ablate, monkeypatch: pytes
 
 def test_rows_of_a_round_begin_with_the_same_weights(ablate, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[tuple[int, int], list[torch.Tensor]] = {}
-    real = measure._prepare
+    real = measure._steps
 
-    def prepare(rig):
-        config = rig.engine.config
-        weights = torch.cat([p.detach().flatten().clone() for p in rig.engine.system.parameters()])
-        found.setdefault((config.seed, len(weights)), []).append(weights)
-        return real(rig)
+    def steps(rig, first, num, timestamps):
+        if first == 0:
+            weights = torch.cat([p.detach().flatten().clone() for p in rig.engine.system.parameters()])
+            found.setdefault((rig.engine.config.seed, len(weights)), []).append(weights)
+        return real(rig, first, num, timestamps)
 
-    monkeypatch.setattr(measure, "_prepare", prepare)
+    monkeypatch.setattr(measure, "_steps", steps)
     assert ablate(TOY, "batch=4", "accum=2", *QUICK, "--name", "same")[0] == 0
     assert len(found) == 2 and len({seed for seed, _ in found}) == 2
     for weights in found.values():

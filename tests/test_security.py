@@ -44,6 +44,7 @@ IMPORTERS = {
     "src/seedbed/config/__init__.py": "registries that fields of a dataclass name",
     "src/seedbed/__init__.py": "a table in the file",
     "src/seedbed/recipes/__init__.py": "a folder of the package",
+    "src/seedbed/recipes/catalogue.py": "a folder of the package",
     "src/seedbed/checks/registry.py": "modules of the package",
     "src/seedbed/cli/__init__.py": "a table in the file",
     "src/seedbed/report/mirrors/choose.py": "a table in the file",

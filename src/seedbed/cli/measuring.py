@@ -191,7 +191,7 @@ def _check_arguments(parser: Parser) -> None:
 @verb(
     "check",
     "RECIPE/PRESET [key=value ...] | script.py::make",
-    "test data, model, loss and loop of a run, or any PyTorch model, before training",
+    "test data, model, loss and loop before training",
     _check_arguments,
 )
 def _check(given: argparse.Namespace) -> int:
