@@ -3,7 +3,7 @@
     git worktree add --detach /tmp/old COMMIT
     python benchmarks/before_after.py /tmp/old . --rounds 5
 
-Seconds of the processor, since what else the machine does only adds to those of the clock. Saving is a training with a hundred
+Seconds of the processor, since what else the machine does only adds to those of the clock. Saving is a training with twenty
 checkpoints less one with none.
 """
 
@@ -20,8 +20,8 @@ from typing import Any
 
 from _report import write_result
 
-TRAIN = ("-m", "seedbed", "train", "gpt/demo", "steps=300", "every.eval=0", "every.sample=0", "--no-check", "--dirty")
-TYPED = {"train": (*TRAIN, "every.save=0"), "train, 100 checkpoints": (*TRAIN, "every.save=3")}
+TRAIN = ("-m", "seedbed", "train", "gpt/demo", "steps=60", "every.eval=0", "every.sample=0", "--no-check", "--dirty")
+TYPED = {"train": (*TRAIN, "every.save=0"), "train, 20 checkpoints": (*TRAIN, "every.save=3")}
 SCRIPTS = {"loop": ("--rounds", "12"), "guards": ("--rounds", "8"), "packed": ("--device", "cpu", "--rounds", "3")}
 
 
@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("old", type=Path)
     parser.add_argument("new", type=Path)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--scripts", action="store_true", help="the benchmarks of the loop too, which take ten minutes")
     args = parser.parse_args()
     checkouts = {"old": args.old.resolve(), "new": args.new.resolve()}
     seconds: dict[str, dict[str, list[float]]] = {side: {name: [] for name in TYPED} for side in checkouts}
@@ -65,16 +66,17 @@ def main() -> None:
                     seconds[side][name].append(run(checkout, words, folder))
     for side in checkouts:
         rows = {name: values[1:] for name, values in seconds[side].items()}
-        rows["100 checkpoints"] = [b - a for a, b in zip(rows["train"], rows["train, 100 checkpoints"], strict=True)]
+        rows["20 checkpoints"] = [b - a for a, b in zip(rows["train"], rows["train, 20 checkpoints"], strict=True)]
         seconds[side] = rows
     for name in seconds["old"]:
         figures["typed"][name] = row = compare(seconds["old"][name], seconds["new"][name])
         print(f"{name:24} {row}", flush=True)
-    for name in SCRIPTS:
+    write_result("before-after-cpu", figures)
+    for name in SCRIPTS if args.scripts else ():
         for side, checkout in checkouts.items():
             with tempfile.TemporaryDirectory() as folder:
                 figures["scripts"][f"{name}, {side}"] = script_figures(checkout, name, folder)
-    write_result("before-after-cpu", figures)
+        write_result("before-after-cpu", figures)
 
 
 if __name__ == "__main__":
