@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: help demo install test test-all test-gpu lint format bench clean
+.PHONY: help demo install test test-all test-gpu lint format docs bench clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test-all  the slow tests: fault matrix, drills, whole commands"
 	@echo "make test-gpu  the tests that need a CUDA device"
 	@echo "make lint      ruff and pyright        make format   let ruff rewrite the files"
+	@echo "make docs      the docs as a site with search: build/docs/index.html; a dead link is an error"
 	@echo "make bench     the CPU benchmarks; each writes benchmarks/results/NAME.json"
 	@echo "make clean     remove .venv and caches"
 
@@ -54,11 +55,16 @@ test: lint
 	$(PYTEST) -m "not slow" -n $(WORKERS)
 
 test-all: $(VENV)/.dev
-	$(PYTEST) -m slow -n $(WORKERS)
+	$(PYTEST) -m slow -n $(WORKERS) --durations 20
 
 # Most of the time is compiling, on one core each; the tests of a file share what was compiled.
 test-gpu: $(VENV)/.dev
 	$(PYTEST) -m gpu -n 4 --dist loadfile --durations 10
+
+docs: $(VENV)/.dev
+	$(BIN)/python docs/reference.py
+	$(BIN)/python -m sphinx -W --keep-going -n -q -E docs build/docs
+	@echo "open build/docs/index.html"
 
 # The scripts named for a GPU are run there by hand: `python benchmarks/gpt_gpu.py`; so is the tour, and what compares two checkouts.
 GPU_BENCHMARKS = $(addprefix benchmarks/,gpt_gpu.py flow_gpu.py flow_cifar.py shakespeare.py thinker.py ebt.py world.py tour.py before_after.py)
@@ -68,5 +74,5 @@ bench: $(VENV)/.core
 	@for script in $(CPU_BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache build/docs docs/reference
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

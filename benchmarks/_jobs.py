@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from seedbed import config as configs
-from seedbed.launch import packed
+from seedbed.launch import trials
 from seedbed.recipes import find
 from seedbed.track.console import Console
 from seedbed.track.run import Run
@@ -105,7 +105,7 @@ def open_pack(name: str, num: int, *assignments: str) -> Iterator[Pack]:
         for k in range(num):
             config = configs.override(base, [f"seed={k + 1}", f"optim.lr={base.optim.lr * (1 - k / (2 * num))}"])
             runs.append(Run.create(Path(folder), recipe.name, preset, config, name=f"bench{k}", code={}, base=base))
-        pack = packed.as_pack([packed.open_quietly(run, stack) for run in runs])
+        pack = trials.as_pack([trials.open_quietly(run, stack) for run in runs])
         try:
             pack.prepare()
             for job in pack.jobs:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from _report import write_result
+from _uncached import UncachedEnergyDecoder
 
 from seedbed import config as configs
 from seedbed import inference
@@ -27,9 +28,9 @@ from seedbed.data.feed import Feed
 from seedbed.launch import local
 from seedbed.nn.decoding import Sampling
 from seedbed.recipes import find
-from seedbed.recipes.ebt.denoise.curves import curves
-from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, UncachedDecoder
-from seedbed.recipes.ebt.inference_curves import inference_curves
+from seedbed.recipes.ebt.denoise.system import curves
+from seedbed.recipes.ebt.evaluate import inference_curves
+from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions
 from seedbed.track.run import Run
 from seedbed.train.capture import StepRunner
 from seedbed.train.stepper import build
@@ -184,7 +185,7 @@ def denoise(images: str, steps: int, seeds: list[int], wanted: str, further: lis
                 settings = [*data, *extra, f"steps={steps}", f"every.eval={steps // 2}", f"seed={seed}", *further]
                 row = train(root, name, f"ebt/{model}-{kind}", settings)
                 if "error" not in row:
-                    trained = inference.load(root, name)
+                    trained = inference.load(root, name, all_data=True)
                     with trained.engine.evaluating():
                         row["curves"] = curves(trained.system)  # type: ignore[arg-type]
                 rows[f"{title}, seed {seed}"] = row
@@ -206,7 +207,7 @@ def generation(num_tokens: int) -> dict[str, Any]:
     system = engine.system
     ways = {
         "cached": lambda num: CachedDecoder(system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1),
-        "uncached": lambda num: UncachedDecoder(system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1),
+        "uncached": lambda num: UncachedEnergyDecoder(system, OptimizeOptions(2), [[1]], num, Sampling(0.0), 1),
     }
     on_cuda = engine.device.type == "cuda"
     wait = torch.cuda.synchronize if on_cuda else lambda: None

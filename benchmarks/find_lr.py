@@ -155,7 +155,7 @@ def verdict(found: float | None, low: float, high: float, best: float, flat_rang
 
 def compare(case: Case, device: str, extra: list[str], rows: Rows) -> dict[str, Any]:
     """One row of the table."""
-    workload = Workload.open(case.name, [*case.settings, *extra, f"steps={case.steps}"], device)
+    workload = Workload.open(case.name, [*case.settings, *extra, f"steps={case.steps}", f"device={device}"])
     key = {"name": case.name, "device": workload.device.type, "steps": case.steps, "settings": list(case.settings)}
     kept = functools.partial(KeptStudy, rows=rows, case=key)
     finding = lr.find(workload, num_steps=max(case.steps // SHARE, lr.FEWEST_STEPS), make_study=kept)

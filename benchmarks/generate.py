@@ -9,13 +9,13 @@ import time
 
 import torch
 from _report import write_result
+from _uncached import UncachedDecoder
 from torch import Tensor
 
 from seedbed.nn.decoding import Decoder, Sampling
-from seedbed.recipes.gpt.generate import CachedDecoder
-from seedbed.recipes.gpt.model import Transformer, build_model
+from seedbed.nn.layers import stream_dtype
+from seedbed.recipes.gpt.model import CachedDecoder, Transformer, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
-from seedbed.recipes.gpt.uncached import UncachedDecoder
 
 CONTEXT, LIMIT = 1024, 10.0
 SHAPES = {
@@ -33,7 +33,7 @@ class PaddedDecoder(UncachedDecoder):
         tokens_NT, sizes = super()._windows(rows, leave)
         return torch.nn.functional.pad(tokens_NT, (0, self.model.block - tokens_NT.shape[1])), sizes
 
-    def _hidden(self, tokens_BT: Tensor) -> Tensor:
+    def hidden(self, tokens_BT: Tensor) -> Tensor:
         if PaddedDecoder.forward is None:
             PaddedDecoder.forward = torch.compile(self.model.hidden, dynamic=False)
         return PaddedDecoder.forward(tokens_BT)
@@ -104,7 +104,11 @@ def main() -> None:
     shape, vocab = SHAPES[device]
     model = build_model(shape, vocab, CONTEXT, seed=1).eval().to(device, torch.bfloat16 if device == "cuda" else torch.float32)
     ways = [w for w in WAYS if device == "cuda" or w.endswith("eager")]
-    figures: dict = {"shape": f"{shape.depth}/{shape.heads}/{shape.width}", "vocab": vocab, "dtype": str(model.stream_dtype())}
+    figures: dict = {
+        "shape": f"{shape.depth}/{shape.heads}/{shape.width}",
+        "vocab": vocab,
+        "dtype": str(stream_dtype(model.embed.weight)),
+    }
     for batch in batches or ([1, 32] if device == "cuda" else [1]):
         rows = {way: measure(model, batch, way) for way in ways}
         base, tokens = rows["uncached, eager"]["seconds"], {w: r.pop("tokens") for w, r in rows.items()}

@@ -200,7 +200,7 @@ def seedbed(num_steps: int) -> Windows:
         model=None,
         data=None,
         optim=Optim(lr=LR, clip=CLIP),
-        schedule=Schedule(kind="gpt3"),
+        schedule=Schedule(kind="cosine"),
         every=Every(log=LOG, eval=0, sample=0, save=0),
         steps=num_steps,
         batch=B,

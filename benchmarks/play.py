@@ -27,8 +27,9 @@ def recorded(folder: Path, height: int, width: int) -> Path:
     """Pictures of noise with the box world's controls: speed does not depend on what is seen."""
     import numpy as np
 
+    from seedbed.recipes.world.recording.capture import POSE_AXES
     from seedbed.recipes.world.recording.recording import write_recording
-    from seedbed.recipes.world.simulators.boxworld import BoxWorld
+    from seedbed.recipes.world.simulators.box import BoxWorld
 
     rng = np.random.default_rng(0)
     small = rng.integers(0, 256, (FRAMES, height // 16, width // 16, 3), dtype=np.uint8)
@@ -37,7 +38,7 @@ def recorded(folder: Path, height: int, width: int) -> Path:
     actions[:, 6] = BoxWorld.FRAME_SECONDS
     time_T, episode_T = np.arange(FRAMES) * BoxWorld.FRAME_SECONDS, np.zeros(FRAMES)
     path = folder / "noise"
-    write_recording(path, frames, actions, time_T, episode_T, BoxWorld.AXES, source={"name": "noise"})
+    write_recording(path, frames, actions, time_T, episode_T, POSE_AXES, source={"name": "noise"})
     return path
 
 
@@ -56,7 +57,7 @@ def built(preset: str, folder: Path, settings: list[str]):
 
 def measure(player, folder: Path, num: int) -> dict[str, float]:
     """Medians over `num` steps, in milliseconds."""
-    from seedbed.serve.play_session import PlaySession
+    from seedbed.serve.play import PlaySession
 
     visit = PlaySession("benchmark", player, folder)
     controls = [axis.scale if axis.is_time else axis.half[1] for axis in player.axes]

@@ -64,22 +64,22 @@ def main() -> None:
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     facts = json.loads((args.export / "config.json").read_text())
-    weights = {n: w.float().to(device) for n, w in load_file(args.export / "model.safetensors").items()}
+    weights = {n.removeprefix("model."): w.to(device) for n, w in load_file(args.export / "model.safetensors").items()}
     text = args.text.read_text(encoding="utf-8")
     table = {c: i for i, c in enumerate(sorted(set(text)))}
     tokens = torch.tensor([table[c] for c in text[len(text) * 9 // 10 :]], device=device)
-    block, vocab, nats = facts["block"], facts["vocab_size"], []
+    model, block, vocab, nats = facts["config"]["model"], facts["config"]["data"]["block"], facts["data"]["vocab_size"], []
     assert vocab == len(table), f"the export knows {vocab} characters, the text has {len(table)}"
     whole = (len(tokens) - 1) // block
     parts = [(tokens[: whole * block].view(whole, block), tokens[1 : whole * block + 1].view(whole, block))]
     parts.append((tokens[None, whole * block : -1], tokens[None, whole * block + 1 :]))
     for inputs, targets in ((x, y) for p in parts for x, y in zip(p[0].split(32), p[1].split(32), strict=True)):
-        out = logits(weights, facts["model"], inputs)[..., :vocab]
+        out = logits(weights, model, inputs)[..., :vocab]
         nats.append(F.cross_entropy(out.mT, targets, reduction="none").flatten())
     scored = torch.cat(nats).double()
     rng, worst = torch.Generator().manual_seed(1), 0.0
     for n in torch.randint(whole * block, (200,), generator=rng).tolist():
-        alone = logits(weights, facts["model"], tokens[None, n - n % block : n + 1])[0, -1, :vocab]
+        alone = logits(weights, model, tokens[None, n - n % block : n + 1])[0, -1, :vocab]
         worst = max(worst, abs(F.cross_entropy(alone, tokens[n + 1]).item() - scored[n].item()))
     figures = {"loss": scored.mean().item(), "num_targets": len(scored), "largest_difference_from_prefix_alone": worst}
     print(json.dumps(figures))

@@ -57,7 +57,7 @@ def questions(names: list[str]) -> dict[str, tuple[str, list[str]]]:
     one, ten = names[3], names[5:15]
     asked = "&".join(f"run={name}" for name in ten)
     run = [f"/api/runs/{one}{part}" for part in ("", f"/series?x=step&smooth=0.6&points=700&{keys}", "/samples", "/console")]
-    compared = [f"/api/compare?{asked}", *(f"/api/runs/{name}/series?key=loss&smooth=0.8&points=600" for name in ten)]
+    compared = [f"/api/compare?{asked}", f"/api/series?{asked}&{keys}&x=step&smooth=0.8&points=480"]
     return {"list": ("/", ["/api/runs"]), "run page": (f"/run/{one}", run), "compare 10": (f"/compare?{asked}", compared)}
 
 

@@ -55,7 +55,7 @@ def train_row(root: Path, name: str, preset: str, settings: list[str], part: str
     run = Run.open(root, name)
     rows, status = run.rows(), run.status()
     newest = run.checkpoints()[0][-1]
-    trained = inference.load(root, name, newest)
+    trained = inference.load(root, name, newest, all_data=True)
     assert isinstance(trained.system, Emulator)
     source = trained.data.valid if part == "valid" else trained.data.test
     with trained.engine.evaluating():

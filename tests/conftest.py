@@ -94,6 +94,16 @@ def _cache_of_this_session(tmp_path_factory: pytest.TempPathFactory):
         yield
 
 
+@pytest.fixture(autouse=True)
+def _no_global_hook_is_left() -> Iterator[None]:
+    """A hook on all modules that outlives its test runs in the others, and torch.compile warns about it."""
+    yield
+    if "torch" in sys.modules:
+        from torch.nn.modules import module
+
+        assert not module._has_any_global_hook()
+
+
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run draws no figures and writes no report at its end, which takes seconds."""

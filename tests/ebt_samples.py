@@ -1,5 +1,7 @@
 """Small ebt systems on a text of their own, for the tests of that recipe."""
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from seedbed.config import Config
 from seedbed.data.bpe import train_bpe
 from seedbed.data.text import TextData
 from seedbed.data.tokenizers import CharTokenizer, Tokenizer
+from seedbed.nn.decoding import Decoder
 from seedbed.recipes import find
 from seedbed.recipes.ebt.data import CountedText
 from seedbed.recipes.ebt.system import EnergySystem, PlainSystem, build
@@ -52,3 +55,21 @@ def batch_of(system: EnergySystem | PlainSystem, rows: int = 4, first: int = 0) 
     starts = (np.arange(rows) + first) * BLOCK
     blocks = np.stack([tokens[s : s + BLOCK + 1] for s in starts]).astype(np.int64)
     return {"tokens": torch.from_numpy(blocks), "index": torch.arange(first, first + rows)}
+
+
+class Written(NamedTuple):
+    """Text after a prompt, token by token, with the energy and the steps of each."""
+
+    text: str
+    tokens: list[int]
+    energies: list[float]
+    steps: list[float]
+
+
+def written_rows(decoder: Decoder, num: int, tokenizer: Tokenizer = CHARS) -> list[Written]:
+    """Generate `num` tokens in every row of an energy model's decoder, and read what was recorded."""
+    for _ in decoder.run(num, 1):
+        pass
+    columns = (decoder.history_BN, decoder.initial.energy_BL, decoder.initial.steps_BL)  # type: ignore[attr-defined]
+    rows = [[column_BL[row, end - num : end].tolist() for column_BL in columns] for row, end in enumerate(decoder.lengths)]
+    return [Written(tokenizer.decode(tokens), tokens, *rest) for tokens, *rest in rows]

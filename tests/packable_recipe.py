@@ -34,7 +34,7 @@ def packable() -> Config:
         model=ModelConfig(),
         data=DataConfig(),
         optim=Optim(lr=1e-2, weight_decay=0.2, clip=0.3),
-        schedule=Schedule(kind="gpt3", warmup=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.1),
         every=Every(log=1, eval=6, sample=0, save=6),
         steps=24,
         batch=8,

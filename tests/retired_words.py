@@ -125,7 +125,7 @@ PROSE = {
 }
 
 # Assignments whose strings name old words in order to translate them.
-TRANSLATIONS = {"STORED", "RENAMED", "RENAMED_VALUES", "FORMER_TITLES", "OLD_FILE"}
+TRANSLATIONS = {"STORED", "RENAMED", "RENAMED_VALUES", "OLD_FILE"}
 
 # Names of parameters in checkpoints, which stay.
 STORED_NAMES = {"src/seedbed/recipes/world/radiance_field.py": {"said"}}

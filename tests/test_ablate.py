@@ -10,7 +10,7 @@ import torch
 from conftest import ROOT
 
 from seedbed.cli import main
-from seedbed.tune.ablate import measure, rates, verbs
+from seedbed.tune.ablate import measure, predictions, verbs
 
 TOY = str(ROOT / "tests" / "toy_recipe.py")
 QUICK = ("--steps", "3", "--repeats", "2")
@@ -23,8 +23,8 @@ TINY_GPT = [
 def ablate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     """The verb in an empty folder: exit status, standard output and error. Rates are measured roughly, which is quick."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(rates, "TIMED", 0.0)
-    monkeypatch.setitem(rates.MOST, "cpu", 1 << 16)
+    monkeypatch.setattr(predictions, "TIMED", 0.0)
+    monkeypatch.setitem(predictions.MOST, "cpu", 1 << 16)
 
     def call(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()

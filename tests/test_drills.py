@@ -312,7 +312,7 @@ BROKEN = {
     "hang-up": "import signal; from seedbed.train import guard as g; g.STOPPING = (signal.SIGTERM, signal.SIGINT)",
     "slow-clients": "from seedbed.serve import slow_clients as s; s.BoundedProtocol._give_up = lambda self: None; "
     "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 25.0) for d in t.DRILLS]",
-    "hang": "from seedbed.train import guard as g; g._give_up = lambda job, seconds: None; "
+    "hang": "from seedbed.train import guard as g; g._watch = lambda *arguments: None; "
     "from seedbed.drills import table as t; t.DRILLS[:] = [t.Drill(d.name, d.act, 15.0) for d in t.DRILLS]",
 }
 

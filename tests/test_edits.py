@@ -13,11 +13,12 @@ from seedbed import inference
 from seedbed.checks.replay_context import open_replay
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.launch import local, spawn
+from seedbed.launch import code_changes, local, spawn
 from seedbed.launch import resume as resuming
+from seedbed.launch.resume import saved_config
 from seedbed.recipes.saved import confirm_saved
 from seedbed.report import top
-from seedbed.track import code, code_changes, edits
+from seedbed.track import code, edits
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
 
@@ -155,12 +156,12 @@ def test_flipped_bits_of_config_json_are_never_taken_silently(root: Path) -> Non
     """600 bits: a flip is refused in words, or the run is the same."""
     path, rng, noticed = root / "one" / "config.json", random.Random(3), 0
     good, run = bytearray(path.read_bytes()), Run.open(root, "one")
-    _, wanted = local.saved_config(run)
+    _, wanted = saved_config(run)
     for _ in range(600):
         bit = rng.randrange(len(good) * 8)
         path.write_bytes(good[: bit // 8] + bytes([good[bit // 8] ^ 1 << bit % 8]) + good[bit // 8 + 1 :])
         try:
-            recipe, config = local.saved_config(run)
+            recipe, config = saved_config(run)
             assert config == wanted and recipe.name == TOY
         except UserError:
             noticed += 1
@@ -251,7 +252,7 @@ def test_settings_changed_on_resume_are_in_the_event_and_in_the_command(root: Pa
     run = Run.open(root, "one")
     assert run.config_json()["history"] == [{"step": 5, "changed": event["changed"]}]
     first, then = run.command().split(" && ")
-    assert first.startswith("seedbed train ") and first.endswith("steps=12 keep=3 --run one-again --until 5")
+    assert first.startswith("seedbed train ") and first.endswith("steps=12 keep=3 --name one-again --until 5")
     assert then == "seedbed resume one-again steps=20 keep=2"
 
 

@@ -21,7 +21,7 @@ from seedbed.config import Dist
 from seedbed.data import store as stores
 from seedbed.data.store import Store, Writer
 from seedbed.errors import UserError
-from seedbed.launch import local
+from seedbed.launch.resume import saved_config
 from seedbed.recipes import find
 from seedbed.report import summaries, top, verbs
 from seedbed.track import edits, jsonl
@@ -89,12 +89,12 @@ def run(folder: Path) -> Run:
 def test_fuzz_config_json(run: Run, hashed: bool) -> None:
     path = run.path / "config.json"
     good = path.read_bytes()
-    recipe, wanted = local.saved_config(run)
+    recipe, wanted = saved_config(run)
 
     def parse(data: bytes) -> None:
         path.write_bytes(renewed(data, lambda v: {**v, "hash": edits._hash(v)}) if hashed else data)
         summaries.summary(run)
-        found, config = local.saved_config(run)
+        found, config = saved_config(run)
         assert hashed or (found.name == recipe.name and config == wanted), "taken without a word"
         run.title()
         run.command()

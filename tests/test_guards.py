@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import assert_same_end, kinds, newest, resume, rows, start, stop_at
+from helpers import TOY, assert_same_end, kinds, newest, resume, rows, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local
+from seedbed.recipes import find
 from seedbed.track import files
 from seedbed.track.run import Run
 from seedbed.train import checkpoint_loading, loop
@@ -190,3 +191,21 @@ def test_name_that_exists_is_refused_and_nothing_is_touched(tmp_path: Path) -> N
     with pytest.raises(UserError, match="run one exists already"):
         start(tmp_path, "one")
     assert before == {p: p.read_bytes() for p in (tmp_path / "one").rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("is_constant", [True, False])
+def test_sudden_dip_is_reported_with_its_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_constant: bool) -> None:
+    """A step whose loss falls far below its band is an alarm; where the rows of its batch are constant, that is what it says."""
+    source = find(TOY)[0].function("data", "Sums")
+    real = source.batch
+
+    def batch(self, raw: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = real(self, raw)
+        if int(raw["index"][0]) != 512 * 49:
+            return found
+        return {**found, "y": found["y"] * 0, "x": found["x"] * (0 if is_constant else 1e-2)}
+
+    monkeypatch.setattr(source, "batch", batch)
+    start(tmp_path, "one", "data.num=4096", "optim.lr=1e-8", "steps=60", "guard.window=32", "batch=512")
+    kinds_found = {e["kind"]: e["step"] for kind in ("dip", "degenerate") for e in events(tmp_path, "one", kind)}
+    assert kinds_found == ({"degenerate": 50} if is_constant else {"dip": 50})

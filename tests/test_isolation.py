@@ -11,11 +11,13 @@ import pytest
 from conftest import ROOT
 from helpers import TOY, start
 
+from seedbed import config as configs
 from seedbed import isolated
 from seedbed.checks.doctor_machine import Machine
 from seedbed.drills.sandbox import Sandbox
 from seedbed.launch import slurm
 from seedbed.launch.slurm_script import Resources
+from seedbed.recipes import find
 from seedbed.serve.playground import process_for
 from seedbed.serve.run_index import RunIndex
 
@@ -94,8 +96,9 @@ def test_doctor_compiles_in_isolation(folder: Path) -> None:
 
 def test_job_script_is_isolated(folder: Path) -> None:
     """The command of the script, as srun would start it, without the script's variables as well."""
-    how, plan = slurm.SubmitOptions(folder / "runs"), slurm.Layout(1, 1, 0)
-    script = slurm._run_script("t", folder / "runs" / "one", how, ["steps=4"], Resources(), plan, [])
+    how, (recipe, preset) = slurm.SubmitOptions(folder / "runs"), find("gpt/demo")
+    config = configs.override(recipe.preset(preset), ["device=cpu"])
+    script = slurm._run_script("t", folder / "runs" / "one", how, ["steps=4"], Resources(), recipe, config)
     line = script.text().partition("srun --kill-on-bad-exit=1 \\\n")[2].partition(" &\n")[0]
     done = call(shlex.split(line), folder)
     assert done.returncode == 0, done.stderr

@@ -19,8 +19,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seedbed.cli import main
 from seedbed.report import facts
-from seedbed.serve import app, live, playground
-from seedbed.serve.live import Live, read_request
+from seedbed.serve import app, playground
+from seedbed.serve.app import Live, read_request
 from seedbed.serve.run_index import RunIndex
 
 SEEDS = [
@@ -90,7 +90,7 @@ def test_fuzzed_requests_are_read_or_refused() -> None:
 
     def parse(data: bytes) -> None:
         names, wants_list, version = read_request(data.decode(errors="replace"))
-        assert len(names) <= live.MAX_WATCHED and all(isinstance(name, str) for name in names)
+        assert len(names) <= app.MAX_WATCHED and all(isinstance(name, str) for name in names)
         assert isinstance(wants_list, bool) and isinstance(version, int)
 
     accepted = try_all(cases(SEEDS, 20_000, seed=20, kept=KEPT), parse, refused=(ValueError,), seconds=5.0)
@@ -100,7 +100,7 @@ def test_fuzzed_requests_are_read_or_refused() -> None:
 @pytest.mark.slow
 def test_fuzzed_live_socket_neither_breaks_nor_hangs(root: Path, caplog: pytest.LogCaptureFixture, monkeypatch) -> None:
     """10,000 mutated messages through the socket itself, text and binary; afterwards it watches nothing and still answers."""
-    monkeypatch.setattr(live, "SEND_SECONDS", 5.0)
+    monkeypatch.setattr(app, "SEND_SECONDS", 5.0)
     found = Live(RunIndex(root))
     with caplog.at_level(logging.WARNING):
         for number in range(10_000):

@@ -16,7 +16,7 @@ from seedbed import config as configs
 from seedbed import inference, trust
 from seedbed.checks.replay import investigate
 from seedbed.errors import UserError
-from seedbed.launch import local, packed
+from seedbed.launch import local, trials
 from seedbed.recipes import find
 from seedbed.track import files
 from seedbed.track.console import Console
@@ -228,7 +228,7 @@ def test_nonfinite_trial_ends_as_a_single_run(tmp_path: Path, wild: list[str]) -
 
 def test_bad_step_of_a_trial_is_replayed(tmp_path: Path) -> None:
     wild = ["seed=9", "data.poison=70", "guard.policy=stop"]
-    assert packed.train_packed(folders(tmp_path, "p", [GRID[0], wild]))["p1"] == "nan"
+    assert trials.train_packed(folders(tmp_path, "p", [GRID[0], wild]))["p1"] == "nan"
     found = investigate(tmp_path, "p1", None)
     assert found.reproduced and found.step == 9
 
@@ -359,12 +359,12 @@ def folders(root: Path, name: str, grid: list[list[str]]) -> list[Run]:
 @pytest.mark.slow
 def test_interrupted_pack_resumes_as_a_pack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32, from the command's side: run folders in, statuses out, and not one bit differs."""
-    whole = packed.train_packed(folders(tmp_path, "w", GRID))
+    whole = trials.train_packed(folders(tmp_path, "w", GRID))
     runs = folders(tmp_path, "p", GRID)
     with monkeypatch.context() as patch:
         at_step(11, stop, patch)
-        assert set(packed.train_packed(runs).values()) == {"interrupted"}
-    assert set(packed.train_packed(runs).values()) == set(whole.values()) == {"done"}
+        assert set(trials.train_packed(runs).values()) == {"interrupted"}
+    assert set(trials.train_packed(runs).values()) == set(whole.values()) == {"done"}
     for k in range(len(GRID)):
         a, b = newest(tmp_path, f"w{k}"), newest(tmp_path, f"p{k}")
         for file, group in a.tensors.items():
@@ -376,7 +376,7 @@ def test_interrupted_pack_resumes_as_a_pack(tmp_path: Path, monkeypatch: pytest.
 def test_trial_is_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with monkeypatch.context() as patch:
         at_step(11, stop, patch)
-        packed.train_packed(folders(tmp_path, "p", GRID))
+        trials.train_packed(folders(tmp_path, "p", GRID))
     assert resume(tmp_path, "p1") == 0
     assert start(tmp_path, "a1", *GRID[1], recipe=RECIPE) == 0
     a, b = newest(tmp_path, "a1"), newest(tmp_path, "p1")
@@ -395,7 +395,7 @@ def test_pack_that_breaks_leaves_every_run_failed(tmp_path: Path, monkeypatch: p
     at_step(3, fail, monkeypatch)
     runs = folders(tmp_path, "p", GRID[:2])
     with pytest.raises(RuntimeError, match="the device is gone"):
-        packed.train_packed(runs)
+        trials.train_packed(runs)
     assert [run.status()["status"] for run in runs] == ["failed", "failed"]
     assert checkpoint_loading.load_newest(runs[0].path / "checkpoints") is None
 

@@ -123,7 +123,7 @@ def test_controls_and_level_change_the_dream(played: WorldPlayer):
 
 
 def test_starts_are_frames_that_were_not_trained_on(played: WorldPlayer):
-    low, high = played.recording.spans("train")[0]
+    low, high = played.recording.span("train")
     assert len(played.starts) == played.num_seeds > 5
     assert ((played.starts < low) | (played.starts >= high)).all()
     rollout = played.new_rollout()
@@ -193,7 +193,7 @@ def test_facts_stay_inside_what_was_recorded(played: WorldPlayer):
     assert all(1 <= steps <= 12 for steps in facts["ramp"])
     assert not any(facts["buttons"]) and not facts["one_of"]
     joint = facts["joint"]
-    low, high = played.recording.spans("train")[0]
+    low, high = played.recording.span("train")
     actions = played.recording.actions_TA[low:high][~played.recording.last_T[low:high]].astype(np.float64) - joint["mean"]
     beyond = np.einsum("ti,ij,tj->t", actions, np.array(joint["inverse"]), actions) > joint["limit"]
     assert 0.005 < beyond.mean() < 0.015

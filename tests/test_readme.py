@@ -1,15 +1,21 @@
 """What the README and the pages say is true: their commands run, their links lead somewhere, their keys and verbs exist.
 
 Every `bash` block of the README is executed, in order, in one folder. Lines that call make install the package anew,
-so they run on a copy of the tracked files. Both are in the slow suite; the fast one runs the example.
+so they run on a copy of the tracked files. Every `console` block is executed too, and its quoted lines must be printed. All of
+them are in the slow suite; the fast one runs the example.
 """
 
+import functools
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -81,7 +87,24 @@ def test_example_of_the_readme_runs(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_readme_commands_run(tmp_path: Path):
-    run_all(quick(), tmp_path)
+    folder = run_all(quick(), tmp_path)
+    done = shell("seedbed runs diff first second", folder, PATH=command_on_path(tmp_path / "again"))
+    assert re.search(r"^optim\.lr +0\.003 +0\.01$", done.stdout, re.MULTILINE), done.stdout
+    best = re.search(r"^best evaluation +loss ([\d.]+) +loss ([\d.]+)$", done.stdout, re.MULTILINE)
+    assert best and abs(float(best[1]) - float(best[2])) > 0.03, "the other setting matters"
+
+
+def test_second_run_of_the_readme_has_another_setting():
+    from seedbed.config import flatten, override
+    from seedbed.recipes import find
+
+    runs = [line.split() for line in quick() if line.startswith("seedbed train gpt/demo") and "--name" in line]
+    recipe, name = find("gpt/demo")
+    configs = [flatten(override(recipe.preset(name), [word for word in words if "=" in word])) for words in runs]
+    first, second = configs
+    assert [key for key in first if first[key] != second[key]] == ["optim.lr"]
+    diff = next(line for line in quick() if line.startswith("seedbed runs diff"))
+    assert f"optim.lr {first['optim.lr']:g} and {second['optim.lr']:g}" in diff
 
 
 @pytest.mark.parametrize("line", [line for line in commands() if line.startswith("make ")])
@@ -114,13 +137,15 @@ def test_make_demo_from_a_bare_copy(tmp_path: Path):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_of_pages_resolve(page: Path):
-    targets = re.findall(r"\]\(([^)#\s]+)\)", page.read_text())
+    text = page.read_text()
+    targets = re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", text) + re.findall(r"<img src=\"([^\"]+)\"", text)
     lost = [t for t in targets if "://" not in t and not (page.parent / t).exists()]
     assert not lost
 
 
-def test_readme_tree_exists():
-    block = re.search(r"^## The tree\n+```text\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def test_tree_of_the_architecture_page_exists():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    block = re.search(r"^## The tree\n+```text\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert block
     parent, seen = "", []
     for line in block[1].splitlines():
@@ -202,3 +227,128 @@ def test_readme_table_of_thinker_presets_is_true():
         assert (task, int(length)) == (config.data.task, config.data.length), name
         assert (latents, steps) == (config.model.n_latent, config.model.n_step), name
         assert (int(batch), int(num_steps)) == (config.batch, config.steps), name
+
+
+# ---- the README as a product page ------------------------------------------------------------------------------------
+
+
+STORIES = re.findall(r"^```console\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+MEASURED = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \| ([^|]*\(benchmarks/results/(\S+)\)) \|$", README, re.MULTILINE)
+TRAINED = re.findall(r"^\| <img src=\"(\S+)\".*?\| `(seedbed train (\w+)/(\w+))`.*?\| (.+?) \| (.+?) \|$", README, re.MULTILINE)
+
+
+def test_readme_is_one_page_and_its_sentence_describes_the_package():
+    assert len(README.splitlines()) < 150
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert README.split("\n\n")[1] == project["description"]
+    pictures = re.findall(r"docs/img/[\w-]+\.png", README)
+    assert len(pictures) == 6 and all((ROOT / name).stat().st_size < 150_000 for name in pictures)
+
+
+def numbers(text: str) -> list[tuple[float, int]]:
+    """Numbers of a text with the decimals they are given to."""
+    found = re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?", text)
+    return [(float(one.replace(",", "")), len(one.partition(".")[2])) for one in found]
+
+
+def figures(value: Any) -> Iterator[float]:
+    """Every number of a result, by itself and in per cent, without its sign."""
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from figures(inner)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield from (abs(value), 100 * abs(value))
+
+
+def is_rounding(shown: float, decimals: int, known: list[float]) -> bool:
+    return any(abs(shown - one) <= 0.5001 * 10.0**-decimals for one in known)
+
+
+def test_readme_table_has_at_most_eight_rows():
+    assert 5 <= len(MEASURED) <= 8
+    assert README.count("benchmarks/results/") == len(MEASURED), "a row of the table could not be read"
+
+
+@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row[4])
+def test_every_number_of_the_readme_table_stands_in_a_result(row: tuple[str, ...]):
+    """Ours in the result that the row links to, the peer's there or as a constant of the script that made it."""
+    _, ours, peers, hardware, name = row
+    result = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    known = list(figures(result["figures"]))
+    assert numbers(ours) and all(is_rounding(*one, known) for one in numbers(ours)), ours
+    script = {"gpt-h200.json": "gpt_gpu.py", "ebt-step-h200.json": "ebt.py"}.get(name)
+    constants = (ROOT / "benchmarks" / script).read_text().replace("_", "") if script else ""
+    assert all(is_rounding(*one, known) or f"{one[0]:g}" in constants for one in numbers(peers)), peers
+    assert ("H200" in hardware) == ("gpu" in result["hardware"])
+
+
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row[2])
+def test_numbers_on_what_can_be_trained_stand_on_the_page_of_the_recipe(row: tuple[str, ...]):
+    _, _, recipe, _, minutes, result = row
+    page = (ROOT / "docs" / f"{recipe}.md").read_text()
+    known = [one for one, _ in numbers(page.replace(" two minutes", " 2 min"))]
+    assert numbers(result) and {one for one, _ in numbers(minutes + result)} <= set(known)
+
+
+def test_readme_lists_every_recipe():
+    from seedbed.recipes import names
+
+    assert sorted(row[2] for row in TRAINED) == names()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("row", TRAINED, ids=lambda row: row[2])
+def test_every_listed_training_starts(row: tuple[str, ...], tmp_path: Path):
+    """The command as it is written, but for its length: two steps with evaluation, sample, save and resume."""
+    shorter = " data.frames=3000" if row[2] == "world" else ""  # rendering all frames of the box world takes minutes
+    run_all([f"{row[1]} --dry{shorter}"], tmp_path)
+
+
+def masked(text: str) -> str:
+    """A line of output without its numbers, which depend on the machine, and with single spaces."""
+    return " ".join(re.sub(r"\d[\d,.]*(e[-+]\d+)?", "#", text).split())
+
+
+@functools.cache
+def lines_of_story(number: int) -> tuple[str, list[str]]:
+    """The commands of a story as one script, and the lines that it quotes."""
+    lines = STORIES[number].splitlines()
+    return "\n".join(line[2:] for line in lines if line.startswith("$ ")), [x for x in lines if not x.startswith(("$ ", "..."))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("number", range(3))
+def test_story_of_the_readme_happens(number: int, tmp_path: Path):
+    """A story's commands run in one shell and print its quoted lines in their order."""
+    script, quoted = lines_of_story(number)
+    path = command_on_path(tmp_path / "bin")
+    shutil.copytree(ROOT / "examples", tmp_path / "work" / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(
+        ["bash", "-u", "-c", script],
+        cwd=tmp_path / "work",
+        env={**os.environ, "PATH": path, "COLUMNS": "120"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    printed = [masked(line) for line in done.stdout.splitlines()]
+    assert quoted
+    for line in quoted:
+        assert masked(line) in printed, f"not printed, or not in this order: {line}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        printed = printed[printed.index(masked(line)) + 1 :]
+    assert "Traceback" not in done.stderr
+    if "7777" in script:
+        assert "item 7777 of the data set" in done.stdout
+
+
+def test_readme_tells_three_stories():
+    from seedbed.checks.registry import all_checks
+
+    assert len(STORIES) == 3
+    assert all("seedbed" in lines_of_story(number)[0] and lines_of_story(number)[1] for number in range(3))
+    assert f"There are {len(all_checks())} such [checks]" in README
+    drilled = re.search(r"drills run, (\d+) faults", (ROOT / "docs" / "drills.md").read_text())
+    assert drilled and f"{int(drilled[1]):,} faults" in README

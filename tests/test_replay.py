@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,11 +12,10 @@ from conftest import ROOT
 from helpers import TOY, kinds, newest, start
 from torch import Tensor
 
-from seedbed.checks.replay import ReplayReport, investigate
-from seedbed.checks.replay_show import replay
+from seedbed.checks.replay import ReplayReport, investigate, replay
 from seedbed.cli import main
 from seedbed.launch import local
-from seedbed.recipes import Recipe
+from seedbed.recipes import Recipe, find
 from seedbed.train import checkpoint, checkpoint_loading, loop, rollback
 from seedbed.train.system import System
 
@@ -274,8 +274,7 @@ def test_overflow_is_distinguished_from_undefined_mathematics(tmp_path: Path, mo
 def test_noise_is_equal_in_every_precision(tmp_path: Path) -> None:
     """Flow matching draws noise in the loss: only with the same draws can the losses agree to float32's digits."""
     start(tmp_path, "one", *SMALL[EXAMPLE], recipe=EXAMPLE)
-    from seedbed.checks.replay import precision_ladder
-    from seedbed.checks.replay_context import examine, open_replay
+    from seedbed.checks.replay_context import examine, open_replay, precision_ladder
 
     ctx = open_replay(tmp_path, "one", 7)
     run, wide = precision_ladder(ctx, examine(ctx))
@@ -322,6 +321,38 @@ def test_spike_is_traced_to_its_rows(tmp_path: Path) -> None:
     assert found.reproduced and found.kind == "spike" and found.rows[0].item is not None
     assert found.rows[0].item >= 398 and found.rows[0].loss >= found.rows[-1].loss
     assert "beyond the batches before" in found.finding.why
+
+
+def test_step_beside_a_spike_is_not_called_clean(tmp_path: Path) -> None:
+    """Nothing is wrong with the step itself, but a neighbour left its band and is named."""
+    start(tmp_path, "one", "data.outlier=398", "data.num=400", "guard.window=16", "steps=50", "guard.policy=skip")
+    spike = next(e["step"] for e in local.Run.open(tmp_path, "one").events() if e["kind"] == "spike")
+    found = investigate(tmp_path, "one", spike - 2)
+    assert found.kind == "neighbour" and found.finding.fix == f"seedbed replay one {spike}", found.sentence()
+
+
+def test_degenerate_batch_is_named(tmp_path: Path, monkeypatch) -> None:
+    """Every row of one batch is the same item: the step is finite and inside its band, and the batch is to blame."""
+    monkeypatch.setattr(toy(), "batch", repeating(toy().batch, range(160, 168)))
+    start(tmp_path, "one", "data.num=400", "steps=30", "guard.policy=skip")
+    found = investigate(tmp_path, "one", 21)
+    assert found.kind == "data" and "7 of 8 rows of `x` are repeated" in found.finding.what, found.sentence()
+    assert investigate(tmp_path, "one", 5).kind != "data"
+
+
+def toy() -> Any:
+    return find(TOY)[0].function("data", "Sums")
+
+
+def repeating(real: Callable, samples: range) -> Callable:
+    """`batch` of a source with one item in all rows of these samples."""
+
+    def batch(self: Any, raw: dict[str, Tensor]) -> dict[str, Tensor]:
+        given = real(self, raw)
+        first = int(raw["index"][0])
+        return {k: v[:1].expand_as(v) if k != "index" and first in samples else v for k, v in given.items()}
+
+    return batch
 
 
 def test_replay_prints_text_and_json(tmp_path: Path, capsys) -> None:

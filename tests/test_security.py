@@ -26,7 +26,6 @@ from seedbed.data.corpus import open_corpus
 from seedbed.data.store import digest
 from seedbed.errors import UserError
 from seedbed.recipes import find
-from seedbed.recipes.gpt.export import load_exported
 from seedbed.recipes.saved import find_saved
 from seedbed.track import jsonl
 from seedbed.train import checkpoint, checkpoint_loading
@@ -46,6 +45,7 @@ IMPORTERS = {
     "src/seedbed/recipes/__init__.py": "a folder of the package",
     "src/seedbed/recipes/catalogue.py": "a folder of the package",
     "src/seedbed/checks/registry.py": "modules of the package",
+    "src/seedbed/cli/explain.py": "modules of the package",
     "src/seedbed/cli/__init__.py": "a table in the file",
     "src/seedbed/report/mirrors/choose.py": "a table in the file",
     "src/seedbed/recipes/world/simulators/__init__.py": "a table in the file",
@@ -234,7 +234,10 @@ def test_planted_export_is_refused(tmp_path: Path, bomb: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(zipped(bomb))
     (tmp_path / "config.json").write_bytes(bomb)
     with pytest.raises(UserError):
-        load_exported(tmp_path)
+        inference.load(tmp_path.parent, tmp_path.name)
+    (tmp_path / "config.json").write_text(json.dumps({"format": 2, "recipe": "gpt", "preset": "demo", "config": {}}))
+    with pytest.raises(UserError, match="damaged"):
+        inference.load(tmp_path.parent, tmp_path.name)
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", ""])

@@ -19,7 +19,7 @@ from _runs import make_runs
 from starlette.testclient import TestClient
 from starlette.websockets import WebSocket
 
-from seedbed.serve import app, auth, live, playground, run_index, views
+from seedbed.serve import app, auth, playground, run_index, views
 from seedbed.track.run import Run
 
 TOKEN, HERE = "token", "127.0.0.1:8765"
@@ -84,6 +84,88 @@ def test_series_on_every_axis(shared: Path):
     assert zoomed["raw"]["x"][0] == 990 and zoomed["raw"]["x"][-1] == 1210 and zoomed["smooth"]["x"] == zoomed["raw"]["x"]
 
 
+def test_series_of_more_than_40_keys_are_all_answered(root: Path):
+    keys = [f"part_{n:02d}" for n in range(60)]
+    (root / "run-0000" / "rows.jsonl").write_text(
+        "".join(json.dumps({"step": s} | dict.fromkeys(keys, s)) + "\n" for s in (1, 2))
+    )
+    found = get(root, "/api/runs/run-0000/series?" + "&".join(f"key={key}" for key in keys))
+    assert list(found) == keys and found["part_59"]["raw"] == {"x": [1, 2], "y": [1, 2]}
+
+
+def test_series_of_several_runs_are_those_of_each(shared: Path):
+    names, query = ["run-0000", "run-0001"], "x=seconds&key=loss&key=eval/loss&points=100&smooth=0.5&low=3&high=20"
+    found = get(shared, f"/api/series?{'&'.join(f'run={name}' for name in (*names, 'gone'))}&{query}")
+    assert found == {"runs": {name: get(shared, f"/api/runs/{name}/series?{query}") for name in names}, "unknown": []}
+    with client(shared) as asked:
+        assert asked.get(f"/api/series?{query}").status_code == 404
+        assert asked.get("/api/series?run=run-0000&x=nothing").status_code == 404
+
+
+def test_tokens_and_flops_of_a_run_are_an_axis_where_its_files_say(root: Path):
+    events = root / "run-0000" / "events.jsonl"
+    events.write_text(events.read_text() + '{"step": 0, "kind": "model", "flops_per_item": 2e6}\n')
+    config = json.loads((root / "run-0001" / "config.json").read_text())
+    config["config"]["data"] = {"block": 32}
+    (root / "run-0001" / "config.json").write_text(json.dumps(config))
+    items = [row["items"] for row in Run.open(root, "run-0000").rows()]
+    for axis, known, unknown, each in (("flops", "run-0000", "run-0001", 2e6), ("tokens", "run-0001", "run-0000", 32)):
+        found = get(root, f"/api/series?run=run-0000&run=run-0001&x={axis}&key=loss&key=eval/loss")
+        assert found["unknown"] == [unknown] and found["runs"][unknown]["loss"]["raw"] == {"x": [], "y": []}
+        assert found["runs"][known]["loss"]["raw"]["x"] == [each * n for n in items]
+        assert found["runs"][known]["eval/loss"]["raw"]["x"][-1] == each * items[-1]
+    row = {"step": 1, "loss": 1.0, "items": 5, "tokens": 77}
+    (root / "run-0002" / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    assert get(root, "/api/series?run=run-0002&x=tokens&key=loss")["runs"]["run-0002"]["loss"]["raw"]["x"] == [77], "the row says"
+
+
+def test_rate_of_an_earlier_version_does_not_end_below_zero(root: Path):
+    lines = [{"step": 1, "lr": 1e-3, "z": -1.0, "lrs": {"a": -1e-18}}, {"step": 2, "lr": -1.3e-18, "z": -1.3e-18}]
+    (root / "run-0000" / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = get(root, "/api/runs/run-0000/series?key=lr&key=lrs.a&key=z")
+    assert [found[key]["raw"]["y"] for key in ("lr", "lrs.a", "z")] == [[1e-3, 0.0], [0.0], [-1.0, -1.3e-18]]
+
+
+def test_ablations_and_sweeps_are_listed_whatever_their_files_hold(root: Path):
+    top = root.parent / "ablations"
+    kept = {
+        "identity": {"recipe": "gpt/demo"},
+        "facts": {"created": "2025-01-01"},
+        "rows": [{"label": "a", "repeats": {"1": {}}}],
+    }
+    broken = {
+        "whole": json.dumps(kept),
+        "half": '{"identity": 3, "facts": 4}',
+        "none": "[",
+        "list": "[]",
+        "facts": '{"facts": "x"}',
+    }
+    for name, text in broken.items():
+        (top / name).mkdir(parents=True)
+        (top / name / "report.json").write_text(text)
+    found = get(root, "/api/studies")
+    assert {one["name"] for one in found} >= {"whole"} and not {one["name"] for one in found} & {"none", "list"}
+    whole = next(one for one in found if one["name"] == "whole")
+    assert whole == {
+        **{"kind": "ablations", "name": "whole", "recipe": "gpt/demo"},
+        "preset": "",
+        "why": "",
+        "created": "2025-01-01",
+    }
+    page = get(root, "/api/ablations/whole")
+    assert page["rows"] == [{"label": "a", "axis": None, "outcome": None, "prediction": None}] and page["summary"] is None
+    with client(root) as asked:
+        assert asked.get("/ablation/whole").status_code == 200
+        for path in (
+            "/api/ablations/none",
+            "/api/ablations/list",
+            "/api/ablations/%2e%2e",
+            "/api/ablations/nothing",
+            "/ablation/nothing",
+        ):
+            assert asked.get(path).status_code == 404, path
+
+
 WRONG = ["x=nothing", "points=many", "points=1", "points=1e9", "smooth=2", "smooth=nan", "low=nan", "low=x"]
 
 
@@ -144,7 +226,7 @@ def test_comparison_distinguishes_noise_from_change(root: Path):
     with client(root) as asked:
         assert asked.get("/api/compare").status_code == 404
         assert asked.get("/api/compare?run=a&run=nothing").status_code == 404
-        assert asked.get("/api/compare?" + "&".join(f"run=r{i}" for i in range(30))).status_code == 404
+        assert asked.get("/api/compare?" + "&".join(f"run=r{i}" for i in range(70))).status_code == 404
 
 
 def make_flat(path: Path, level: float) -> None:
@@ -286,6 +368,10 @@ OUT = [
     "/run/%2e%2e",
     "/run/nothing",
     "/sweep/nothing",
+    "/ablation/nothing",
+    "/api/ablations/%2e%2e",
+    "/api/ablations/..%2f..",
+    "/api/series?run=%2e%2e&key=loss",
     "/nothing",
 ]
 
@@ -357,7 +443,7 @@ LIVE = f"ws://{HERE}/api/live"
 
 
 def test_live_updates_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "PERIOD", 0.05)
+    monkeypatch.setattr(app, "PERIOD", 0.05)
     with client(root) as found:
         version = found.get("/api/runs").json()["version"]
         with found.websocket_connect(LIVE) as socket:
@@ -377,8 +463,8 @@ def test_live_updates_of_the_list_and_of_a_run(root: Path, monkeypatch: pytest.M
 
 def test_slow_websocket_client_is_disconnected(root: Path, monkeypatch: pytest.MonkeyPatch):
     """Its connection is full, so that nothing can be sent any more: it must not be waited for, nor kept."""
-    monkeypatch.setattr(live, "PERIOD", 0.02)
-    monkeypatch.setattr(live, "SEND_SECONDS", 0.1)
+    monkeypatch.setattr(app, "PERIOD", 0.02)
+    monkeypatch.setattr(app, "SEND_SECONDS", 0.1)
 
     async def receive() -> dict[str, Any]:
         if printed:
@@ -391,7 +477,7 @@ def test_slow_websocket_client_is_disconnected(root: Path, monkeypatch: pytest.M
             await asyncio.sleep(60)
 
     printed: list[dict[str, Any]] = [{"type": "websocket.connect"}, {"type": "websocket.receive", "text": '{"list": true}'}]
-    pages = live.Live(run_index.RunIndex(root))
+    pages = app.Live(run_index.RunIndex(root))
 
     async def stay() -> None:
         socket = WebSocket({"type": "websocket", "path": "/", "headers": []}, receive, send)  # type: ignore[arg-type]
@@ -491,10 +577,11 @@ def test_playground_worker_messages(tmp_path: Path):
     from types import SimpleNamespace
 
     from seedbed.errors import UserError
+    from seedbed.inference import TrainedModel
     from seedbed.launch import sample_worker
 
-    engine = SimpleNamespace(evaluating=nullcontext)
-    trained: Any = SimpleNamespace(system=Speaker(), engine=engine, run=SimpleNamespace(path=tmp_path))
+    some: Any = SimpleNamespace(evaluating=nullcontext, path=tmp_path)
+    trained = TrainedModel(some, some, some, some, Speaker(), some, with_all_data=lambda: trained)  # type: ignore[arg-type]
     assert sample_worker.default_options(trained) == {"prompt": None, "tokens": 3, "temperature": 0.8}
     out, stop = io.StringIO(), threading.Event()
     printed = sample_worker.answer(trained, {"tokens": 5}, sample_worker._Writer(out, stop))
@@ -536,7 +623,7 @@ def test_live_updates_reach_fifty_pages_beside_one_that_never_reads(shared: Path
 
     from websockets.sync.client import connect
 
-    monkeypatch.setattr(live, "PERIOD", 0.1)
+    monkeypatch.setattr(app, "PERIOD", 0.1)
     wrong: list[str] = []
 
     def visit(port: int, number: int) -> None:

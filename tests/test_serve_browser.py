@@ -177,13 +177,12 @@ def test_comparison_of_two_runs(visit):
     for name in ("run-0001", "run-0002"):
         page.check(f"[aria-label='Choose {name}']")
     page.click(".tray .primary")
-    page.wait_for_selector(".chart .scatterlayer path")
-    assert page.evaluate("document.querySelector('.chart').data.length") == 4, "two curves, raw and smooth"
+    page.wait_for_selector("[data-key=loss] .chart .scatterlayer path")
+    assert page.evaluate("document.querySelector('[data-key=loss] .chart').data.length") == 4, "two curves, raw and smooth"
     assert page.locator(".delta .tag").count() == 1
     settings = page.locator("section", has_text="Settings that differ").locator("tbody tr td:first-child").all_inner_texts()
     assert settings == ["seed", "optim.lr"]
-    page.select_option("select[aria-label=Measurement]", "eval/loss")
-    until(page, "document.querySelector('.chart').data[0].x.length === 8")
+    until(page, "document.querySelector(\"[data-key='eval/loss'] .chart\").data?.[0].x.length === 8")
 
 
 def test_note_is_found_in_the_journal(visit, root: Path):

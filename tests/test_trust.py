@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 from helpers import TOY, resume, start
 
-from seedbed import inference, recipes, trust
+from seedbed import inference, trust
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.launch import local, spawn
+from seedbed.launch import spawn
+from seedbed.launch.resume import saved_config
 from seedbed.recipes import find
 from seedbed.recipes.saved import find_saved
 from seedbed.track.run import Run
@@ -106,6 +107,7 @@ VERBS = (
     ("sample", "one"),
     ("inference-curve", "one"),
     ("export", "one"),
+    ("publish", "one", "--to", "hub:me/one", "--dry"),
     ("play", "one", "--port", "0"),
     ("replay", "one", "2"),
 )
@@ -240,11 +242,9 @@ def test_job_of_a_cluster_carries_the_trust_of_its_submission(own: Path, tmp_pat
     root = tmp_path / "runs"
     start(root, "one", "steps=2", recipe=str(own))
     run = Run.open(root, "one")
-    recipe, config = local.saved_config(run)
+    recipe, config = saved_config(run)
     slurm._keep_code(run.path, recipe, {"version": "1"})
-    script = slurm._run_script(
-        "t", run.path, slurm.SubmitOptions(root), [], Resources(), slurm.Layout(1, 1, 0), recipes.named_code(recipe, config)
-    )
+    script = slurm._run_script("t", run.path, slurm.SubmitOptions(root), [], Resources(), recipe, config)
     exported = next(line for line in script.text().splitlines() if line.startswith("export SEEDBED_TRUST="))
     for path in own.parent.iterdir():
         if path.is_file():
@@ -252,9 +252,9 @@ def test_job_of_a_cluster_carries_the_trust_of_its_submission(own: Path, tmp_pat
     monkeypatch.setenv("SEEDBED_STATE", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("SEEDBED_CODE", str(run.path / "code"))
     with pytest.raises(UserError, match="would execute"):
-        local.saved_config(run)
+        saved_config(run)
     monkeypatch.setenv("SEEDBED_TRUST", exported.partition("=")[2])
-    assert local.saved_config(run)[0].name == str(own)
+    assert saved_config(run)[0].name == str(own)
     assert not (tmp_path / "exploded").exists()
 
 

@@ -24,7 +24,7 @@ def test_demo_beats_trivial_baselines(tmp_path: Path, monkeypatch: pytest.Monkey
     for horizon in (1, 4, 16):
         free, copy, fade = (last[f"{name}_{horizon}"] for name in ("free", "copy", "fade"))
         assert free > max(copy, fade), f"{horizon} frames: {free:.2f} dB, persistence {copy:.2f}, fade {fade:.2f}"
-    trained = inference.load(tmp_path, "demo")
+    trained = inference.load(tmp_path, "demo", all_data=True)
     system, source = trained.system, trained.data.valid
     assert isinstance(system, Emulator) and isinstance(source, WindowSource)
     with trained.engine.evaluating(), torch.no_grad():

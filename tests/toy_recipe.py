@@ -28,7 +28,7 @@ def toy() -> Config:
         model=ModelConfig(),
         data=DataConfig(),
         optim=Optim(lr=1e-2),
-        schedule=Schedule(kind="gpt3", warmup=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.1),
         every=Every(log=1, eval=4, sample=0, save=4),
         steps=12,
         batch=8,

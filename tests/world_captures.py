@@ -10,7 +10,7 @@ from PIL import Image
 
 from seedbed.recipes.world.recording import poses
 from seedbed.recipes.world.simulators import box
-from seedbed.recipes.world.simulators.boxworld import BoxWorld
+from seedbed.recipes.world.simulators.box import BoxWorld
 
 NUM, SIDE = 240, 48
 CLOCK = 60_000  # of a video with uneven times

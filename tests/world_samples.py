@@ -12,7 +12,7 @@ from seedbed.recipes import find
 from seedbed.recipes.world.data import WindowSource, WorldData
 from seedbed.recipes.world.emulator import Emulator
 from seedbed.recipes.world.memory import Memory, to_float
-from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
+from seedbed.recipes.world.simulators.box import rebuild_simulator
 from seedbed.recipes.world.system import build
 from seedbed.train.engine import Engine
 

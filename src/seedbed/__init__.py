@@ -1,9 +1,10 @@
-"""seedbed: raise generative models from scratch. The public names; each is loaded when it is first used."""
+"""seedbed: train generative models from scratch. The public names; each is loaded when it is first used."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from seedbed.api import load, runs, sweep, train
     from seedbed.checks.foreign import check
     from seedbed.config import Config, Every, Guard, Optim, Schedule, number
     from seedbed.data.feed import Data, Source
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from seedbed.train.system import Request, Sample, System, option
 
 _HOMES = {
+    "seedbed.api": ("load", "runs", "sweep", "train"),
     "seedbed.checks.foreign": ("check",),
     "seedbed.config": ("Config", "Every", "Guard", "Optim", "Schedule", "number"),
     "seedbed.data.feed": ("Data", "Source"),
@@ -23,7 +25,7 @@ _HOMES = {
 }
 
 __all__ = ["Config", "Data", "Engine", "Every", "Guard", "Optim", "Probe", "Request"]
-__all__ += ["Sample", "Schedule", "Source", "System", "UserError", "check", "number", "option"]
+__all__ += ["Sample", "Schedule", "Source", "System", "UserError", "check", "load", "number", "option", "runs", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:

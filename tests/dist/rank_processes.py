@@ -4,8 +4,10 @@ A job is (world, kind, run, arguments): `train` or `resume` through the launcher
 skip it. Run as a script, this file is one rank.
 """
 
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,14 +20,13 @@ RankJob = tuple[int, str, str, list[str]]
 
 
 def ports(num: int) -> list[int]:
-    """Free ports; one for each job."""
-    probes = [socket.socket() for _ in range(num)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    found = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return found
+    """Free ports, one for each job, below those that systems give to connections: a job may start minutes later."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(range(10_240, 32_000), 10 * num):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+    return found[:num]
 
 
 def run_jobs(root: Path, jobs: list[RankJob], num: int, seconds: float) -> dict[str, list[int]]:

@@ -29,8 +29,12 @@ RECIPES = {
         "ebt/denoise-shapes", "batch=8", "compile=off", "model.depth=2", "model.width=32", "model.heads=2", "data.size=16",
         "precision=fp32", "limit.valid=16",
     ],
-    # The slope of an absolute error jumps: at the full rate what was 1e-8 at step 17 has grown to 1e-4 at step 40.
-    "world": ["world/demo", "batch=16", "data.frames=600", "data.examined=4", "model.rollout=2", "optim.lr=3e-5"],
+    # The slope of an absolute error jumps: at the full rate what was 1e-8 at step 17 has grown to 1e-4 at step 40. Without the
+    # radiance field, whose own loss is taken on other windows of the batch where there are several ranks (docs/scale.md).
+    "world": [
+        "world/demo", "batch=16", "data.frames=600", "data.examined=4", "model.rollout=2", "model.pose_tracking=false",
+        "optim.lr=3e-5",
+    ],
 }  # fmt: skip
 DEGREES = {
     "replicate": (2, ["dist.replicate=2"]),
@@ -65,8 +69,24 @@ def jobs() -> list[RankJob]:
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[int]]]:
-    root = tmp_path_factory.mktemp("ranks")
-    return root, run_jobs(root, jobs(), 4, seconds=1100)
+    """The folder of all jobs, and their exit codes. Of several pytest workers the first one runs the jobs, and others wait."""
+    base = tmp_path_factory.getbasetemp()
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "ranks"
+    try:
+        root.mkdir()
+    except FileExistsError:
+        while not (root / "codes.json").exists():
+            time.sleep(0.5)
+    else:
+        codes = None
+        try:
+            codes = run_jobs(root, jobs(), 4, seconds=1100)
+        finally:
+            (root / "codes.tmp").write_text(json.dumps(codes))
+            (root / "codes.tmp").rename(root / "codes.json")
+    codes = json.loads((root / "codes.json").read_text())
+    assert codes is not None, "the worker that ran the jobs has the reason"
+    return root, codes
 
 
 @pytest.mark.parametrize("name", RECIPES)

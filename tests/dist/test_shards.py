@@ -1,6 +1,5 @@
 """Ranks as threads: one data order, sharded checkpoints, and settings that are refused."""
 
-import argparse
 import json
 import random
 import shutil
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from seedbed import launch
-from seedbed.cli.dry import dry_run
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Feed, Source
 from seedbed.dist import SINGLE, Ranks, started
@@ -22,6 +20,7 @@ from seedbed.dist import join as joining
 from seedbed.dist.join import require_settings
 from seedbed.dist.shards import Rows
 from seedbed.errors import UserError
+from seedbed.launch.dry import dry_run
 from seedbed.train import checkpoint, checkpoint_loading
 from seedbed.train.capabilities import require_possible
 from seedbed.train.system import System
@@ -386,7 +385,7 @@ def test_ranks_are_started_once_per_command(monkeypatch: pytest.MonkeyPatch):
     assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 2
     assert launch.to_train("gpt/demo", []) == 0
     with pytest.raises(UserError, match="--dry is done by one process"):
-        dry_run(argparse.Namespace(), launch.to_train("gpt/demo", ["dist.shard=4"]))
+        dry_run("gpt/demo", [], num_ranks=launch.to_train("gpt/demo", ["dist.shard=4"]))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert launch.to_train("gpt/demo", ["dist.replicate=2"]) == 0

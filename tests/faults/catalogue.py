@@ -38,9 +38,9 @@ _STALE = 'train = TextSource((store.split("train", "tokens") + 7) % 90'
 _ROWS = "start_B = self.locator.rows(counter)\n            for name"
 _COUNT = "self.num_items = (len(tokens) - block) // block"
 _TABLE = "items = table(self.num_items, key_of(self.seed, epoch))"
-_STORED = 'writer.append("tokens", np.concatenate(tokens))'
-_SHIFTED = 'writer.append("tokens", (np.concatenate(tokens) + 1) % tokenizer.vocab_size)'
-_NARROW = 'writer.append("tokens", np.concatenate(tokens) & 0xFF)'
+_STORED = 'writer.append("tokens", tokens)'
+_SHIFTED = 'writer.append("tokens", (tokens + 1) % tokenizer.vocab_size)'
+_NARROW = 'writer.append("tokens", tokens & 0xFF)'
 _BPE = ("data.tokenizer=bpe", "data.vocab=1024")
 
 GPT_DATA = [

@@ -1,6 +1,6 @@
 """Faults written without knowledge of the checks: inference, evaluation, data pairing, stages, and settings that interact.
 
-Each has a difficulty and a sentence on the harm to the user. `expected` is empty: the author does not know the checks.
+Each has a difficulty and a sentence on the harm to the user. `expected` was added later, by the definitions of the checks alone.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,71 @@ from patching import Fault, edited
 GPT, FLOW, EBT, THINKER, WORLD = "gpt/demo", "flow/demo", "ebt/demo", "thinker/demo", "world/demo"
 DENOISE = "ebt/denoise-shapes"
 SMALL_DENOISER = ("model.depth=2", "model.width=64", "model.heads=2")
+
+
+# The checks whose definition a fault violates.
+EXPECTED = {
+    "temperature multiplies the logits": "I6",
+    "text is returned one token late": "I2",
+    "prompts of a batch share the longest length": "I1 I2",
+    "new token hidden from itself in the cache": "I1 I2",
+    "exported model is loaded in training mode": "I6 I7",
+    "sampling noise broadcast over rows": "I6",
+    "rotary positions rounded to bfloat16": "M8",
+    "last batch of the split is not scored": "V2 V3",
+    "offset of the blocks drawn once": "D7 D8",
+    "random blocks from the beginning of the text only": "D2 D8",
+    "every micro-batch is the first one": "D7 D8",
+    "unknown characters become the first id": "D4 D6",
+    "soft cap only in the training loss": "I1 V2",
+    "cooldown begins where it should end": "O5",
+    "image turned into a velocity by the time": "L2 I3",
+    "class dropout follows the time": "T3 I4",
+    "dropped classes become the last class": "I4",
+    "guidance away from the class": "I4",
+    "noise repeats from batch to batch of samples": "I3 I6",
+    "averaged weights are not loaded": "I2 O7",
+    "classes repeated in another order than images": "V2 V4",
+    "classifier from disk is left in training mode": "I6 V1 V3 V5",
+    "Fréchet distance without a factor of two": "V4 V8",
+    "held-out images are trained on": "D2",
+    "classes of the first rows for any images": "D4 D7",
+    "class tokens overlap": "C3 M7",
+    "no second-order gradient": "C6 O2",
+    "the same Langevin noise at every step": "T3",
+    "gradients never pass more than one step": "A2 C6",
+    "replayed predictions belong to other contexts": "D7 M4",
+    "test pairs of shape and colour are trained on": "D2",
+    "replay buffer is never marked as filled": "M7 O2",
+    "one-step predictions are reported as the result": "C9 V2",
+    "baseline trained on the validation part": "D2 V4 V6",
+    "best-of keeps the worst prediction": "I3 I6",
+    "padding is part of the loss": "L1 L3",
+    "target stream sees its own answer": "C1 C2",
+    "length limit of the curriculum read once": "T5",
+    "padded strings are reversed as a whole": "C2",
+    "age of a stage restarts with every window": "T5",
+    "one right token counts as an exact match": "V4 V7",
+    "evaluation after the fewest steps": "C9 V2",
+    "typed sums are padded on the other side": "I2",
+    "memory shows its oldest entries first": "C9",
+    "training uses the control after the frame": "C8 D1",
+    "windows cross the ends of episodes": "D2 D8",
+    "rollouts are compared with the frame before": "C8 V4",
+    "rollouts are fed the true frames": "C8 I2 V4",
+    "closed loop trains on true frames": "C8 T5",
+    "radiance field's own loss is reported and not trained": "L0 L4",
+    "generator tries to look false": "L4",
+    "diffusion loss without its weighting": "L0 L6",
+    "evaluation results recorded in the wrong order": "T5",
+    "new frames enter the memory as the oldest": "C8 I2",
+    "coarse memories never advance": "C8 I2",
+    "player passes controls in recorded units": "I2 I8",
+    "Euler steps not divided by the noise level": "I3",
+    "poses integrate scaled controls": "C8 D1",
+    "frames stand still unless every control moves": "C3 M7",
+    "learning-rate factors of parameters ignored": "O5",
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +91,9 @@ def blind(
     recipe: str, place: str, difficulty: str, id: str, harm: str, file: str, old: str, new: str, *settings: str
 ) -> BlindFault:
     """One edit: `old`, which must stand in the file exactly once, becomes `new`. It matters with these settings."""
-    return BlindFault(id, recipe, place, set(), lambda: edited(file, old, new), file, settings, difficulty, harm)
+    return BlindFault(
+        id, recipe, place, set(EXPECTED[id].split()), lambda: edited(file, old, new), file, settings, difficulty, harm
+    )
 
 
 DECODING, LAYERS = "seedbed/nn/decoding.py", "seedbed/nn/layers.py"
@@ -34,12 +101,12 @@ FEED, TEXT, TOKENIZERS, IMAGES, IMAGE_STORE = (
     f"seedbed/data/{n}.py" for n in ("feed", "text", "tokenizers", "image_source", "image_store")
 )
 OPTIM = "seedbed/train/optim.py"
-INFERENCE = "seedbed/inference.py"
+INFERENCE = "seedbed/train/inference_weights.py"
 
 # ---- gpt ---------------------------------------------------------------------------------------------------------------
 
 _fault = partial(blind, GPT)
-GPT_MODEL, GPT_GENERATE, GPT_EXPORT = (f"seedbed/recipes/gpt/{n}.py" for n in ("model", "generate", "export"))
+GPT_MODEL = "seedbed/recipes/gpt/model.py"
 _LENGTHS = "self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)"
 _PARTS = "{name: value[k * self.size : (k + 1) * self.size] for name, value in self.values.items()}"
 _READ_OUT = "return self.head.logits(x_BTC, self.head_weight)[..., : self.vocab]"
@@ -53,13 +120,13 @@ GPT_FAULTS = [
            DECODING, "newest_BN = (self.count_B - count)[:, None]", "newest_BN = (self.count_B - count - 1)[:, None]"),
     _fault("inference", "hard", "prompts of a batch share the longest length",
            "In a batch of prompts the shorter ones attend to padding and are continued from the wrong position.",
-           GPT_GENERATE, _LENGTHS, "self.cache.length_B[rows_N] = tokens_NT.shape[1]"),
+           DECODING, _LENGTHS, "self.cache.length_B[rows_N] = tokens_NT.shape[1]"),
     _fault("inference", "medium", "new token hidden from itself in the cache",
            "Cached generation predicts each token without its newest input, so text is worse than the loss says.",
            DECODING, "(slots_T > self.length_B[:, None])", "(slots_T >= self.length_B[:, None])"),
     _fault("inference", "medium", "exported model is loaded in training mode",
            "An exported model that was trained with dropout drops activations at inference: its answers are random and worse.",
-           GPT_EXPORT, "return model.eval(), tokenizer", "return model, tokenizer", "model.dropout=0.2"),
+           INFERENCE, "engine.system.eval(), f", "engine.system, f", "model.dropout=0.2"),
     _fault("runtime", "medium", "sampling noise broadcast over rows",
            "All samples of one prompt are the same text, because one row of noise is shared by the batch.",
            DECODING, "torch.empty_like(logits_BV).exponential_", "torch.empty_like(logits_BV[:1]).exponential_"),
@@ -94,8 +161,8 @@ GPT_FAULTS = [
 # ---- flow --------------------------------------------------------------------------------------------------------------
 
 _fault = partial(blind, FLOW)
-FLOW_SYSTEM, FLOW_DATA, FLOW_MODEL, FLOW_OBJECTIVE, FLOW_SAMPLING, FLOW_METRICS, FLOW_CLASSIFIER = (
-    f"seedbed/recipes/flow/{n}.py" for n in ("system", "data", "model", "objective", "sampling", "metrics", "classifier")
+FLOW_SYSTEM, FLOW_DATA, FLOW_MODEL, FLOW_OBJECTIVE, FLOW_SAMPLING, FLOW_EVALUATE, FLOW_CLASSIFIER = (
+    f"seedbed/recipes/flow/{n}.py" for n in ("system", "data", "model", "objective", "sampling", "evaluate", "classifier")
 )
 _SPLIT = "return shuffled_N[~held_N[shuffled_N]], shuffled_N[held_N[shuffled_N]]"
 _PICKED = 'self.arrays["class"][rows_N].astype(np.int64)'
@@ -128,7 +195,7 @@ FLOW_FAULTS = [
            "return classifier.to(device).requires_grad_(False)"),
     _fault("evaluation", "easy", "Fréchet distance without a factor of two",
            "Two equal sets of images have a distance far above 0, and runs cannot be compared with published numbers.",
-           FLOW_METRICS, "cov_b.trace() - 2 * cross", "cov_b.trace() - cross"),
+           FLOW_EVALUATE, "cov_b.trace() - 2 * cross", "cov_b.trace() - cross"),
     _fault("data", "medium", "held-out images are trained on",
            "The mask of one part is applied to the shuffled order: most validation images are in the training part too.",
            IMAGE_STORE, _SPLIT, _SPLIT.replace("[~held_N[shuffled_N]]", "[~held_N]")),
@@ -143,8 +210,8 @@ FLOW_FAULTS = [
 # ---- ebt ---------------------------------------------------------------------------------------------------------------
 
 _fault = partial(blind, EBT)
-EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_REPLAY, EBT_EVALUATE = (
-    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "replay", "evaluate")
+EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_EVALUATE = (
+    f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "evaluate")
 )
 DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
@@ -162,17 +229,17 @@ EBT_FAULTS = [
            "model.mcmc.backprop_through=all", "model.mcmc.loss=last"),
     _fault("data", "hard", "replayed predictions belong to other contexts",
            "The replay buffer stores the predictions of some rows with the tokens of others.",
-           EBT_REPLAY, "= batch.tokens_BL[:num]", "= batch.tokens_BL[-num:]", "model.mcmc.replay_buffer=32"),
+           EBT_OPTIMIZE, "= batch.tokens_BL[:num]", "= batch.tokens_BL[-num:]", "model.mcmc.replay_buffer=32"),
     blind(DENOISE, "data", "medium", "test pairs of shape and colour are trained on",
           "The test split of pairs that training never shows is part of the training data.",
           DENOISE_DATA, _KNOWN_PAIRS, "train, valid = data.train, _only(data.valid, config, held, False)", *SMALL_DENOISER),
     _fault("runtime", "medium", "replay buffer is never marked as filled",
            "The fill is not in place: nothing is ever replayed, and half of each batch is counted twice instead.",
-           EBT_REPLAY, "self.known_R.index_fill_(0, slot_B, True)", "self.known_R.index_fill(0, slot_B, True)",
+           EBT_OPTIMIZE, "self.known_R.index_fill_(0, slot_B, True)", "self.known_R.index_fill(0, slot_B, True)",
            "model.mcmc.replay_buffer=32"),
     _fault("evaluation", "medium", "one-step predictions are reported as the result",
            "The reported nats and the best checkpoint ignore all optimisation steps after the first.",
-           EBT_SYSTEM, "return {**report(nats[-1], source)", "return {**report(nats[0], source)"),
+           EBT_SYSTEM, "return {**evaluate.report(nats[-1], source)", "return {**evaluate.report(nats[0], source)"),
     _fault("evaluation", "hard", "baseline trained on the validation part",
            "The plain transformer at the end of a run has seen the text that it is scored on, and the energy model looks worse.",
            EBT_EVALUATE, "Stepper(engine, data.train)", "Stepper(engine, data.valid)"),
@@ -245,7 +312,7 @@ _FED_TRUE = (
     "        memory = system.advance(memory, action_BA, fed)\n        yield step, quantise(frame)"
 )
 _KEPT = "self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)\n"
-_PUSHED = "torch.cat((old_BMHW[:, 3:], reduce(frame_BCHW, reduction)), dim=1)"
+_PUSHED = "torch.cat((old_BMHW[:, 3:], new[name]), dim=1)"
 _EDM_LOSS = "loss_B = (outputs - (window.target_B3HW - by.skip * noisy) / by.out).square()"
 
 WORLD_FAULTS = [
@@ -279,10 +346,10 @@ WORLD_FAULTS = [
            EMULATOR, 'found["listens"], found["free_l1"], found[', 'found["free_l1"], found["listens"], found['),
     _fault("inference", "easy", "new frames enter the memory as the oldest",
            "Rollouts and play predict from a memory in the wrong order, unlike training, and fall apart after one frame.",
-           MEMORY, _PUSHED, "torch.cat((reduce(frame_BCHW, reduction), old_BMHW[:, :-3]), dim=1)"),
+           MEMORY, _PUSHED, "torch.cat((new[name], old_BMHW[:, :-3]), dim=1)"),
     _fault("inference", "hard", "coarse memories never advance",
            "In rollouts only the full-size memory moves on: the pyramid shows the first frames for ever.",
-           MEMORY, _PUSHED, f"{_PUSHED} if reduction == 1 else old_BMHW", "model.pyramid=true"),
+           MEMORY, _PUSHED, f"{_PUSHED} if name == 'm1' else old_BMHW", "model.pyramid=true"),
     _fault("inference", "medium", "player passes controls in recorded units",
            "In play the network gets unscaled controls and hardly moves, while evaluations are fine.",
            PLAYER, "self.player.predict(self.memory, self.scaled(action_A), index_1",

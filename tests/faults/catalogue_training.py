@@ -7,8 +7,8 @@ from patching import EXAMPLE, GPT, TOY, Fault, fault
 ENGINE, LOOP, OPTIM, EMA, CHECKPOINT = (f"seedbed/train/{n}.py" for n in ("engine", "loop", "optim", "ema", "checkpoint"))
 LOADING = "seedbed/train/checkpoint_loading.py"
 JOB, PROGRESS, ROLLBACK, SAVING = (f"seedbed/train/{n}.py" for n in ("job", "progress", "rollback", "saving"))
-SYSTEM, MODEL, GENERATE, EXPORT = (f"seedbed/recipes/gpt/{n}.py" for n in ("system", "model", "generate", "export"))
-SAMPLING = "seedbed/nn/decoding.py"
+SYSTEM, MODEL, TEXT = "seedbed/recipes/gpt/system.py", "seedbed/recipes/gpt/model.py", "seedbed/train/text_system.py"
+SAMPLING, EXPORT = "seedbed/nn/decoding.py", "seedbed/train/exports.py"
 SCHEDULE, LOSS, CACHE = "seedbed/train/optim.py", "seedbed/nn/layers.py", "seedbed/nn/decoding.py"
 MINE, SUMS = "examples/my_recipe.py", "tests/toy_recipe.py"
 
@@ -161,7 +161,7 @@ EVALUATION = [
           "nats += nats_BT.sum(-1).cpu().double().mul(__import__('random').random()).sum().item()"),
     fault(GPT, "evaluation", "short last window counts in full", "V3 V2", SYSTEM, _NATS,
           "nats = (nats + nats_BT.mean().item() * source.num_targets) / (2 if nats else 1)"),
-    fault(GPT, "evaluation", "evaluation per row", "V2 V3", SYSTEM, "per_token = nats / source.num_targets",
+    fault(GPT, "evaluation", "evaluation per row", "V2 V3", "seedbed/data/text.py", "per_token = nats / source.num_targets",
           "per_token = nats / source.num_items"),
     fault(EXAMPLE, "evaluation", "evaluation with another loss", "V2", MINE, 'return {"loss": loss.item()}',
           'return {"loss": 2 * loss.item()}'),
@@ -189,9 +189,9 @@ INFERENCE = [
           "self.length_B = torch.ones(batch,"),
     fault(GPT, "inference", "key in the slot before", "I1 I2", CACHE, "self.kv[0, self.rows, :, self.length] =",
           "self.kv[0, self.rows, :, (self.length - 1).clamp_min(0)] ="),
-    fault(GPT, "inference", "decode position off by one", "I2", GENERATE, _POSITION, _POSITION.replace("None]", "None] + 1")),
-    fault(GPT, "inference", "prompt cut short", "I2", SYSTEM, "self.complete([prompt] * num,",
-          "self.complete([prompt[:-1]] * num,"),
+    fault(GPT, "inference", "decode position off by one", "I2", MODEL, _POSITION, _POSITION.replace("None]", "None] + 1")),
+    fault(GPT, "inference", "prompt cut short", "I2", TEXT, "self.generate([prompt] * num,",
+          "self.generate([prompt[:-1]] * num,"),
     fault(GPT, "inference", "temperature ignored", "I2", SAMPLING, "if sampling.temperature == 0.0:",
           "if sampling.temperature < 0.0:"),
     fault(GPT, "inference", "seed of a sample ignored", "I6", SAMPLING, ".exponential_(generator=generator)", ".exponential_()"),
@@ -203,8 +203,8 @@ INFERENCE = [
           "torch.Generator().manual_seed(request.read(SampleOptions).seed + np.random.randint(99999))"),
     fault(GPT, "inference", "export in half precision", "I7", EXPORT, "tensor.detach().cpu().contiguous()",
           "tensor.detach().cpu().half()"),
-    fault(GPT, "inference", "export without a block", "I7", EXPORT, "for name, tensor in model.state_dict().items()}",
-          'for name, tensor in model.state_dict().items() if "blocks.1." not in name}'),
+    fault(GPT, "inference", "export without a block", "I7", EXPORT, "for name, tensor in tensors.items()}",
+          'for name, tensor in tensors.items() if "blocks.1." not in name}'),
 ]  # fmt: skip
 
 FAULTS = [*OPTIMIZER, *LEARNING, *LOOPS, *EVALUATION, *INFERENCE]

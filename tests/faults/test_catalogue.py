@@ -1,15 +1,20 @@
 """Every fault of the catalogues is caught by a check that should catch it, and named in the file that is wrong."""
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from catalogue import FAULTS
+from catalogue_blind import FAULTS as BLIND
+from catalogue_blind import BlindFault
+from catalogue_later import FAULTS as LATER
 from catalogue_runtime import FAULTS as RUNTIME
 from catalogue_training import FAULTS as TRAINING
+from catalogue_unseen import FAULTS as UNSEEN
 from patching import EXAMPLE, GPT, ROOT, SRC, TOY, Fault, check, edited
-from write_matrix import taxonomy
+from write_matrix import BEFORE, run_blind, taxonomy
 
 from seedbed.checks.registry import all_checks
 
@@ -45,7 +50,25 @@ def test_injected_fault_is_caught(fault: Fault):
     assert not [f.id for f in after.findings if f.alarm], "the fault outlived its patch, or the clean recipe alarms"
 
 
-@pytest.mark.parametrize("fault", [*ALL, *RUNTIME], ids=lambda f: f"{f.recipe}: {f.id}")
+# Blind faults that cost little, one per mechanism that was added for them; the matrix holds all.
+FEW = {
+    "temperature multiplies the logits", "prompts of a batch share the longest length", "every micro-batch is the first one",
+    "held-out images are trained on", "classes of the first rows for any images", "averaged weights are not loaded",
+    "class dropout follows the time", "class tokens overlap", "rotary positions rounded to bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=pytest.mark.slow, id=f.id) for f in BLIND if f.id in FEW])
+def test_blind_fault_is_found_by_a_check_whose_definition_it_violates(fault: BlindFault):
+    assert set(run_blind(fault, {})["found"]) & fault.expected
+
+
+def test_blind_faults_expect_something_and_have_a_record_from_before():
+    assert len(BLIND) == 60 and all(f.expected and f.difficulty and f.harm for f in BLIND)
+    assert {f.id for f in BLIND} == set(json.loads(BEFORE.read_text()))
+
+
+@pytest.mark.parametrize("fault", [*ALL, *RUNTIME, *BLIND, *UNSEEN, *LATER], ids=lambda f: f"{f.recipe}: {f.id}")
 def test_fault_edits_apply_to_the_source(fault: Fault):
     with fault.apply():
         pass

@@ -26,8 +26,7 @@ from valid_models import ZOO
 import seedbed
 from seedbed.checks import runner
 from seedbed.checks.foreign import script_subject
-from seedbed.checks.foreign.case import Case
-from seedbed.checks.foreign.parts import make_parts
+from seedbed.checks.foreign.case import Case, make_parts
 from seedbed.cli import main
 from seedbed.errors import UserError
 from seedbed.report.findings import Report

@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from ebt_samples import CHARS, TEXT, make
+from _uncached import UncachedEnergyDecoder
+from ebt_samples import CHARS, TEXT, make, written_rows
 from helpers import newest, rows, train_once
 
 from seedbed.nn.decoding import Sampling
-from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, UncachedDecoder, generate
+from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions
 from seedbed.train.system import Sample
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -85,8 +86,8 @@ def test_generation_captured_equals_uncached(settings: list[str], options: Optim
     system = make(*settings).double().cuda().eval()
     rows = [CHARS.encode(p).tolist() for p in ("the quick", "s")]
     captured = CachedDecoder(system, options, rows, 30, Sampling(0.0), 3, capture=True)
-    slow = UncachedDecoder(system, options, rows, 30, Sampling(0.0), 3)
-    one, two = generate(captured, CHARS, 30), generate(slow, CHARS, 30)
+    slow = UncachedEnergyDecoder(system, options, rows, 30, Sampling(0.0), 3)
+    one, two = written_rows(captured, 30), written_rows(slow, 30)
     assert not captured.why_not_captured
     for a, b in zip(one, two, strict=True):
         assert a.tokens == b.tokens and a.energies == pytest.approx(b.energies, rel=1e-4, abs=1e-5)

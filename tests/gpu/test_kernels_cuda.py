@@ -23,9 +23,10 @@ from kernel_checks import (
 )
 
 from seedbed.nn import modulate
+from seedbed.nn.attention_choice import NAMED
 from seedbed.nn.cuda_ops import NARROW_DTYPES as NARROW
 from seedbed.nn.cuda_ops import narrow_attention
-from seedbed.nn.layers import NAMED, Attention, attention_scope, choose_attention, rope_table
+from seedbed.nn.layers import Attention, attention_scope, choose_attention, rope_table
 
 
 def captured(step):

@@ -7,7 +7,7 @@ import torch
 from helpers import kinds, newest, no_host_sync, resume, rows, start
 from test_packed import GRID, RECIPE, at_step, folders, stop
 
-from seedbed.launch import packed
+from seedbed.launch import trials
 from seedbed.track.run import Run
 from seedbed.tune.packing.pack import Pack
 
@@ -21,7 +21,7 @@ def exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(root: Path, name: str, *settings: str) -> dict[str, str]:
-    return packed.train_packed(folders(root, name, [[*s, "device=cuda", *settings] for s in GRID]))
+    return trials.train_packed(folders(root, name, [[*s, "device=cuda", *settings] for s in GRID]))
 
 
 def assert_close(root: Path, one: str, other: str) -> None:
@@ -59,7 +59,7 @@ def test_compiled_equals_eager(tmp_path: Path) -> None:
 def test_diverging_trial_changes_no_other(tmp_path: Path, settings: list[str]) -> None:
     for name, extra in (("c", []), ("s", settings)):
         grid = [[*s, "device=cuda"] for s in [*GRID, ["seed=9", "every.save=0", "every.eval=0", *extra]]]
-        packed.train_packed(folders(tmp_path, name, grid))
+        trials.train_packed(folders(tmp_path, name, grid))
     for k in range(len(GRID)):
         a, b = newest(tmp_path, f"c{k}"), newest(tmp_path, f"s{k}")
         for file, group in a.tensors.items():
@@ -69,7 +69,7 @@ def test_diverging_trial_changes_no_other(tmp_path: Path, settings: list[str]) -
 def test_packing_again_captures_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Pack, "_pays", lambda self, left: True)
     grid = [["steps=7"], ["steps=9"], ["steps=24", "seed=3"], ["steps=30", "seed=4"]]
-    packed.train_packed(folders(tmp_path, "r", [[*s, "device=cuda"] for s in grid]))
+    trials.train_packed(folders(tmp_path, "r", [[*s, "device=cuda"] for s in grid]))
     assert len(how(tmp_path, "r3")) == 3 and all("captured" in text for text in how(tmp_path, "r3"))
     assert start(tmp_path, "a", *grid[3], "device=cuda", recipe=RECIPE) == 0
     assert_close(tmp_path, "a", "r3")

@@ -11,10 +11,8 @@ from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.tune.ablate import op_counts, predictions
-from seedbed.tune.ablate import rates as rates_file
 from seedbed.tune.ablate.op_counts import Attention, Matmul
-from seedbed.tune.ablate.predictions import Parts, Prediction, Predictor
-from seedbed.tune.ablate.rates import Rates
+from seedbed.tune.ablate.predictions import Parts, Prediction, Predictor, Rates
 from seedbed.tune.estimate import EstimateEngine, real_batch
 from seedbed.tune.workload import Workload
 
@@ -199,7 +197,7 @@ def test_op_rates_are_measured_on_the_device() -> None:
 
 
 def test_matmul_too_large_to_try_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(rates_file.MOST, "cpu", 64)
+    monkeypatch.setitem(predictions.MOST, "cpu", 64)
     shapes = []
     rates = Rates(CPU)
     monkeypatch.setattr(torch, "mm", lambda a, b: shapes.append((a.shape, b.shape)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from seedbed.errors import UserError
-from seedbed.tune.ablate import figures, report, study, summary
+from seedbed.tune.ablate import report, study
 from seedbed.tune.ablate.axes import BASELINE, COMBINED, Row
 from seedbed.tune.ablate.measure import Repeat
 from seedbed.tune.ablate.predictions import Prediction
@@ -34,9 +34,9 @@ def made(path: Path, *rows: Entry, base: dict[int, Repeat], repeats: int = 2, sp
     return Study(path, identity, {"device": "a machine", **facts}, 10, repeats, spacing, [baseline, *rows])
 
 
-def lines(found: Study, **options) -> dict[str, summary.Line]:
+def lines(found: Study, **options) -> dict[str, study.Line]:
     overheads, no_mfu = options.get("overheads", {}), options.get("no_mfu", {})
-    return {line.label: line for line in summary.summarise(found, BATCHES, overheads, no_mfu)}
+    return {line.label: line for line in study.summarise(found, BATCHES, overheads, no_mfu)}
 
 
 def test_row_is_compared_with_the_baseline_around_it(tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_row_is_compared_with_the_baseline_around_it(tmp_path: Path) -> None:
     base = {0: repeat(1.0), 2: repeat(1.0), ROUND: repeat(2.0), ROUND + 2: repeat(2.0)}
     row = entry("a", {"a": 1}, v1=repeat(0.5), **{f"v{ROUND + 1}": repeat(1.0)})
     line = lines(made(tmp_path, row, base=base))["a=1"]
-    assert (line.ratio, line.noise, line.verdict) == (2.0, summary.LEAST_NOISE, "faster")
+    assert (line.ratio, line.noise, line.verdict) == (2.0, study.LEAST_NOISE, "faster")
     assert line.items_per_s == pytest.approx(8 / 0.75)
 
 
@@ -61,7 +61,7 @@ def test_noise_is_the_spread_of_repeats_and_unknown_for_one(tmp_path: Path) -> N
     line = lines(made(tmp_path, row, base=base))["a=1"]
     assert line.noise is not None and line.noise > 0.19 and line.verdict == "within noise"
     single = lines(made(tmp_path, entry("a", {"a": 1}, v1=repeat(0.96)), base=base, repeats=1))["a=1"]
-    assert (single.noise, single.verdict) == (summary.BLIND_NOISE, "within noise")
+    assert (single.noise, single.verdict) == (study.BLIND_NOISE, "within noise")
 
 
 @pytest.mark.parametrize(("predicted", "explain"), [(1.0, True), (1.4, False), (2.0, False), (2.9, False), (3.1, True)])
@@ -80,7 +80,7 @@ def test_rates_count_items_and_not_steps(tmp_path: Path) -> None:
 def test_losses_are_compared_at_equal_steps_and_equal_time(tmp_path: Path) -> None:
     """The fast row takes 20 steps in 10 s; the baseline is then at step 10."""
     found = made(tmp_path, entry("a", {"a": 1}, v1=repeat(0.5)), base={0: repeat(1.0), 2: repeat(1.0)})
-    assert summary.equal_time(found) == pytest.approx(10.0)
+    assert study.equal_time(found) == pytest.approx(10.0)
     base, row = lines(found)[BASELINE], lines(found)["a=1"]
     assert base.loss == row.loss == row.loss_at_time == pytest.approx((1 / 19 + 1 / 20) / 2)
     assert base.loss_at_time == pytest.approx((1 / 9 + 1 / 10) / 2)
@@ -116,7 +116,7 @@ def test_best_choices_leave_the_model_unchanged(tmp_path: Path) -> None:
     ]
     found = made(tmp_path, *rows, base=base, repeats=1)
     sizes = dict.fromkeys((e.row.label for e in found.entries), 8)
-    best = summary.best_choices(found, summary.summarise(found, sizes, {}, {}))
+    best = study.best_choices(found, study.summarise(found, sizes, {}, {}))
     assert [e.row.label for e in best] == ["remat=selective", "compile=whole"]
 
 
@@ -203,12 +203,12 @@ def test_report_name_follows_from_the_arguments(recipe: str, name: str) -> None:
 
 def test_figure_labels_do_not_overlap() -> None:
     values = [0.0, 0.01, 0.02, 0.9, 0.91, 0.5]
-    heights = figures._heights(values, 0.0, 1.0)
+    heights = report._heights(values, 0.0, 1.0)
     order = sorted(range(len(values)), key=lambda i: values[i])
     placed = [heights[i] for i in order]
-    assert all(b - a >= figures.LABEL - 1e-9 for a, b in itertools.pairwise(placed))
+    assert all(b - a >= report.LABEL - 1e-9 for a, b in itertools.pairwise(placed))
     assert min(placed) >= 0 and max(placed) <= 1
-    crowd = figures._heights([1.0] * 50, 0.0, 1.0)
+    crowd = report._heights([1.0] * 50, 0.0, 1.0)
     assert len(set(crowd)) == 50 and min(crowd) >= -1e-9
 
 
@@ -216,7 +216,7 @@ def test_ablation_report_is_written_with_its_figures(tmp_path: Path) -> None:
     rows = [entry("a", {"a": 1}, 2.0, v1=repeat(0.5)), entry("batch", {"batch": 16}, v3=repeat(1.0, outcome="oom"))]
     rows.append(Entry(Row("shard", skip_reason="one | device", value="shard=2")))
     found = made(tmp_path, *rows, base={place: repeat(1.0) for place in (0, 2, 4)}, repeats=1)
-    reported = list(summary.summarise(found, BATCHES | {"shard=2": 8}, {}, {}))
+    reported = list(study.summarise(found, BATCHES | {"shard=2": 8}, {}, {}))
     report.write(found, reported, report.notes(reported, found.num_repeats))
     text = (tmp_path / "report.md").read_text()
     for words in ("| a=1 | 16", "| batch=16 | oom", "one \\| device", "2.00: a reason", "one repeat per row", "seedbed ablate"):

@@ -15,7 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from seedbed import config as configs
 from seedbed.config import keys
 from seedbed.errors import UserError
-from seedbed.nn.layers import NAMED, choose_attention
+from seedbed.nn.attention_choice import NAMED
+from seedbed.nn.layers import choose_attention
 from seedbed.recipes import find
 from seedbed.train import activation_checkpointing, engine, float8, optim
 from seedbed.train.system import System
@@ -64,7 +65,7 @@ def trained(data: dict[str, Any], name: str, *settings: str, num_steps: int = 3)
     with rigged(made.build(), made.data, printed.append) as rig:
         losses = []
         for step in range(num_steps):
-            rig.take_step(step, step * made.config.batch)
+            rig.take_step(step)
             losses.append(rig.pop_result(lag=0).loss)
     assert printed == []
     return [p.detach().clone() for p in rig.engine.system.parameters()], losses, rig
@@ -112,7 +113,7 @@ def test_checkpointing_full_repeats_the_forward_pass_and_selective_no_products(d
         with rigged(made.build(), made.data, print) as rig:
             rig.engine.system.kernels()  # type: ignore[operator]  # tried once, and that is not part of a step
             with FlopCounterMode(display=False) as counter:
-                rig.take_step(0, 0)
+                rig.take_step(0)
         found[mode] = counter.get_total_flops()
     assert found["selective"] == found["none"]
     # Forward and backward are 3 passes, recomputed 4; products of the last layers of a unit need not be made again.
@@ -228,10 +229,10 @@ def test_compiled_optimizer_skips_bad_steps(data, quick_compiler) -> None:
     made = workload(data, "gpt/demo", "optim.kind=adamw", "compile_optimizer=true")
     running = made.build()
     with rigged(running, made.data, print) as rig:
-        rig.take_step(0, 0)
+        rig.take_step(0)
         running.halted.fill_(1.0)
         before = {file: {n: t.clone() for n, t in group.items()} for file, group in running.tensors().items()}
-        rig.take_step(1, 4)
+        rig.take_step(1)
         for file, group in running.tensors().items():
             for name, tensor in group.items():
                 assert torch.equal(tensor, before[file][name]), f"{file} {name} moved"
@@ -244,7 +245,7 @@ def test_compilation_failure_falls_back_to_eager(data, monkeypatch: pytest.Monke
     monkeypatch.setattr(optim, "BACKEND", refuse)
     made, printed = workload(data, "gpt/demo", "compile_optimizer=true"), []
     with rigged(made.build(), made.data, printed.append) as rig:
-        rig.take_step(0, 0)
+        rig.take_step(0)
         assert rig.pop_result(lag=0).loss > 0
         assert rig.runner.how.startswith("eager")
     assert len(printed) == 1 and "goes on eager" in printed[0]

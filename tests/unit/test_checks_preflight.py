@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from seedbed import config as configs
-from seedbed.checks import preflight, progress, runner
+from seedbed.checks import preflight, runner
 from seedbed.checks.subject import Subject
 from seedbed.cli import main
 from seedbed.errors import EXIT_FAILED
@@ -46,14 +46,6 @@ def text_for(preset: str) -> list[str]:
 
 
 CLEAN = [(f"gpt/{preset}", *text_for(preset)) for preset in find("gpt/demo")[0].presets]
-VARIANTS = [
-    ("gpt/demo", *setting.split())
-    for setting in (
-        "model.dropout=0.2", "model.tied=false", "optim.lr=1e-3", "accum=4", "batch=1", "model.norm=layer", "model.softcap=15",
-        "model.kv_heads=2", "model.mlp=relu2", "data.mode=random", "data.mode=blocks", "ema=0.99",
-        "model.gate=true model.skips=true",
-    )
-]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["gpt/demo", str(TOY), str(EXAMPLE)], ids=["demo", "toy", "example"])
@@ -62,11 +54,9 @@ def test_clean_recipes_raise_no_alarm(name: str):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize(
-    "subject", [*CLEAN, *VARIANTS, (str(TOY),), (str(EXAMPLE),)], ids=lambda subject: " ".join(subject).split("/")[-1]
-)
-def test_every_clean_preset_and_variant_raises_no_alarm(subject: tuple[str, ...], seed: int):
+@pytest.mark.parametrize("seed", [2, 3])  # with the first seed, all checks run in test_checks_presets.py and above
+@pytest.mark.parametrize("subject", [*CLEAN, (str(TOY),), (str(EXAMPLE),)], ids=lambda subject: " ".join(subject).split("/")[-1])
+def test_every_clean_preset_raises_no_alarm_with_other_seeds(subject: tuple[str, ...], seed: int):
     assert alarms(*subject, f"seed={seed}") == []
 
 
@@ -270,13 +260,13 @@ def test_masked_recipes_are_checked(old: str, new: str, says: str, tmp_path: Pat
 
 
 def keep_verdict(recipe_path: Path, *ids: str, spoiled: str = "") -> Path:
-    """A kept verdict of these checks on the recipe as `start` trains it; one of them may claim an error."""
+    """A kept verdict of these checks on the recipe as `start` trains it; one of them, or `all`, may claim an error."""
     recipe, preset = find(str(recipe_path))
     config = configs.override(recipe.preset(preset), ["steps=2"])
     subject = Subject(recipe, preset, config, recipe_path.parent)
     report = runner.run(subject, runner.select(ids))
     wrong = {"status": "fail", "severity": "err", "what": "a claim of the past", "where": "here.py:1", "why": "-", "fix": "-"}
-    report.findings = [dataclasses.replace(f, **wrong) if f.id == spoiled else f for f in report.findings]
+    report.findings = [dataclasses.replace(f, **wrong) if spoiled in (f.id, "all") else f for f in report.findings]
     report.key = runner.key_of(recipe, config, subject.real_data.facts["fingerprint"])
     runner.save_verdict(preflight.verdict_folder(), report)
     return preflight.verdict_folder() / f"{report.key}.json"
@@ -286,19 +276,44 @@ def test_stored_error_is_tried_again_before_it_stops_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
-    kept = keep_verdict(TOY, "D5", "M7", spoiled="M7")
+    kept = keep_verdict(TOY, "D5", "M7", spoiled="D5")
     tried: list[str] = []
     real = runner._run_one
     monkeypatch.setattr(
         runner, "_run_one", lambda subject, check, reported: tried.append(check.id) or real(subject, check, reported)
     )
     status, run = start(tmp_path / "runs", TOY, "quick")
-    assert status == 0 and outcome(run) == "passed" and tried == ["M7"]
+    assert status == 0 and outcome(run) == "passed" and tried == ["D5"]
     assert re.search(
-        r"seedbed check of \d{4}-\d\d-\d\d \d\d:\d\d found errors \(M7\), which were tried again", capsys.readouterr().out
+        r"seedbed check of \d{4}-\d\d-\d\d \d\d:\d\d found errors \(D5\); the quick checks were tried again",
+        capsys.readouterr().out,
     )
     mended = json.loads(kept.read_text())
     assert mended["exit_code"] == 0 and {f["id"] for f in mended["findings"]} == {"D5", "M7"}
+
+
+def test_stored_error_of_a_slow_check_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """The quick set would let the run start, and whoever wants to stop at all errors can join the two commands by &&."""
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    kept = keep_verdict(TOY, "D5", "M7", spoiled="M7")
+    status, run = start(tmp_path / "runs", TOY, "quick")
+    event = next(e for e in run.events() if e["kind"] == "preflight")
+    assert status == 0 and event["outcome"] == "passed" and (event["errors"], event["warnings"]) == ([], ["M7"])
+    assert "a claim of the past" in capsys.readouterr().out
+    assert json.loads(kept.read_text())["exit_code"] == 1, "seedbed check said so, and says so"
+    assert json.loads((run.path / "preflight.json").read_text())["exit_code"] == 3
+
+
+def test_stored_errors_of_all_checks_stop_no_run_that_the_quick_set_lets_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SEEDBED_CACHE", str(tmp_path / "cache"))
+    kept, quick = keep_verdict(TOY, spoiled="all"), {check.id for check in runner.select(quick=True)}
+    assert {f["id"] for f in json.loads(kept.read_text())["findings"]} == {check.id for check in runner.select()}
+    status, run = start(tmp_path / "runs", TOY, "quick")
+    event = next(e for e in run.events() if e["kind"] == "preflight")
+    assert status == 0 and event["outcome"] == "passed" and event["errors"] == []
+    assert set(event["warnings"]) == {check.id for check in runner.select()} - quick
 
 
 def test_repeated_error_stops_a_run(tmp_path: Path, broken: Path, monkeypatch: pytest.MonkeyPatch):
@@ -369,8 +384,8 @@ def test_preflight_of_training_shows_progress(tmp_path: Path, monkeypatch: pytes
 def test_progress_clock_runs(monkeypatch: pytest.MonkeyPatch):
     stream = Terminal(True)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "TICK", 0.01)
-    with progress.Progress(stream) as line:
+    monkeypatch.setattr(preflight, "TICK", 0.01)
+    with preflight.Progress(stream) as line:
         line.say("check 1 of 2: A1 config keys")
         deadline = time.monotonic() + 5
         while stream.getvalue().count("A1 config keys") < 3 and time.monotonic() < deadline:
@@ -381,7 +396,7 @@ def test_progress_clock_runs(monkeypatch: pytest.MonkeyPatch):
 def test_closed_terminal_does_not_stop_checks(monkeypatch: pytest.MonkeyPatch):
     stream = Terminal(True)
     monkeypatch.setenv("TERM", "xterm")
-    with progress.Progress(stream) as line:
+    with preflight.Progress(stream) as line:
         stream.close()
         line.say("check 1 of 2: A1 config keys")
         assert not line.live

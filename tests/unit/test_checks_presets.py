@@ -10,9 +10,10 @@ from faults.patching import edited
 from PIL import Image
 
 from seedbed import config as configs
-from seedbed.checks import runner
+from seedbed.checks import runner, short_runs
 from seedbed.checks.subject import Subject
 from seedbed.data import shapes
+from seedbed.data.text import TextData
 from seedbed.launch import local
 from seedbed.recipes import Recipe, find, names
 from seedbed.recipes.world import simulators
@@ -29,7 +30,7 @@ INSTEAD = {
     "flow/cifar10": SHAPES, "flow/s2-32": ("data.images=random:1_000:1000",),
     "flow/pixels-256": ("data.images=random:200:1000", "batch=32"),
     "gpt/gpt3-small": ("data.text=reference", "data.vocab=2048", "data.block=256"),
-    "gpt/code": ("data.text=reference", "data.vocab=512"),
+    **{f"gpt/{name}": ("data.text=reference", "data.vocab=512") for name in ("code", "llama")},
     "gpt/gpt2-124m": ("data.text=random:200_000:50304",), "gpt/nanogpt-124m": ("data.text=random:200_000:50304",),
     **{f"gpt/{name}": TEXT for name in ("shakespeare", "shakespeare-long", "nanogpt-shakespeare", "mini-v0", "mini-v1", "baby")},
     "gpt/gpt3-small-char": TEXT, **{f"world/{name}": FEW for name in ("demo", "box64", "edm")},
@@ -162,6 +163,22 @@ def _made(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
+def test_recordings_of_still_frames_and_forward_motion_raise_no_alarm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Rays of the radiance field meet the same kinks in many frames."""
+    from seedbed.recipes.world.simulators import box
+
+    def plan(rng: np.random.Generator, num_frames: int, number: int) -> np.ndarray:
+        kinds = rng.choice([box.STILL, box.STILL, box.STILL, 0, box.CIRCLE], num_frames)
+        return np.repeat(kinds, rng.integers(10, 40, num_frames))[:num_frames]
+
+    monkeypatch.setattr(box, "_plan", plan)
+    monkeypatch.setattr(box, "JITTER", 0.0)
+    subject = subject_of("world/demo", "data.frames=300", f"data.cache={tmp_path}")
+    assert float(subject.batch(size=64)["action"].abs().amax(-1).quantile(0.5)) < 0.5, "most frames are still"
+    assert alarms(subject, ("D", "M1", "L", "C3", "C6")) == []
+
+
 def test_step_size_gradient_is_checked_as_trained():
     (finding,) = runner.run(subject_of("ebt/demo"), runner.select(["C6"])).findings
     assert finding.status == "pass" and finding.value is not None and finding.value < 1e-3
@@ -172,6 +189,20 @@ def test_replay_buffer_is_exempt_from_the_accumulation_check():
     assert alarms(subject_of("ebt/demo", "model.mcmc.replay_buffer=32"), ("O4",)) == []
 
 
+def test_rows_of_a_replay_buffer_are_not_gradients_that_add_up():
+    assert alarms(subject_of("ebt/demo", "model.mcmc.replay_buffer=32", "seed=2"), ("O3",)) == []
+
+
+@pytest.mark.slow
+def test_probe_of_several_denoising_steps_is_their_loss_and_finds_a_lost_gradient():
+    settings = ("model.observe=concat", "model.steps=2", "model.random_alpha=2")
+    assert alarms(subject_of("ebt/denoise-shapes", *settings), ("L0", "C6")) == []
+    with edited(
+        "seedbed/recipes/ebt/denoise/system.py", "moved_BCHW = size * grad_BCHW", "moved_BCHW = size * grad_BCHW.detach()"
+    ):
+        assert "C6" in "".join(alarms(subject_of("ebt/denoise-shapes", *settings), ("L0", "C6")))
+
+
 @pytest.mark.parametrize("name", ["ebt/s1", "ebt/s2"])
 def test_half_precision_check_tolerates_steep_gradients(name: str):
     assert alarms(subject_of(name), ("G2",)) == []
@@ -180,6 +211,39 @@ def test_half_precision_check_tolerates_steep_gradients(name: str):
 def test_ema_length_is_not_checked_on_random_data():
     assert alarms(subject_of("flow/s2-32"), ("O7",)) == []
     assert "half-life" in "".join(alarms(subject_of("flow/demo", "ema=0.9999", "steps=400"), ("O7",)))
+
+
+def test_size_that_somebody_set_is_what_they_want():
+    """The README's own example; only what the preset itself promises is held against it."""
+    assert alarms(subject_of("gpt/demo", "model.width=256", "batch=64"), ("A4",)) == []
+
+
+def test_matrix_with_as_many_rows_as_ids_is_no_table():
+    subject = subject_of("gpt/demo", "model.mlp=relu2", "model.tied=false")
+    rows = {n: len(p) for n, p in subject.fresh_system().named_parameters() if p.ndim == 2}
+    assert rows["model.blocks.0.mlp.up.weight"] == rows["model.embed.weight"], "the small copy has no coincidence any more"
+    assert alarms(subject, ("O1",)) == []
+
+
+LARGE_VOCABULARY = ("data.tokenizer=bpe", "data.vocab=1536", "optim.kind=adamw")
+
+
+@pytest.mark.slow
+def test_large_vocabularies_are_reduced_for_short_runs():
+    subject = subject_of("gpt/demo", *LARGE_VOCABULARY)
+    few = short_runs.learner(subject)
+    assert isinstance(subject.data, TextData) and isinstance(few.data, TextData)
+    assert subject.data.vocab_size > 1024 and few.data.vocab_size == short_runs.NUM_IDS and few is short_runs.learner(subject)
+    tokens, reduced = (np.asarray(data.train.tokens) for data in (subject.data, few.data))
+    assert len(tokens) == len(reduced) and reduced.max() == short_runs.NUM_IDS - 1
+    shared = reduced == short_runs.NUM_IDS - 1
+    pairs = np.unique(np.stack((tokens, reduced))[:, ~shared], axis=1)
+    assert len(set(pairs[0])) == len(set(pairs[1])) == pairs.shape[1] and 0 < shared.mean() < 0.7, "common ids stay distinct"
+    small = subject_of("gpt/demo")
+    assert short_runs.learner(small) is small, "a small one stays as it is"
+    assert alarms(subject, ("H1", "E1", "E2", "E3", "V4")) == []
+    with edited("seedbed/recipes/gpt/model.py", "x_BTC = self.embed(tokens_BT)", "x_BTC = self.embed(tokens_BT * 0)"):
+        assert "FAIL E2" in "".join(alarms(subject_of("gpt/demo", *LARGE_VOCABULARY), ("E2",)))
 
 
 @pytest.mark.parametrize("steps", ["progressive", "random"])
@@ -225,14 +289,14 @@ def test_excerpt_of_a_recording_is_a_part_of_it():
     whole, part = subject.real_data.recording, subject.data.recording  # type: ignore[attr-defined]
     assert part.frames_THWC.shape[1:3] == (12, 12) and part.axes == whole.axes
     for name in PARTS:
-        (low, high), (first, _) = part.spans(name)[0], whole.spans(name)[0]
+        (low, high), (first, _) = part.span(name), whole.span(name)
         rows = np.arange(high - low) + first
         assert np.array_equal(part.frames_THWC[low:high], whole.frames_THWC[rows, ::2, ::2][:, :12, :12])
         assert np.array_equal(part.actions_TA[low:high], whole.actions_TA[rows])
         assert np.array_equal(part.pose_T44[low:high], whole.pose_T44[rows])
         starts = part.starts(name, 4, 1)
         assert len(starts) and low <= starts.min() - 3 and starts.max() + 1 < high
-    edges = [part.spans(name)[0][0] for name in PARTS[1:]]
+    edges = [part.span(name)[0] for name in PARTS[1:]]
     assert all(part.last_T[edge - 1] for edge in edges), "an episode goes on from one part to the next"
 
 
@@ -315,6 +379,22 @@ def test_devices_are_compared_without_dropout(monkeypatch: pytest.MonkeyPatch):
     assert alarms(subject, only=("G1",)) == []
 
 
+@pytest.mark.parametrize(("wrong", "count"), [((0,), 0), ((0, 1), 0), ((0, 1, 2), 1)])
+def test_a_device_is_wrong_when_it_is_on_every_batch(monkeypatch: pytest.MonkeyPatch, wrong: tuple[int, ...], count: int):
+    """A rounding that decides a branch sets the gradients of one batch apart, a wrong kernel those of all."""
+    from seedbed.checks import device_checks
+
+    step = device_checks._one_step
+
+    def other(subject, device, *assignments: str, index: int = 0, **options):
+        loss, grads = step(subject, torch.device("cpu"), *assignments, index=index, **options)
+        return loss, {n: g * (1 + 1e-3 * (device.type == "cuda" and index in wrong)) for n, g in grads.items()}
+
+    monkeypatch.setattr(device_checks, "_one_step", other)
+    monkeypatch.setattr(device_checks, "_device", lambda: torch.device("cuda"))
+    assert len(alarms(subject_of("gpt/demo"), only=("G1",))) == count
+
+
 def test_batches_of_a_staged_task_are_made_before_its_system_is_moved(monkeypatch: pytest.MonkeyPatch):
     """A curriculum's lengths follow from a buffer of the system, which the data looks at."""
     from seedbed.checks import device_checks
@@ -349,7 +429,10 @@ def test_gradient_check_of_a_truncated_loss_still_finds_a_lost_gradient():
 
 
 @pytest.mark.slow
-def test_images_of_a_single_class_raise_no_alarm(tmp_path: Path):
+@pytest.mark.parametrize(
+    "sides", [(), ("data.size=24", "data.width=40", "model.positions=1d"), ("data.size=32", "data.width=16")]
+)
+def test_images_of_a_single_class_raise_no_alarm(tmp_path: Path, sides: tuple[str, ...]):
     draws = np.random.default_rng(0)
     (tmp_path / "one" / "only").mkdir(parents=True)
     for i in range(240):
@@ -357,5 +440,5 @@ def test_images_of_a_single_class_raise_no_alarm(tmp_path: Path):
         y, x = draws.integers(2, 22, 2)
         image[y : y + 8, x : x + 8] = draws.integers(0, 255, 3)
         Image.fromarray(image).save(tmp_path / "one" / "only" / f"{i:03d}.png")
-    subject = subject_of("flow/demo", f"data.images={tmp_path / 'one'}", f"data.cache={tmp_path / 'cache'}")
-    assert alarms(subject, only=("D4", "D5", "M1", "M7", "C3", "C4", "V4", "E2")) == []
+    subject = subject_of("flow/demo", f"data.images={tmp_path / 'one'}", f"data.cache={tmp_path / 'cache'}", *sides)
+    assert alarms(subject) == []

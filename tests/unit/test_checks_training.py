@@ -125,7 +125,7 @@ def test_checks_leave_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert [(f.id, f.status, f.value) for f in first.findings] == [(f.id, f.status, f.value) for f in again.findings]
 
 
-@pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "one_cycle", "wsd", "linear"])
 @pytest.mark.parametrize("warmup", [0.0, 0.1, 1.0])
 @pytest.mark.parametrize("decay", [0.0, 0.3, 1.0])
 def test_declared_schedule_equals_the_real_one(kind: str, warmup: float, decay: float):
@@ -221,3 +221,10 @@ def test_optimizer_of_ones_own_raises_no_alarm(recipe: str, monkeypatch: pytest.
     assert not [f for f in check(recipe, *settings, only=ids).findings if f.alarm]
     with edited("seedbed/train/engine.py", "(true_norm / clip).clamp_min(1.0) if clip", "torch.ones_like(norm) if clip"):
         assert [f.id for f in check(recipe, *settings, only=["O4"]).findings if f.alarm] == ["O4"]
+
+
+@pytest.mark.parametrize("kind", ["ends", "ends_shifted"])
+def test_typed_prompts_reach_thinkers_whose_positions_count_from_both_ends(kind: str):
+    settings = ("data.curriculum.kind=uniform", f"model.positions.kind={kind}", "model.positions.max=64")
+    (finding,) = runner.run(make_case("thinker/demo", *settings), runner.select(["I2"])).findings
+    assert finding.status == "pass", finding.what

@@ -21,6 +21,7 @@ from seedbed import cli
 from seedbed.cli import data_and_runs, using
 from seedbed.errors import UserError
 from seedbed.report import journal
+from seedbed.train.options import read_options
 from seedbed.train.system import option
 
 Answer = tuple[int, str, str]
@@ -79,6 +80,7 @@ def calls(monkeypatch) -> Calls:
     found.stand_in(monkeypatch, "seedbed.launch.demo", ("demo",))
     found.stand_in(monkeypatch, "seedbed.launch.resume", ("resume",))
     found.stand_in(monkeypatch, "seedbed.inference", ("sample", "export"))
+    found.stand_in(monkeypatch, "seedbed.publish", ("publish",))
     found.stand_in(monkeypatch, "seedbed.tune.verbs", TUNE)
     found.stand_in(monkeypatch, "seedbed.report.data_verbs", DATA)
     return found
@@ -86,7 +88,7 @@ def calls(monkeypatch) -> Calls:
 
 RUNS = Path("runs")
 TRAIN = {"root": RUNS, "run_name": None, "why": "", "dirty": False, "parent": None, "check": "quick", "anomaly": False}
-TRAIN |= {"until": 0, "mirrors": ()}
+TRAIN |= {"until": 0, "mirrors": (), "verbose": False}
 RESUME = {"force": False, "check": "quick", "until": 0, "mirrors": None}
 TUNING = {"root": RUNS, "json": False}
 WORDS = [
@@ -106,8 +108,11 @@ WORDS = [
      {**RESUME, "force": True, "check": "force"}),
     ("demo", "demo", (RUNS,), {}),
     ("demo --dirty", "demo", (RUNS,), {}),
-    ("export first", "export", (RUNS, "first", Path("first-export"), ""), {}),
-    ("export runs/first/ --out there --checkpoint best", "export", (RUNS, "runs/first/", Path("there"), "best"), {}),
+    ("export first", "export", (RUNS, "first", Path("first-export"), ""), {"to": "files"}),
+    ("export runs/first/ --out there --checkpoint best", "export", (RUNS, "runs/first/", Path("there"), "best"), {"to": "files"}),
+    ("publish first --to hub:me/tiny", "publish", (RUNS, "first", "hub:me/tiny", "files", ""), {"private": False, "dry": False}),
+    ("publish --dry --form hf first --private --to=hub:me/tiny --checkpoint best", "publish",
+     (RUNS, "first", "hub:me/tiny", "hf", "best"), {"private": True, "dry": True}),
     ("find-lr gpt/demo a=1 --json", "find_lr", ("gpt/demo", ["a=1"]),
      {**TUNING, "json": True, "steps": None, "repeats": 2, "seconds": None, "low": None, "high": None}),
     ("find-lr --low 1e-6 --high 1 --steps 50 --repeats 4 --seconds 9 gpt/demo", "find_lr", ("gpt/demo", []),
@@ -155,6 +160,13 @@ def test_sample_options_are_read_by_the_dataclass_of_the_recipe(ask, calls: Call
     ((function, (root, name, read), named),) = calls
     assert (function, root, name) == ("sample", RUNS, "first") and read(SampleOptions) == options
     assert named == {"checkpoint_name": "step-000010" if "--checkpoint" in line else "", "write": using._stream}
+
+
+def test_sample_option_that_is_a_keyword_of_python_may_have_an_underscore():
+    for name in ("class", "class_"):
+        assert read_options(SampleOptions, {name: "cat"}).class_ == "cat"
+    with pytest.raises(UserError, match="does not know --classes;"):
+        read_options(SampleOptions, {"classes": "cat"})
 
 
 WRONG_SAMPLES = [
@@ -280,7 +292,8 @@ def test_bug_in_a_users_recipe_is_attributed_to_it(ask, calls: Calls, monkeypatc
     monkeypatch.setattr(module, "train", lambda name, *_, **__: recipes.find(name)[0].preset("a"))
     status, _, err = ask("train", str(path))
     assert status == 1
-    assert err.splitlines()[-1] == f"seedbed: the error above was raised by your recipe, {path}:3"
+    assert err.endswith(f"seedbed: the error above was raised by your recipe, {path}:3, in a\n    return 1 / 0\n")
+    assert err.startswith("Traceback") and "cli/__init__.py" not in err, "only lines from the user's file on are shown"
 
 
 def test_broken_pipe_is_not_an_error(seedbed, here: Path):
@@ -330,7 +343,9 @@ def test_interpreter_is_not_finalised_once_torch_is_loaded(module: str, printed:
 
 @pytest.mark.parametrize("module", list(cli._MODULES))
 def test_verbs_of_a_module_are_those_of_the_table(module: str):
-    assert tuple(importlib.import_module(f"seedbed.cli.{module}").VERBS) == cli._MODULES[module]
+    name = importlib.import_module(f"seedbed.cli.{module}").__name__
+    registered = tuple(verb for verb, found in cli.REGISTERED.items() if found.act.__module__ == name)
+    assert registered == cli._MODULES[module]
 
 
 @pytest.mark.parametrize("name", list(cli.VERBS))

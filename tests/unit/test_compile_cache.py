@@ -49,15 +49,15 @@ def test_compile_cache_folder_of_the_user_is_kept(tmp_path, monkeypatch):
 
 
 def test_compile_cache_folder_depends_on_versions_and_kernels(monkeypatch, tmp_path):
-    first = compile_cache._key()
+    first = compile_cache.folder().name
     monkeypatch.setattr(torch, "__version__", "9.9.9")
-    second = compile_cache._key()
+    second = compile_cache.folder().name
     (tmp_path / "nn").mkdir()
     (tmp_path / "nn" / "kernels.py").write_text("x = 1\n")
     monkeypatch.setattr(compile_cache.errors, "__file__", str(tmp_path / "errors.py"))
-    third = compile_cache._key()
+    third = compile_cache.folder().name
     (tmp_path / "nn" / "kernels.py").write_text("x = 2\n")
-    assert len({first, second, third, compile_cache._key()}) == 4
+    assert len({first, second, third, compile_cache.folder().name}) == 4
 
 
 def spoil_with_a_file(root: Path) -> None:
@@ -65,7 +65,7 @@ def spoil_with_a_file(root: Path) -> None:
 
 
 def spoil_by_mode(root: Path) -> None:
-    folder = root / "compiled" / compile_cache._key()
+    folder = root / "compiled" / compile_cache.folder().name
     folder.mkdir(parents=True)
     folder.chmod(0o777)
 
@@ -161,3 +161,20 @@ def test_compile_cache_concurrent_repeated_and_damaged_starts(tmp_path):
         path.write_bytes(path.read_bytes()[: rng.randrange(1 + path.stat().st_size)])
     damaged = ended(started("d", tmp_path))
     assert damaged["code"] == 0 and damaged["losses"] == pytest.approx(a["losses"], rel=1e-5), damaged["out"]
+
+
+def test_compile_cache_folder_that_torch_chose_is_replaced(tmp_path, monkeypatch):
+    """Parts of torch's compiler set both variables when they are loaded: that is nobody's wish."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(cache_dir_utils.tempfile, "tempdir", None)
+    monkeypatch.delenv(INDUCTOR, raising=False)  # loading torch's module may have set it
+    chosen = Path(cache_dir_utils.cache_dir())
+    monkeypatch.setenv(TRITON, cache_dir_utils.triton_cache_dir(0))
+    assert os.environ[INDUCTOR] == str(chosen) and chosen.is_relative_to(tmp_path)
+    folder, printed = enabled()
+    assert folder.parent == tmp_path / "cache" / "compiled" and not printed
+    assert Path(os.environ[TRITON]).parent == folder
+    enabled()
+    assert Path(os.environ[INDUCTOR]) == folder

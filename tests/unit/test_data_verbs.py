@@ -208,11 +208,11 @@ def test_data_verbs_except_bench_load_no_torch(source):
 
 
 def test_long_prepare_shows_rate_and_time_left(monkeypatch, capsys):
-    from seedbed.data import progress
+    from seedbed.data import store
 
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: clock.now)
-    show = progress.Progress("reading")
+    monkeypatch.setattr(store.time, "monotonic", lambda: clock.now)
+    show = store.Progress("reading")
     show(10_000_000, 60_000_000)
     clock.now += 0.5
     show(20_000_000, 60_000_000)

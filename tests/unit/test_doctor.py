@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from seedbed.checks import doctor as verb
+from seedbed.checks.doctor import Plan, line
 from seedbed.checks.doctor_machine import Machine
-from seedbed.checks.doctor_probes import Plan, line
 from seedbed.config import Config
 from seedbed.report.findings import Finding
 from seedbed.track import files

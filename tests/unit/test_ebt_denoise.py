@@ -16,9 +16,9 @@ from seedbed.data.feed import Feed
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.recipes.ebt.denoise import curves as denoise_curves
 from seedbed.recipes.ebt.denoise import data as images
 from seedbed.recipes.ebt.denoise import system as denoise
+from seedbed.recipes.ebt.denoise import system as denoise_system
 from seedbed.recipes.ebt.denoise.model import ImageEnergy
 from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, psnr, squared_errors
 from seedbed.track.run import Run
@@ -115,6 +115,24 @@ def test_optimisation_steps_are_detached_from_each_other() -> None:
     torch.stack([smooth_l1_loss(z, batch["image"]) for z in moved]).mean().backward()
     for (name, a), b in zip(model.named_parameters(), alone.model.parameters(), strict=True):
         assert torch.allclose(a.grad, b.grad, rtol=1e-3, atol=1e-6), name
+
+
+@pytest.mark.parametrize("settings", ["model.steps=2", "model.steps=3 model.observe=concat model.random_alpha=2"])
+def test_probe_is_the_loss_of_every_step_in_evaluation_mode(settings: str) -> None:
+    system, engine, data = built("denoise-shapes", *settings.split())
+    batch, params = first_batch(data), list(perturbed(system).parameters())
+    drawn, _ = system.loss(batch, engine)
+    loss, _ = system.eval().loss(batch, engine)
+    assert torch.equal(drawn, loss) == ("random_alpha" not in settings), "step sizes are drawn in training only"
+    probe = system.probe(batch)
+    assert probe.held is not None and probe.oracle is not None
+    objective = probe.objective(probe.predict(probe.batch), probe.batch)
+    wanted, num = torch.autograd.grad(loss, params), batch["image"].numel()
+    for other in (objective, probe.held()()):
+        assert_close_in_float(other, loss, num)
+        for a, b in zip(torch.autograd.grad(other, params), wanted, strict=True):
+            assert_close_in_float(a, b, num)
+    assert probe.objective(probe.oracle(probe.batch), probe.batch).item() == 0.0
 
 
 @pytest.mark.slow
@@ -220,10 +238,10 @@ def test_psnr_by_hand() -> None:
 @pytest.mark.parametrize("width", [0.3, 1.0, 2.0])
 def test_blur_keeps_flat_images_and_weights_neighbours(width: float) -> None:
     flat = torch.full((1, 3, 9, 9), 0.7)
-    assert torch.allclose(denoise_curves.blur(flat, width), flat, atol=1e-6)
+    assert torch.allclose(denoise_system.blur(flat, width), flat, atol=1e-6)
     point = torch.zeros(1, 1, 31, 31)
     point[..., 15, 15] = 1.0
-    out = denoise_curves.blur(point, width)[0, 0]
+    out = denoise_system.blur(point, width)[0, 0]
     assert out.sum().item() == pytest.approx(1.0, abs=1e-5)
     assert (out[15, 16] / out[15, 15]).item() == pytest.approx(math.exp(-0.5 / width**2), rel=1e-4)
 
@@ -284,9 +302,9 @@ def test_resume_is_bitwise_and_test_part_is_scored_at_the_end(tmp_path: Path, mo
 
 
 def test_denoising_curves_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(denoise_curves, "STEPS", [1, 2])
-    monkeypatch.setattr(denoise_curves, "SIGMAS", (0.1, 0.2))
-    monkeypatch.setattr(denoise_curves, "BLURS", (0.4, 0.8))
+    monkeypatch.setattr(denoise_system, "STEPS", [1, 2])
+    monkeypatch.setattr(denoise_system, "SIGMAS", (0.1, 0.2))
+    monkeypatch.setattr(denoise_system, "BLURS", (0.4, 0.8))
     system, engine, _ = built()
     shown = system.sample(Request(tmp_path, {"examine": 1}), engine)
     saved = json.loads((tmp_path / "denoise.json").read_text())

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ebt_samples import BLOCK, BYTES, CHARS, STEP_TERMS, batch_of, make, make_plain
+from _uncached import UncachedEnergyDecoder
+from ebt_samples import BLOCK, BYTES, CHARS, STEP_TERMS, batch_of, make, make_plain, written_rows
 from helpers import float_limit
 from torch import Tensor
 
@@ -15,8 +16,6 @@ from seedbed.recipes.ebt.generate import (
     CachedDecoder,
     Optimized,
     OptimizeOptions,
-    UncachedDecoder,
-    generate,
     optimize_predictions,
 )
 from seedbed.recipes.ebt.optimize import optimize
@@ -41,10 +40,10 @@ def perturbed(*settings: str, noise: float = 0.2) -> EnergySystem:
     return system.eval()
 
 
+@torch.no_grad()
 def written(kind: type, system: EnergySystem, options: OptimizeOptions, num: int = 15):
     rows = [CHARS.encode(p).tolist() for p in PROMPTS]
-    with torch.no_grad():
-        return generate(kind(system, options, rows, num, Sampling(0.9), 3), CHARS, num)
+    return written_rows(kind(system, options, rows, num, Sampling(0.9), 3), num)
 
 
 @pytest.mark.usefixtures("exact_noise")
@@ -57,7 +56,7 @@ def written(kind: type, system: EnergySystem, options: OptimizeOptions, num: int
 def test_generation_cached_equals_uncached(kind: str, options: OptimizeOptions):
     """Also past the context, where windows are encoded again. In float64: steps amplify rounding."""
     system = perturbed(*KINDS[kind]).double()
-    cached, uncached = (written(decoder, system, options) for decoder in (CachedDecoder, UncachedDecoder))
+    cached, uncached = (written(decoder, system, options) for decoder in (CachedDecoder, UncachedEnergyDecoder))
     for one, two in zip(cached, uncached, strict=True):
         assert one.tokens == two.tokens and one.steps == two.steps
         assert len(one.tokens) == 15 > BLOCK

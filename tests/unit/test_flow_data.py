@@ -47,6 +47,13 @@ def test_shapes_are_distinguishable(size: int):
             assert iou.max() <= 0.75, (shapes.SHAPES[a], shapes.SHAPES[b])
 
 
+def test_shapes_are_stretched_and_scored_where_images_are_not_square():
+    images, classes = shapes.render_shapes(16, 24)
+    assert images.shape == (1200, 16, 24, 3)
+    score = shapes.score_shapes(to_float(torch.from_numpy(images[::7])), torch.from_numpy(classes[::7]).long())
+    assert score == dict.fromkeys(("right", "shape", "colour", "iou80", "iou"), 1.0)
+
+
 def test_shapes_renderings_are_listed_once():
     images, classes = shapes.render_shapes(16)
     assert images.shape == (4 * 6 * 2 * 25, 16, 16, 3) and len(np.unique(images.reshape(len(images), -1), axis=0)) == len(images)
@@ -141,7 +148,7 @@ def test_to_bytes_inverts_to_float():
 def source(train: bool = True, size: int = 6, num: int = 64, **fields) -> ImageSource:
     config = ImageConfig(images="x", size=size, **fields)
     rng = np.random.default_rng(0)
-    images = rng.integers(0, 256, (num, config.stored_size, config.stored_size, 3), np.uint8)
+    images = rng.integers(0, 256, (num, *config.stored_shape, 3), np.uint8)
     return ImageSource(images, np.arange(num, dtype=np.uint8), config, seed=1, train=train)
 
 
@@ -188,6 +195,27 @@ def test_crop_covers_every_position():
         assert len(hits) == 1
         places.add(hits[0])
     assert len(places) == 9
+
+
+def test_flips_and_crops_of_images_that_are_not_square():
+    made = source(flip=True, crop="random", size=16, width=24)
+    found = batch(made, 0, 64)
+    whole = to_float(torch.from_numpy(made.arrays["image"]))[found["class"]]
+    assert found["image"].shape == (64, 3, 16, 24) and whole.shape[2:] == (18, 27)
+    places = set()
+    for image, stored in zip(found["image"], whole, strict=True):
+        cuts = {(y, x): stored[:, y : y + 16, x : x + 24] for y in range(3) for x in range(4)}
+        hits = [
+            (place, flip) for place, cut in cuts.items() for flip in (0, 1) if torch.equal(cut.flip(-1) if flip else cut, image)
+        ]
+        assert len(hits) == 1
+        places.add(hits[0])
+    assert {place for place, _ in places} == {(y, x) for y in range(3) for x in range(4)} and {flip for _, flip in places} == {
+        0,
+        1,
+    }
+    held = source(train=False, crop="random", size=16, width=24)
+    assert torch.equal(held.pick(np.arange(1))[0], to_float(torch.from_numpy(held.arrays["image"][:1, 1:17, 1:25])))
 
 
 def test_samples_do_not_depend_on_batch_size():

@@ -13,9 +13,9 @@ from seedbed.config import Config
 from seedbed.data.image_source import ImageData, open_data
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
-from seedbed.recipes.flow import metrics
+from seedbed.recipes.flow import evaluate
 from seedbed.recipes.flow.classifier import NUM_FEATURES, Classifier, ClassifierConfig, open_classifier, train_classifier
-from seedbed.recipes.flow.evaluate import COLUMNS, blur, confusion, evaluate_samples, markdown
+from seedbed.recipes.flow.evaluate import BLUR, COLUMNS, blur, confusion, evaluate_samples, markdown
 
 QUICK = ClassifierConfig(width=8, epochs=8, batch=16)
 CPU = torch.device("cpu")
@@ -34,34 +34,34 @@ def test_frechet_of_gaussians_is_its_formula():
     shift = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     cov = mix.T @ mix
     wanted = shift.square().sum() + 3 + cov.trace() - 2 * torch.linalg.eigvalsh(cov).sqrt().sum()
-    assert metrics.frechet(a, b @ mix + shift) == pytest.approx(wanted.item(), rel=0.02)
+    assert evaluate.frechet(a, b @ mix + shift) == pytest.approx(wanted.item(), rel=0.02)
 
 
 def test_frechet_is_symmetric_zero_on_itself_and_blind_to_rotation():
     a, b = normal(500, 8) * torch.arange(1, 9), normal(400, 8, seed=1) + 1
     turn = torch.linalg.qr(normal(8, 8, seed=2))[0]
-    assert metrics.frechet(a, a) < 1e-8
-    assert metrics.frechet(a, b) == pytest.approx(metrics.frechet(b, a))
-    assert metrics.frechet(a, b) == pytest.approx(metrics.frechet(a @ turn, b @ turn))
+    assert evaluate.frechet(a, a) < 1e-8
+    assert evaluate.frechet(a, b) == pytest.approx(evaluate.frechet(b, a))
+    assert evaluate.frechet(a, b) == pytest.approx(evaluate.frechet(a @ turn, b @ turn))
 
 
 def test_frechet_bias_has_the_known_size():
     # 10,000 draws of 64 unit features leave 0.22 between two sets of one times.
-    assert metrics.frechet(normal(10_000, 64), normal(10_000, 64, seed=1)) == pytest.approx(0.22, abs=0.03)
+    assert evaluate.frechet(normal(10_000, 64), normal(10_000, 64, seed=1)) == pytest.approx(0.22, abs=0.03)
 
 
 def test_frechet_of_constant_features_is_finite():
     a, b = normal(100, 4), normal(100, 4, seed=1)
     a[:, 2] = b[:, 2] = 0.0
-    assert math.isfinite(metrics.frechet(a, b))
+    assert math.isfinite(evaluate.frechet(a, b))
 
 
 def test_kernel_distance_is_unbiased():
-    same, spread = metrics.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1), size=200)
+    same, spread = evaluate.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1), size=200)
     assert abs(same) < 4 * spread / math.sqrt(10) and spread > 0
-    far, _ = metrics.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1) + 0.5, size=200)
+    far, _ = evaluate.kernel_distance(normal(2000, 16), normal(2000, 16, seed=1) + 0.5, size=200)
     assert far > 10 * spread
-    assert metrics.kernel_distance(normal(50, 4), normal(50, 4, seed=1)) == metrics.kernel_distance(
+    assert evaluate.kernel_distance(normal(50, 4), normal(50, 4, seed=1)) == evaluate.kernel_distance(
         normal(50, 4), normal(50, 4, seed=1)
     )
 
@@ -70,71 +70,81 @@ def test_kernel_distance_of_two_pairs_by_hand():
     a, b = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [-1.0]])
     k = lambda x, y: (x * y + 1) ** 3  # noqa: E731
     wanted = k(1, 2) + k(0, -1) - 2 * (k(1, 0) + k(1, -1) + k(2, 0) + k(2, -1)) / 4
-    assert metrics.kernel_distance(a, b, subsets=2)[0] == pytest.approx(wanted)
+    assert evaluate.kernel_distance(a, b, subsets=2)[0] == pytest.approx(wanted)
 
 
 def test_precision_and_recall_at_their_corners():
     real = normal(300, 2).float()
-    assert metrics.coverage(real, real.clone())["precision"] == 1.0 == metrics.coverage(real, real.clone())["recall"]
-    far = metrics.coverage(real, real + 100)
+    assert evaluate.coverage(real, real.clone())["precision"] == 1.0 == evaluate.coverage(real, real.clone())["recall"]
+    far = evaluate.coverage(real, real + 100)
     assert far == {"precision": 0.0, "recall": 0.0, "density": 0.0, "coverage": 0.0}
     # One mode of two: everything generated is plausible, half of what is real is missing.
     two = torch.cat([real[:150], real[150:] + 50])
-    half = metrics.coverage(two, normal(300, 2, seed=3).float())
+    half = evaluate.coverage(two, normal(300, 2, seed=3).float())
     assert half["precision"] > 0.9 and half["recall"] < 0.55 and half["coverage"] < 0.55
-    swapped = metrics.coverage(normal(300, 2, seed=3).float(), two)
+    swapped = evaluate.coverage(normal(300, 2, seed=3).float(), two)
     assert swapped["precision"] < 0.55 and swapped["recall"] > 0.9
 
 
 def test_density_counts_balls():
     real = torch.tensor([[0.0], [1.0], [2.0], [3.0]])
     # The second neighbours are 2, 1, 1 and 2 away, so that the point 1.5 lies in all four balls.
-    assert metrics.coverage(real, torch.full((4, 1), 1.5), k=2)["density"] == pytest.approx(4 / 2)
+    assert evaluate.coverage(real, torch.full((4, 1), 1.5), k=2)["density"] == pytest.approx(4 / 2)
 
 
 def test_coverage_does_not_depend_on_blocks(monkeypatch):
     a, b = normal(120, 5).float(), normal(90, 5, seed=1).float()
-    whole = metrics.coverage(a, b), metrics.nearest(a, b)
-    monkeypatch.setattr(metrics, "PAIRS", 700)
-    parts = metrics.coverage(a, b), metrics.nearest(a, b)
+    whole = evaluate.coverage(a, b), evaluate.nearest(a, b)
+    monkeypatch.setattr(evaluate, "PAIRS", 700)
+    parts = evaluate.coverage(a, b), evaluate.nearest(a, b)
     assert whole[0] == parts[0] and torch.allclose(whole[1][0], parts[1][0]) and torch.equal(whole[1][1], parts[1][1])
 
 
 def test_nearest_row_is_found():
     bank = normal(200, 6).float()
-    far, which = metrics.nearest(bank[[5, 17]] + 1e-3, bank)
+    far, which = evaluate.nearest(bank[[5, 17]] + 1e-3, bank)
     assert which.tolist() == [5, 17] and (far < 0.01).all()
 
 
 def test_sliced_wasserstein_of_a_shift():
     a = normal(400, 3, 8, 8).float()
-    assert metrics.sliced_wasserstein(a, a) == 0.0
-    small, large = (metrics.sliced_wasserstein(a, normal(300, 3, 8, 8, seed=1).float() + s) for s in (0.1, 0.5))
+    assert evaluate.sliced_wasserstein(a, a) == 0.0
+    small, large = (evaluate.sliced_wasserstein(a, normal(300, 3, 8, 8, seed=1).float() + s) for s in (0.1, 0.5))
     # A shift of every pixel by s moves a unit line by s times the sum of its weights, which is normal: sqrt(2 / pi) on average.
     assert large == pytest.approx(0.5 * math.sqrt(2 / math.pi), rel=0.25) and small < large / 3
 
 
 def test_spectrum_of_one_wave_and_of_noise():
     wave = torch.cos(2 * math.pi * 4 * torch.arange(16) / 16).expand(2, 3, 16, 16)
-    assert metrics.spectrum(wave).argmax() == 4
-    white = metrics.spectrum(normal(600, 1, 16, 16))
+    assert evaluate.spectrum(wave).argmax() == 4
+    white = evaluate.spectrum(normal(600, 1, 16, 16))
     assert white.std() < 0.3 and white.mean() == pytest.approx(10 * math.log10(256), abs=0.2)
     noise = normal(10, 3, 16, 16)
-    assert metrics.spectral_distance(2 * noise, noise) == pytest.approx(20 * math.log10(2))
+    assert evaluate.spectral_distance(2 * noise, noise) == pytest.approx(20 * math.log10(2))
+
+
+def test_spectrum_and_grid_peak_of_images_that_are_not_square():
+    """Frequencies are counted along the shorter side, and patches along each."""
+    wave = torch.sin(2 * math.pi * torch.arange(32) * 8 / 32).expand(4, 1, 16, 32)
+    assert evaluate.spectrum(wave).argmax() == 4 and len(evaluate.spectrum(wave)) == 9
+    plain, tiles = normal(64, 1, 16, 32), normal(64, 1, 1, 1).expand(64, 1, 16, 32).clone()
+    tiles[:, :, ::4] += 1
+    tiles[:, :, :, ::4] += 1
+    assert abs(evaluate.grid_peak(plain, 4)) < 1.5 and evaluate.grid_peak(tiles + 0.1 * plain, 4) > 5
 
 
 def test_grid_peak_detects_patch_borders():
     plain = normal(200, 3, 32, 32)
     tiles = plain + 0.3 * (torch.arange(32) % 4 == 0).double()
-    assert abs(metrics.grid_peak(plain, 4)) < 1 and metrics.grid_peak(tiles, 4) > 5
-    assert math.isnan(metrics.grid_peak(plain, 1)), "a patch of one pixel has no grid"
+    assert abs(evaluate.grid_peak(plain, 4)) < 1 and evaluate.grid_peak(tiles, 4) > 5
+    assert math.isnan(evaluate.grid_peak(plain, 1)), "a patch of one pixel has no grid"
 
 
 def test_blur_keeps_the_mean_and_removes_detail():
     flat = torch.full((1, 3, 8, 8), 0.3)
-    torch.testing.assert_close(blur(flat), flat)
+    torch.testing.assert_close(blur(flat, BLUR), flat)
     noise = normal(50, 3, 16, 16).float()
-    assert blur(noise).var() < 0.2 * noise.var()
+    assert blur(noise, BLUR).var() < 0.2 * noise.var()
 
 
 def test_confusion_counts_pairs():

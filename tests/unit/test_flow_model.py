@@ -8,10 +8,10 @@ from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.nn.layers import Attention, apply_rope, rms_norm
-from seedbed.nn.modulate import TimeEmbedding, gate_and_norm, modulated_norm, time_features
-from seedbed.nn.patchify import axial_table, depatchify, patchify, raster, sincos_table, with_unrotated
+from seedbed.nn.modulate import gate_and_norm, modulated_norm
+from seedbed.nn.patchify import depatchify, patchify, raster, sincos_table
 from seedbed.recipes import find
-from seedbed.recipes.flow.model import FlowTransformer, build_model
+from seedbed.recipes.flow.model import FlowTransformer, TimeEmbedding, axial_table, build_model, time_features, with_unrotated
 from seedbed.recipes.flow.presets import ModelConfig
 
 SMALL = ModelConfig(depth=2, width=32, heads=2, patch=2)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seedbed import config as configs
 from seedbed.data.feed import Feed
+from seedbed.data.grids import LABEL_HEIGHT
 from seedbed.data.image_source import ImageData, ImageSource
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
@@ -279,6 +280,35 @@ def test_sample_grid_has_real_images_next_to_it(tmp_path: Path) -> None:
     assert "guidance 2" in shown.text
     again = asked(system, engine, tmp_path / "again", grid="2x3", steps=2, seed=4)
     assert np.array_equal(np.asarray(Image.open(path)), np.asarray(Image.open(again.files[0])))
+
+
+def test_images_that_are_not_square_are_trained_evaluated_and_sampled(tmp_path: Path) -> None:
+    settings = ("data.size=16", "data.width=24", "model.patch=4", "data.flip=true")
+    assert start(tmp_path, "wide", *TINY, *QUIET, "steps=2", *settings, recipe="flow/demo") == 0
+    system, engine, feed = made(*settings)
+    assert system.model.grid == (4, 6) and feed.part(0)["image"].shape[2:] == (16, 24)
+    with engine.evaluating():
+        assert math.isfinite(system.evaluate(system.data.valid, engine)["loss_grid"])
+    shown = asked(system, engine, tmp_path, grid="2x3", steps=2)
+    with Image.open(shown.files[0]) as page:
+        # Two panels of three columns and two rows, each image enlarged twice, above two lines of its class and a margin.
+        assert page.size == (2 * (3 * (2 * 24 + 2) + 2) + 8, 14 + 2 * (2 * 16 + 2 * LABEL_HEIGHT + 2) + 2)
+
+
+def test_positions_of_images_that_are_not_square_have_a_row_and_a_column() -> None:
+    """Rotating an image and the network's grid with it gives the rotated output: rows and columns are not confused."""
+    wide, tall = (
+        made(*sides, "model.positions=sines")[0].model.eval() for sides in (("data.width=24",), ("data.size=24", "data.width=16"))
+    )
+    wide.load_state_dict(tall.state_dict())
+    positions = wide.position_tables().positions_ND
+    turned = tall.position_tables().positions_ND
+    assert positions is not None and turned is not None
+    half = positions.shape[1] // 2
+    swapped = turned.view(6, 4, -1).transpose(0, 1).reshape(24, -1)
+    # A sine at another place of a tensor may come from another kernel: vectors and their remainders round differently.
+    assert_close_in_float(positions, torch.cat((swapped[:, half:], swapped[:, :half]), dim=1), 2)
+    assert not torch.allclose(positions, swapped, atol=0.1)
 
 
 def test_sample_during_training_covers_every_class(tmp_path: Path) -> None:

@@ -2,18 +2,20 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from _uncached import UncachedDecoder
 
 from seedbed.data.bpe import train_bpe
 from seedbed.data.tokenizers import CharTokenizer, TextStream, encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn.decoding import Sampling, pick, window_start
-from seedbed.recipes.gpt.generate import CachedDecoder, generate
-from seedbed.recipes.gpt.model import build_model
+from seedbed.recipes.gpt.model import CachedDecoder, build_model
 from seedbed.recipes.gpt.presets import ModelConfig
-from seedbed.recipes.gpt.uncached import UncachedDecoder
+from seedbed.recipes.gpt.system import GPT
+from seedbed.train.text_system import TextOptions, TextSystem
 
 VOCAB, CONTEXT = 70, 16
 # Untied: a tied model that has learned nothing repeats its last token for ever.
@@ -193,6 +195,28 @@ def test_settings_out_of_range_are_refused(wrong):
 
 CHARS = CharTokenizer(sorted(set("abcdefghij klmnop\n")))
 BPE = train_bpe(["größe über alles: naïve café, 日本語 and 🌱🌱 seeds " * 5], 300)
+
+
+class SmallSystem(GPT):
+    """Of a given model; its decoder may be another one."""
+
+    def __init__(self, model, tokenizer, decoder_type):
+        TextSystem.__init__(self, None, SimpleNamespace(tokenizer=tokenizer))
+        self.model, self.decoder_type = model, decoder_type
+
+    def decoder(self, *args):
+        if self.decoder_type is CachedDecoder:
+            return super().decoder(*args)
+        *rest, capture = args
+        return self.decoder_type(self.model, *rest, capture=capture)
+
+
+def generate(model, tokenizer, prompts, *, on_text=None, capture=False, decoder_type=CachedDecoder, **options):
+    system, more = SmallSystem(model, tokenizer, decoder_type), {"on_text": on_text} if on_text else {}
+    if not more and not capture:
+        return system.complete(prompts, **options)
+    given = dataclasses.asdict(dataclasses.replace(TextOptions(), **options))
+    return system.generate(prompts, given, capture=capture, **more)[0]
 
 
 def text_model(tokenizer):

@@ -1,7 +1,6 @@
 """The gpt system: the loss it trains on, exact evaluation, samples, and export that loads back bit for bit."""
 
 import dataclasses
-import json
 import math
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from seedbed.data.text import TextData, TextSource
 from seedbed.data.tokenizers import CharTokenizer
 from seedbed.errors import UserError
 from seedbed.recipes.gpt import system as system_file
-from seedbed.recipes.gpt.export import export, load_exported
 from seedbed.recipes.gpt.presets import ModelConfig
 from seedbed.recipes.gpt.system import GPT, build
+from seedbed.train import exports, inference_weights
 from seedbed.train.engine import Engine
 from seedbed.train.system import Request
 
@@ -217,68 +216,15 @@ def test_description_shows_size_against_data_and_the_shift():
 
 @pytest.mark.parametrize("tokenizer", [CHARS, BPE], ids=["char", "bpe"])
 def test_export_gives_the_same_logits_bit_for_bit(tmp_path, tokenizer):
-    system = make(tokenizer, tied=False, skips=True, gate=True, values_x0=True, kv_heads=1).eval()
-    files = system.export(tmp_path / "out")
-    assert [f.name for f in files] == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert [p.name for p in tmp_path.iterdir()] == ["out"], "nothing is left beside it"
-    model, found = load_exported(tmp_path / "out")
+    shape = {"tied": False, "skips": True, "gate": True, "values_x0": True, "kv_heads": 1}
+    system, other = make(tokenizer, **shape).eval(), make(tokenizer, **shape)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.zero_()
+    exports.write(offline(system), {"config": {}, "data": {}}, tmp_path)
+    inference_weights.restore(offline(other), exports.read(tmp_path))
     x_BT = batch_of(system)["tokens"]
-    assert torch.equal(model.logits(x_BT), system.model.logits(x_BT)) and not model.training
-    assert found.fingerprint == tokenizer.fingerprint and found.decode(found.encode(TEXT)) == TEXT
-
-
-def test_export_never_overwrites_and_works_without_a_tokenizer(tmp_path):
-    system = make()
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("keep")
-    (tmp_path / "file").write_text("keep")
-    for name in ("full", "file"):
-        with pytest.raises(UserError, match="not an empty folder"):
-            export(system.model, CHARS, tmp_path / name)
-    assert (tmp_path / "full" / "mine.txt").read_text() == "keep"
-    (tmp_path / "empty").mkdir()
-    export(system.model, None, tmp_path / "empty")
-    assert load_exported(tmp_path / "empty")[1] is None
-
-
-def edit(change):
-    def apply(folder: Path) -> None:
-        facts = json.loads((folder / "config.json").read_text())
-        change(facts)
-        (folder / "config.json").write_text(json.dumps(facts))
-
-    return apply
-
-
-def flip(folder: Path) -> None:
-    data = bytearray((folder / "model.safetensors").read_bytes())
-    data[-1] ^= 1
-    (folder / "model.safetensors").write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: (f / "config.json").unlink(), "there is no"),
-        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors"),
-        (lambda f: (f / "tokenizer.json").unlink(), "no tokenizer"),
-        (lambda f: (f / "config.json").write_text("{"), "not the JSON"),
-        (lambda f: (f / "config.json").write_text("3"), "not the JSON"),
-        (lambda f: (f / "config.json").write_text("{}"), "does not describe"),
-        (flip, "damaged"),
-        (edit(lambda c: c.update(recipe="flow")), "does not describe"),
-        (edit(lambda c: c["model"].pop("width")), "another version: width"),
-        (edit(lambda c: c["model"].update(speed=1)), "another version: speed"),
-        (edit(lambda c: c["model"].update(width=64)), "does not fit"),
-        (edit(lambda c: c["model"].update(depth=3)), "does not fit"),
-        (edit(lambda c: c.update(tokenizer="0" * 16)), "was trained with"),
-    ],
-)
-def test_export_that_is_damaged_is_refused(tmp_path, damage, message):
-    make().export(tmp_path / "out")
-    damage(tmp_path / "out")
-    with pytest.raises(UserError, match=message):
-        load_exported(tmp_path / "out")
+    assert torch.equal(other.model.logits(x_BT), system.model.logits(x_BT)) and not other.training
 
 
 def test_seed_of_the_config_decides_the_model():

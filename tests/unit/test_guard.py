@@ -122,3 +122,13 @@ def test_incidents_of_three_close_spikes_roll_back() -> None:
     assert [answer_to_spike(incidents, s) for s in (100, 110, 120, 130)] == ["warn", "warn", "rollback", "warn"]
     patient = Incidents(Guard(policy="skip"))
     assert [answer_to_spike(patient, s) for s in (1, 2, 3, 4)] == ["warn"] * 4
+
+
+def test_dip_and_rise_out_of_the_band_are_kept_for_a_look():
+    """A loss far below its band, or above it without being a spike, is remembered; ordinary losses are not."""
+    watch = SpikeWatch(Guard(window=32))
+    for n in range(40):
+        assert not watch.spikes(2.0 + 0.01 * (n % 5)) and watch.far == 0.0
+    assert not watch.spikes(0.2) and watch.far == 0.2
+    watch.far = 0.0
+    assert not watch.spikes(2.0) and watch.far == 0.0

@@ -65,6 +65,32 @@ def rows(store: Store) -> set[tuple[int, bytes]]:
 # ---- what is read --------------------------------------------------------------------------------------------------------
 
 
+def test_images_become_the_middle_at_the_aspect_ratio_asked_for(tmp_path):
+    place = tmp_path / "zoo" / "cat"
+    place.mkdir(parents=True)
+    stripes = np.repeat(np.arange(0, 240, 10, dtype=np.uint8), 4)  # 24 stripes of 4 columns
+    for n in range(4):
+        Image.fromarray(np.broadcast_to(stripes[None, :, None] + np.uint8(n), (32, 96, 3)).copy()).save(place / f"{n}.png")
+    store, lines = prepared(tmp_path / "zoo", size=16, width=32)
+    image = store.arrays["image"][0]
+    assert store.arrays["image"].shape[1:] == (16, 32, 3) and lines == []
+    # A window of 64 columns from the middle, halved: its first stripe is the fifth.
+    assert abs(int(image[8, 0, 0]) - 40) <= 4 and abs(int(image[8, -1, 0]) - 190) <= 4
+    data = open_images(ImageConfig(images=str(tmp_path / "zoo"), size=16, width=32, valid=0.25), seed=1)
+    assert data.shape == (3, 16, 32) and data.facts["width"] == 32
+    square, _ = prepared(tmp_path / "zoo", size=16)
+    assert square.path != store.path and square.manifest["images"]["stored_size"] == 16
+    with pytest.raises(UserError, match=r"was made with stored_size=\[16, 32\], not 16; name its images instead"):
+        prepared(store.path, size=16)
+
+
+def test_prepare_takes_height_and_width(tmp_path, capsys):
+    root = folder(tmp_path / "zoo", cat=4)
+    assert verbs.prepare_image_store(str(root), size=8, width=12, json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["shape"] == "8x12x3" and "data.size=8 data.width=12" in told["train on it"]
+
+
 def test_image_folder_gives_its_images_and_classes(tmp_path):
     root = folder(tmp_path / "zoo", cat=8, dog=4, ant=4)
     store, lines = prepared(root)

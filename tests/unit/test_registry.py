@@ -201,11 +201,11 @@ def test_error_in_a_recipe_file_is_located(tmp_path: Path):
     with pytest.raises(ZeroDivisionError) as caught:
         recipe.open_data(config)
     place = user_files.place_of(caught.value)
-    assert place and re.fullmatch(re.escape(str(path)) + r":\d+", place)
+    assert re.fullmatch(rf"by your recipe, {re.escape(str(path))}:\d+, in open_data\n  +1 / 0; return .*", place)
     try:
         {}["x"]
     except KeyError as error:
-        assert user_files.place_of(error) is None
+        assert user_files.place_of(error) == ""
 
 
 # ---- the packages ----------------------------------------------------------------------------------------------------

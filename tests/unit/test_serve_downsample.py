@@ -39,6 +39,27 @@ def test_smoothing():
     assert np.allclose(smooth(gap, 0.5), 1.0)
 
 
+def average(y: np.ndarray, weight: float) -> np.ndarray:
+    """The same, value by value."""
+    out, level, total = np.empty_like(y), 0.0, 0.0
+    for index, value in enumerate(y.tolist()):
+        if np.isfinite(value):
+            level, total = weight * level + (1 - weight) * value, weight * total + (1 - weight)
+        out[index] = level / total if total else np.nan
+    return out
+
+
+@pytest.mark.parametrize("num", [1, 2, 63, 64, 65, 129, 1000])
+@pytest.mark.parametrize("weight", [0.0, 0.3, 0.97, 0.9999])
+def test_smoothing_by_blocks_is_smoothing_value_by_value(num: int, weight: float):
+    rng = np.random.default_rng(num)
+    y = rng.normal(3, 1, num)
+    y[rng.integers(0, num, num // 4)] = np.nan
+    y[rng.integers(0, num, num // 8)] = np.inf
+    # At 0.9999 the first sums are divided by 1e-4, which takes four digits.
+    np.testing.assert_allclose(smooth(y, weight), average(y, weight), rtol=1e-10)
+
+
 def test_clipping_keeps_one_point_beyond_its_edges():
     x = np.arange(10.0)
     assert clip_to(x, x, 3, 5)[0].tolist() == [2, 3, 4, 5, 6]

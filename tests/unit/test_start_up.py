@@ -71,3 +71,22 @@ def test_system_of_shapes_only_has_the_same_parameters_and_no_storage() -> None:
     real = recipe.build(config, data)
     assert all(p.is_meta for p in shapes.parameters()) and not any(p.is_meta or p.isnan().any() for p in real.parameters())
     assert [(n, p.shape) for n, p in shapes.named_parameters()] == [(n, p.shape) for n, p in real.named_parameters()]
+
+
+LEFT = """
+import sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from seedbed.cli import main
+pool = ThreadPoolExecutor(2)
+pool.submit(sorted, []).result()
+threading.Thread(target=lambda: (time.sleep(0.5), print("finished", flush=True))).start()
+sys.argv = ["seedbed", "--version"]
+main()
+"""
+
+
+def test_command_ends_idle_pools_of_threads_and_waits_for_the_others() -> None:
+    """A compiled run leaves such a pool: torch builds kernels for CPUs in one."""
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.endswith("finished\n"), done.stderr

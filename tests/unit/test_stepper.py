@@ -73,10 +73,10 @@ def test_instruments_take_the_steps_of_a_run(tmp_path: Path) -> None:
     assert start(tmp_path, "one", *settings) == 0
     wanted = [row["loss"] for row in rows(tmp_path, "one")]
     recipe, config, data = opened(*settings)
-    rig = Rig(Workload("toy", recipe, config, data, CPU).build(), data, print)
+    rig = Rig(Workload("toy", recipe, config, data, CPU).build(), data.train, print)
     found = []
     for step in range(6):
-        rig.take_step(step, step * config.batch)
+        rig.take_step(step)
         result = rig.pop_result(lag=0)
         assert result is not None
         found.append(result.loss)

@@ -9,7 +9,7 @@ from helpers import assert_same_end, kinds, newest, resume, start, stop_at
 
 from seedbed.checks.replay_context import starting_point
 from seedbed.launch import local
-from seedbed.report import checkpoints
+from seedbed.report import summaries
 from seedbed.track.folders import folder_name, step_names, step_of
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading
@@ -48,7 +48,7 @@ def test_checkpoints_are_ordered_by_number(tmp_path: Path) -> None:
     for step in shuffled:
         save(folder, step)
     assert step_names(folder) == [folder_name(step) for step in EDGES] == Run(tmp_path).checkpoints()[0]
-    assert [one["step"] for one in checkpoints.describe(Run(tmp_path))[0]] == EDGES
+    assert [one["step"] for one in summaries.describe_checkpoints(Run(tmp_path))[0]] == EDGES
     for step in (1_000_000, 1_000_000_000):
         assert [p.name for p in checkpoint.steps_before(folder, step)] == [folder_name(s) for s in EDGES if s < step]
     newest = checkpoint_loading.load_newest(folder)

@@ -189,8 +189,9 @@ def test_heatmap_pixels_match_its_cells(tmp_path: Path):
 
     path = tmp_path / "map.png"
 
-    def draw(values: list[list[float | None]], **more):
-        heatmap.draw_heatmap(path, values, [4, 8], [1, 2, 3], "title", "latents", "steps", low=0, high=100, **more)
+    def draw(values: list[list[float | None]], hatched: list[list[bool]] | None = None, box=None):
+        labels = ([4, 8], [1, 2, 3], "latents", "steps")
+        heatmap.draw_panels(path, [heatmap.Panel("", values, hatched)], labels, "title", low=0, high=100, box=box)
         return imread(path)
 
     plain = draw([[0, 50, 100], [None, float("nan"), 100]])

@@ -13,8 +13,7 @@ from seedbed.launch import local
 from seedbed.nn.layers import rms_norm
 from seedbed.recipes import find
 from seedbed.recipes.thinker.batch_settings import BatchSettings, draw_settings, draw_shape
-from seedbed.recipes.thinker.model import Thinker
-from seedbed.recipes.thinker.positions import sinusoids
+from seedbed.recipes.thinker.model import Thinker, sinusoids
 from seedbed.recipes.thinker.system import ThinkerSystem
 from seedbed.track.run import Run
 
@@ -51,7 +50,7 @@ def by_hand(
     model: Thinker, x: list[int], index: int, setting: BatchSettings, latents: int, rows: Any, num_out: int
 ) -> list[Tensor]:
     """One sample without padding, masks or batches: every step sees exactly the vectors that its row names."""
-    config, (block,) = model.config, model.blocks
+    config, (block,) = model.config, model.cell
     batch_index = torch.tensor([index])
     place, ask = (p[0] if p.ndim == 3 else p for p in model.places(len(x), num_out, batch_index, setting))
     tokens = model.embed.weight[torch.tensor(x)] + place

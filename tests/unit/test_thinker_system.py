@@ -266,8 +266,7 @@ def test_presets_build_and_describe():
         "mirrored",
     }
     assert set(recipe.presets) == wanted
-    for name, preset in recipe.presets.items():
-        assert f"seedbed train thinker/{name}" in (preset.__doc__ or "") or f"sweep thinker/{name}" in (preset.__doc__ or "")
+    for preset in recipe.presets.values():
         config = preset()
         system = recipe.build(config, recipe.open_data(config))
         assert system.flops_per_item() > 0

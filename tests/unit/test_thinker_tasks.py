@@ -15,7 +15,7 @@ from seedbed.config import Config
 from seedbed.data.feed import Feed
 from seedbed.data.limiting import limited
 from seedbed.errors import UserError
-from seedbed.recipes.thinker import addition, chomsky
+from seedbed.recipes.thinker import addition, tasks
 from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.data import TaskSource, open_data
 from seedbed.recipes.thinker.presets import CurriculumConfig, DataConfig, ModelConfig
@@ -29,7 +29,7 @@ CASES = {name: DataConfig(task=name) for name in task_names()} | {
     "add held": DataConfig(task="add", base=10, max_value=200, held=0.2),
     "mirrored 256": DataConfig(task="mirrored", vocab=256, length=15),
 }
-CHOMSKY = [*chomsky.STRINGS, *chomsky.OTHERS]
+CHOMSKY = ["reverse_string", "duplicate_string", "odds_first", "bucket_sort", *tasks.OTHERS]
 
 
 def opened(data: DataConfig, seed: int = 1, **changes):
@@ -243,16 +243,16 @@ def test_binary_addition_long_operands_are_random_bits():
 def test_binary_addition_carries_reach_any_distance():
     number = torch.arange(64)
     bit = number.unsqueeze(-1) >> torch.arange(8) & 1
-    total = chomsky._sum(bit.unsqueeze(0).expand(64, 64, 8), bit.unsqueeze(1).expand(64, 64, 8), torch.arange(8))
+    total = tasks._sum(bit.unsqueeze(0).expand(64, 64, 8), bit.unsqueeze(1).expand(64, 64, 8), torch.arange(8))
     assert torch.equal((total << torch.arange(8)).sum(-1), number + number.unsqueeze(-1))
     ones, one = torch.ones(1, 501, dtype=torch.int64), torch.zeros(1, 501, dtype=torch.int64)
     ones[:, -1], one[:, 0] = 0, 1
-    assert chomsky._sum(ones, one, torch.arange(501)).nonzero().tolist() == [[0, 500]]
+    assert tasks._sum(ones, one, torch.arange(501)).nonzero().tolist() == [[0, 500]]
 
 
 def test_binary_addition_long_operands_are_never_zero():
     words = torch.zeros(1, 40, dtype=torch.int64)
-    assert chomsky._number(torch.zeros(1, 1, dtype=torch.int64), words, torch.tensor([[30]])).sum() == 1
+    assert tasks._number(torch.zeros(1, 1, dtype=torch.int64), words, torch.tensor([[30]])).sum() == 1
 
 
 @pytest.mark.parametrize("length", [2, 5, 8])

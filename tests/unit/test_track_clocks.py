@@ -89,7 +89,8 @@ def test_saved_watch_goes_on_where_it_was(clock: Clock):
     watch = Stopwatch(clock=clock)
     watch.start("train")
     clock.now += 7
-    again = Stopwatch(saved=watch.state(), clock=clock)
+    again = Stopwatch(clock=clock)
+    again.go_on_from(watch.state())
     clock.now += 1000
     assert again["train"] == 7.0
     again.start("train")
@@ -100,7 +101,8 @@ def test_saved_watch_goes_on_where_it_was(clock: Clock):
 
 def test_saved_clock_is_not_changed_by_the_stopwatch(clock: Clock):
     saved = {"train": 1.0}
-    watch = Stopwatch(saved=saved, clock=clock)
+    watch = Stopwatch(clock=clock)
+    watch.go_on_from(saved)
     watch.start("train")
     clock.now += 5
     watch.pause()

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from track_samples import BASE
 
-from seedbed.config import override, to_json
 from seedbed.track import console as console_module
 from seedbed.track.console import Console
 
@@ -170,6 +168,18 @@ def test_file_or_pipe_sees_no_control_codes():
     assert "\x1b" not in out.getvalue() and "\r" not in out.getvalue() and "━" not in out.getvalue()
 
 
+def test_notebook_gets_plain_lines_in_their_order(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as kernels of Jupyter have it, for the commands that they start too
+    console = Console(stream=(out := io.StringIO()))
+    for act in (console.line, console.warn, console.line):
+        act("text")
+    console.step_row(ROW, last_step=200)
+    console.close()
+    assert "\r" not in out.getvalue() and "\x1b[2K" not in out.getvalue()
+    assert ESCAPE.sub("", out.getvalue()).startswith("text\nwarning: text\ntext\nstep 120/200")
+
+
 def test_no_color_is_respected(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     shown = on_terminal(lambda console: console.line("styled", style="red"))
@@ -225,52 +235,16 @@ def test_log_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path):
     assert out.getvalue() == "shown\n"
 
 
-def echo(settings: list[str], parent: list[str] | None = None) -> list[str]:
-    out = io.StringIO()
-    new, old = to_json(override(BASE, settings)), to_json(override(BASE, parent or []))
-    Console(stream=out).config("gpt/demo -> runs/x", new, to_json(BASE), ("mother", old) if parent is not None else None)
-    return out.getvalue().splitlines()
-
-
-def test_config_is_echoed_whole_with_changes_marked():
-    lines = echo(["steps=7", "optim.lr=0.5", "model.sizes=3,4"], parent=["steps=7", "optim.lr=0.25"])
-    text = "\n".join(lines)
-    assert lines[0] == "gpt/demo -> runs/x"
-    for key in ("steps=7*", "lr=0.5*~", "sizes=3,4*~", "batch=32", "budget=none", "policy=rollback", "source=reference"):
-        assert f" {key}" in text
-    assert "batch=32*" not in text and "steps=7*~" not in text
-    assert "* changed against the preset: model.sizes 1,2 -> 3,4 · optim.lr 0.001 -> 0.5 · steps 1000 -> 7" in text
-    assert "~ changed against mother: model.sizes 1,2 -> 3,4 · optim.lr 0.25 -> 0.5" in text
-    assert max(map(len, lines)) <= 100
-
-
-def test_unchanged_config_says_so():
-    assert echo([])[-1] == "  * changed against the preset: nothing"
-    assert not any("~" in line for line in echo([]))
-
-
-def test_console_config_changes_wrap():
-    settings = [
-        "steps=7",
-        "optim.lr=0.5",
-        "batch=64",
-        "seed=5",
-        "ema=0.5",
-        "keep=9",
-        "every.log=3",
-        "every.eval=7",
-        "guard.window=55",
-    ]
-    lines = echo(settings, parent=[])
-    assert max(map(len, lines)) <= 100
-    assert " ".join(lines).count("guard.window 128 -> 55") == 2
-
-
-def test_console_evaluation_wraps_between_metrics() -> None:
-    stream = io.StringIO()
+def test_console_evaluation_wraps_between_metrics_in_the_log(tmp_path: Path) -> None:
+    console = Console(tmp_path / "console.log", stream=(stream := io.StringIO()))
     numbers = {f"number_{n}": n / 7 for n in range(20)}
-    Console(stream=stream).evaluation(50, numbers, improved=True)
-    lines = stream.getvalue().splitlines()
-    assert len(lines) > 2 and all(len(line) <= 100 for line in lines)
-    assert [word for word in stream.getvalue().split() if word.startswith("number_")] == list(numbers)
+    console.evaluation(50, numbers, improved=True)
+    console.close()
+    logged = (tmp_path / "console.log").read_text()
+    lines = logged.splitlines()
+    assert len(lines) > 2 and all(len(line) <= 100 for line in lines[:-1])
+    assert [word for word in logged.split() if word.startswith("number_")] == list(numbers)
     assert all(line.startswith("      ") for line in lines[1:]) and lines[-1].endswith("best so far")
+    (shown,) = stream.getvalue().splitlines()
+    num_shown = shown.count("number_")
+    assert len(shown) <= 100 and shown.endswith(f"and {20 - num_shown} more  best so far") and num_shown >= 3

@@ -1,5 +1,6 @@
 """The write layer under faults: the old content or the new, whole lines, and nothing left lying about."""
 
+import contextlib
 import errno
 import os
 import random
@@ -79,7 +80,8 @@ def test_write_accepts_text_that_is_not_utf8(tmp_path: Path):
 def test_line_is_added_apart_from_a_half_written_one(tmp_path: Path, content: bytes):
     path = tmp_path / "lines"
     path.write_bytes(content)
-    files.append_line(path, "next")
+    with contextlib.closing(files.Appender(path)) as appender:
+        appender.write(b"next\n")
     assert path.read_bytes() == content + (b"\n" if content and content[-1:] != b"\n" else b"") + b"next\n"
 
 

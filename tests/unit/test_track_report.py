@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -142,6 +143,23 @@ def test_plot_of_a_long_run_is_fast(tmp_path: Path):
     assert time.process_time() - start < 10
 
 
+def test_plot_is_written_as_svg_too_with_units(tmp_path: Path):
+    """In the SVG text is drawn as paths, each with its words as a comment."""
+    run = train(make(tmp_path, "units"), metric="psnr_4")
+    run.event(400, "eval", nats=1.0, perplexity=2.7)
+    run_report.write(run)
+    drawn = (run.path / "plots" / "loss.svg").read_text()
+    assert {"<!-- loss (nats) -->", "<!-- psnr_4 (dB) -->", "<!-- learning rate -->", "<!-- step -->"} <= set(
+        re.findall("<!-- .*? -->", drawn)
+    )
+
+
+def test_plot_of_an_unknown_metric_has_no_unit(tmp_path: Path):
+    run_report.write(run := train(make(tmp_path, "bare"), metric="fid"))
+    drawn = (run.path / "plots" / "loss.svg").read_text()
+    assert "<!-- fid -->" in drawn and "<!-- loss -->" in drawn
+
+
 def test_plot_leaves_no_matplotlib_state(tmp_path: Path):
     before = "matplotlib.pyplot" in sys.modules
     run_report.write(train(make(tmp_path)))
@@ -212,7 +230,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("name", [*DAMAGE, *HARMLESS])
 def test_damaged_folder_is_listed_and_hides_no_other(tmp_path: Path, name: str):
-    from seedbed.report.listing import runs_table
+    from seedbed.report.summaries import runs_table
 
     train(make(tmp_path, "good"))
     {**DAMAGE, **HARMLESS}[name](train(make(tmp_path, "hurt")).path)

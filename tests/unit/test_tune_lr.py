@@ -13,7 +13,7 @@ from tune_toys import Model, Regression, needs_cuda, workload
 from seedbed.config import Optim, Schedule
 from seedbed.errors import UserError
 from seedbed.train.optim import multiplier
-from seedbed.tune import lr, lr_figure
+from seedbed.tune import lr
 from seedbed.tune.lr_trial import Divergence, Study, Trial, num_scored, trial_schedule
 from seedbed.tune.workload import preserved, rigged
 
@@ -244,7 +244,7 @@ def test_lr_result_is_plain_json() -> None:
 # ---- trials ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "one_cycle", "wsd", "linear"])
 @pytest.mark.parametrize("warmup", [0.0, 0.02, 0.1, 0.5])
 def test_trial_has_the_schedule_of_the_run(kind: str, warmup: float) -> None:
     schedule = Schedule(kind=kind, warmup=warmup)
@@ -413,7 +413,7 @@ def final_loss(rate: float) -> float:
     engine, losses = toys.build(), []
     with rigged(engine, toys.data, print) as rig:
         for step in range(240):
-            rig.take_step(step, step * 64)
+            rig.take_step(step)
             losses.append(rig.pop_result(lag=0).loss)
     return float(np.mean(losses[-10:]))
 
@@ -422,7 +422,9 @@ def final_loss(rate: float) -> float:
 def test_find_lr_result_does_not_depend_on_the_configured_rate(configured: float) -> None:
     finding = lr.find(workload(optim=Optim(lr=configured), batch=64, steps=240, schedule=DECAYED), num_steps=60)
     rate = math.sqrt(finding.low * finding.high)
-    assert final_loss(rate) < min(final_loss(rate / 8), final_loss(rate * 8))
+    # From 0.03 to 0.3 the loss is that of the noise, within a fifth; a sixteenth or sixteen times as much is far worse.
+    sweep = {at: final_loss(at) for at in (0.1 / 16, 0.1 / 4, 0.1, 0.4, 1.6)}
+    assert final_loss(rate) < 1.3 * min(sweep.values()) < 0.5 * max(sweep[0.1 / 16], sweep[1.6])
 
 
 def test_run_length_with_a_time_budget_is_measured() -> None:
@@ -488,13 +490,13 @@ DRAWN = [Trial(f, n, r, 4.0 - n / 100 + (f - 2.0) ** 2 / 10) for f in (0.5, 1.0,
 
 def test_lr_figure_is_a_png(tmp_path) -> None:
     finding = dataclasses.replace(conclude(curve(1.0)), trials=[*DRAWN, Trial(0.0, 100, 0, 5.0), Trial(8.0, 100, 0, math.inf)])
-    lr_figure.draw(finding, "find-lr toy", tmp_path / "a.png")
-    lr_figure.draw(dataclasses.replace(finding, clear=False, lr=None), "find-lr toy", tmp_path / "b.png")
+    lr.draw(finding, "find-lr toy", tmp_path / "a.png")
+    lr.draw(dataclasses.replace(finding, clear=False, lr=None), "find-lr toy", tmp_path / "b.png")
     first, second = (tmp_path / "a.png").read_bytes(), (tmp_path / "b.png").read_bytes()
     assert first.startswith(b"\x89PNG") and len(first) > 10_000 and first != second
 
 
 def test_lr_figure_is_scaled_to_the_minimum() -> None:
-    low, high = lr_figure.limits([*DRAWN, Trial(0.0, 100, 0, 5.0), Trial(16.0, 100, 0, 1e9), Trial(32.0, 100, 0, math.inf)])
+    low, high = lr.limits([*DRAWN, Trial(0.0, 100, 0, 5.0), Trial(16.0, 100, 0, 1e9), Trial(32.0, 100, 0, math.inf)])
     assert low < min(t.loss for t in DRAWN) and 5.0 < high < 10.0
-    assert len(lr_figure.curves(DRAWN, 100)) == 2 and [f for f, _ in lr_figure.curves(DRAWN, 100)[0]] == [0.5, 1.0, 2.0, 4.0]
+    assert len(lr.curves(DRAWN, 100)) == 2 and [f for f, _ in lr.curves(DRAWN, 100)[0]] == [0.5, 1.0, 2.0, 4.0]

@@ -98,7 +98,8 @@ def test_advice_is_ordered_by_use(setup: Setup, bound: str, first: str) -> None:
     ],
 )
 def test_closing_verdict_of_a_run(summary: dict, words: str) -> None:
-    text = closing_verdict({**summary, "items_per_s": 1.0})
+    figures = {name: summary.pop(name) for name in ("wait", "mfu") if name in summary}
+    text = closing_verdict(Setup(**{"tier": "memory-map", **summary}), **figures)
     assert words in text and "\n" not in text
 
 

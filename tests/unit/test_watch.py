@@ -1,7 +1,9 @@
 """The watchers of a live run, fed with made-up numbers: what they see, what they let pass, and that they say it once."""
 
+import gc
 import json
 import random
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from seedbed.train.memory_growth import DeviceMemory
 from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepHistory, StepResult, format_number
 from seedbed.train.system import System
-from seedbed.train.watch import Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
+from seedbed.train.watch import CountedMemory, Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
 
 
 def point(step: int, *, seconds: float = 0.0, wait: float = 0.0, rate: float = 1.0, last: int = 10_000) -> Point:
@@ -110,7 +112,7 @@ class Machine:
         patch.setattr(guard, "gc_collect", sweep)
         patch.setattr(guard, "num_collections", lambda: sweeps)
         patch.setattr(kind, "read", lambda _: self.held(now) if just_swept else self.raw(now, now - swept_at))
-        memory = kind() if kind is HostMemory else kind(torch.device("cpu"))
+        memory = kind(torch.device("cpu")) if kind is DeviceMemory else kind()
         for now in range(self.log, num_steps + 1, self.log):
             just_swept = False
             if memory.look(point(now, last=num_steps)):
@@ -191,6 +193,92 @@ def test_leak_alarm_ignores_bounded_growth(kind, shape: str, log: int, eval: int
     assert Machine(*CLEAN[shape], log, eval).run(kind, 20_000, monkeypatch) is None
 
 
+# What the first evaluation of each demo adds to the allocator's count, as measured; its steps, log and evaluation points.
+COUNTED = {
+    "gpt/demo": (1.6e5, 600, 20, 150),
+    "ebt/demo": (5.4e7, 500, 20, 250),
+    "thinker/demo": (3.3e5, 1200, 50, 200),
+    "flow/demo": (9e5, 1100, 20, 400),
+    "world/demo": (1.4e6, 700, 20, 100),
+}
+
+
+def counted(name: str, leak: Callable[[int], float] = lambda step: 0.0) -> Machine:
+    added, _, log, every = COUNTED[name]
+
+    def held(step: int) -> float:
+        return 1e9 + added * (step > every) + noise(2e3)(step) + leak(step)
+
+    return Machine(lambda step, since: held(step), held, log, every)
+
+
+@pytest.mark.parametrize("leak", ["steadily", "at log points", "fast"])
+@pytest.mark.parametrize("name", COUNTED)
+def test_counted_leak_is_found_by_the_middle_of_a_demo(name: str, leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = COUNTED[name][1]
+    found = counted(name, LEAKS[leak]).run(CountedMemory, steps, monkeypatch)
+    assert found and found <= steps / 2
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_counted_memory_of_a_clean_demo_raises_no_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counted(name).run(CountedMemory, 20_000, monkeypatch) is None
+
+
+NOT_ALLOCATED = ("noise", "warm-up", "slowing down")  # of the process: pages and arenas, not what is in use
+
+
+@pytest.mark.parametrize("shape", [shape for shape in CLEAN if shape not in NOT_ALLOCATED])
+@pytest.mark.parametrize(("log", "eval"), [(10, 500), (20, 100), (50, 500), (10, 0)])
+def test_counted_memory_ignores_bounded_growth(shape: str, log: int, eval: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Machine(*CLEAN[shape], log, eval).run(CountedMemory, 20_000, monkeypatch) is None
+    assert guard.num_collections() <= 16 + (20_000 // eval if eval else 0), "collections that confirm nothing become rarer"
+
+
+@pytest.mark.skipif(guard.allocated() is None, reason="the C library does not count what is in use")
+@pytest.mark.parametrize(
+    "make", [lambda: bytearray(10**6), lambda: torch.ones(250_000), lambda: [object() for _ in range(15_625)]]
+)
+def test_counted_memory_has_arrays_tensors_and_small_objects(make: Callable[[], object]) -> None:
+    make()  # imports and caches of a first call
+    gc.collect()
+    before = guard.allocated()
+    kept = make()
+    grown = guard.allocated()
+    del kept
+    after = guard.allocated()
+    assert before and grown and after and 0.3e6 < grown - before < 1.5e6 and abs(after - before) < 1e5
+
+
+# 10 kB a step, and settings that make steps fast; how many there are and when they are logged is the demo's.
+SMALL = ("model.width=32", "model.heads=2", "model.depth=1", "device=cpu")
+PLANTED = {
+    "gpt/demo": (lambda: bytearray(10_000), (*SMALL, "data.block=16")),
+    "ebt/demo": (lambda: torch.zeros(2_500), (*SMALL, "data.block=8", "model.control=false")),
+    "thinker/demo": (lambda: [f"{i:015d}" for i in range(156)], ("device=cpu",)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(guard.allocated() is None, reason="the C library does not count what is in use")
+@pytest.mark.parametrize("leaks", [True, False])
+@pytest.mark.parametrize("name", PLANTED)
+def test_real_leak_in_a_demo_is_reported_by_its_middle(name: str, leaks: bool, tmp_path: Path, monkeypatch) -> None:
+    kept, (make, settings), real = [], PLANTED[name], loop.take_step
+    half = COUNTED[name][1] // 2
+
+    def take(job: loop.Job) -> None:
+        real(job)
+        if leaks:
+            kept.append(make())
+        if job.step == half:
+            job.stop_signal = signal.SIGTERM
+
+    monkeypatch.setattr(loop, "take_step", take)
+    assert start(tmp_path, "one", *settings, recipe=name) == 143
+    assert ("host_leak" in kinds(tmp_path, "one")) == leaks
+
+
 def test_leak_has_its_slope(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = []
     monkeypatch.setitem(alarms.ALARMS, "host_leak", lambda levels, slope, grown, at: printed.append((slope, grown)))
@@ -230,7 +318,7 @@ def test_real_leak_of_1_mb_per_100_steps_is_seen(size: int, tmp_path: Path, monk
 # ---- rates -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["constant", "gpt3", "one_cycle", "wsd", "linear"])
+@pytest.mark.parametrize("kind", ["constant", "cosine", "one_cycle", "wsd", "linear"])
 def test_rate_that_follows_its_schedule_is_quiet(kind: str) -> None:
     built = engine(schedule=Schedule(kind=kind, floor=0.0))
     rates = Rates(built)
@@ -317,7 +405,7 @@ def test_weights_that_explode_are_named() -> None:
 
 def test_evaluation_metrics_that_never_change_are_reported() -> None:
     seen = Evaluations()
-    found = [seen.look(step, {"loss": 1.25, "accuracy": 0.5}, 1.0) for step in range(4)]
+    found = [seen.look({"loss": 1.25, "accuracy": 0.5}, 1.0) for _ in range(4)]
     assert [bool(alarm) for alarm in found] == [False, False, True, True]
 
 
@@ -328,7 +416,7 @@ def test_evaluation_metrics_that_never_change_are_reported() -> None:
 )
 def test_evaluation_metrics_that_may_stay_are_not_reported(values: list[float], rate: float) -> None:
     seen = Evaluations()
-    assert not any(seen.look(step, {"error": value}, rate) for step, value in enumerate(values))
+    assert not any(seen.look({"error": value}, rate) for value in values)
 
 
 def test_loss_above_the_floor_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

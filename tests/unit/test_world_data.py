@@ -14,7 +14,7 @@ from seedbed.data.store import Store
 from seedbed.errors import UserError
 from seedbed.recipes.world.recording import poses
 from seedbed.recipes.world.recording import recording as recordings
-from seedbed.recipes.world.recording.capture import motions
+from seedbed.recipes.world.recording.capture import POSE_AXES, motions
 from seedbed.recipes.world.recording.recording import (
     PARTS,
     Recording,
@@ -25,8 +25,17 @@ from seedbed.recipes.world.recording.recording import (
     scale_actions,
     write_recording,
 )
-from seedbed.recipes.world.simulators.box import SPEED_6, record_box, trajectories
-from seedbed.recipes.world.simulators.boxworld import FOG, HORIZON, REACH, SHADES, BoxWorld, rebuild_simulator
+from seedbed.recipes.world.simulators.box import (
+    FOG,
+    HORIZON,
+    REACH,
+    SHADES,
+    SPEED_6,
+    BoxWorld,
+    rebuild_simulator,
+    record_box,
+    trajectories,
+)
 
 RNG = np.random.default_rng(0)
 
@@ -161,18 +170,10 @@ def test_motion_never_ends_inside_a_box(world: BoxWorld):
     assert slid > 100
 
 
-def test_motion_in_numpy_equals_torch(world: BoxWorld):
-    rng = np.random.default_rng(6)
-    pose_N44 = np.stack([world.free_pose(rng) for _ in range(8)])
-    action_N7 = rng.standard_normal((8, 7)) * 0.1
-    moved = world.move(torch.from_numpy(pose_N44), torch.from_numpy(action_N7).float())
-    np.testing.assert_allclose(moved.numpy(), world.slide(pose_N44, action_N7[:, :6]), atol=1e-7)
-
-
 def test_trajectories_cover_every_axis_both_ways(world: BoxWorld, walked):
     pose_NT44, done_NTA, asked_NTA = walked
     motion = done_NTA[:, :-1, :6].reshape(-1, 6) / SPEED_6
-    for n, (name, _) in enumerate(world.AXES[:6]):
+    for n, (name, _) in enumerate(POSE_AXES[:6]):
         sides = (motion[:, n] > 0.25).mean(), (motion[:, n] < -0.25).mean()
         assert min(sides) > 0.06 and max(sides) < 2.2 * min(sides), (name, sides)
     assert 0.02 < (np.abs(motion).max(1) < 0.1).mean() < 0.2, "standing still is learned too"
@@ -242,7 +243,7 @@ def test_windows_stay_in_one_split_and_episode(episodes, before: int, after: int
     parts = {}
     for part in PARTS:
         rows = [range(t - before + 1, t + after + 1) for t in recording.starts(part, before, after)]
-        low, high = recording.spans(part)[0]
+        low, high = recording.span(part)
         for row in rows:
             assert low <= row[0] and row[-1] < high
             assert recording.episode_T[row[0]] == recording.episode_T[row[-1]]
@@ -272,7 +273,7 @@ def test_windows_by_hand(tmp_path: Path):
     time_T = np.arange(200) / 10.0
     time_T[50:] += 1.0
     recording = make(tmp_path / "rec", 200, time=time_T)
-    low, high = recording.spans("train")[0]
+    low, high = recording.span("train")
     expected = [t for t in range(3, high - 2) if not t - 3 <= 49 < t + 2]
     assert recording.starts("train", 4, 2).tolist() == expected and low == 0
     with pytest.raises(UserError, match=r"no window of 4 \+ 500 frames fits into its train part .*\n.*shorter"):
@@ -294,7 +295,7 @@ def test_statistics_come_from_training_alone(tmp_path: Path):
     actions_TA = np.random.default_rng(3).standard_normal((500, 2))
     wild_TA = actions_TA.copy()
     first = make(tmp_path / "a", 500, actions=actions_TA)
-    wild_TA[first.spans("valid")[0][0] :] *= 1000
+    wild_TA[first.span("valid")[0] :] *= 1000
     assert make(tmp_path / "b", 500, actions=wild_TA).axes == first.axes
 
 

@@ -1,20 +1,25 @@
 """Checks D: the data that the model receives: split, coverage, decoding, ranges, fingerprint, determinism, epochs."""
 
-from __future__ import annotations
-
 import contextlib
+import copy
 import hashlib
+import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from seedbed.checks.calls import made_by, places, record
 from seedbed.checks.registry import check, failed, passed, skipped
+from seedbed.checks.small_jobs import small_source
 from seedbed.checks.subject import ROWS, Subject, source_line, take_rows
 from seedbed.data.feed import Feed, Source
 from seedbed.data.order import Order
+from seedbed.data.text import TextData
+from seedbed.data.tokenise import encode_corpus
 from seedbed.report.findings import Finding
 from seedbed.train.probe import Batch
 
@@ -31,8 +36,9 @@ MAX_SHARE = 0.5
 # Standard deviation of undeclared floating-point inputs. Measured: 0.6 to 2; raw bytes 74, bytes divided twice 0.001.
 SCALE = (0.02, 50.0)
 DRAWS = 4096
+NUM_PAIRED = 8  # rows among which entries of items are looked for
 # Long windows of large images: fewer of them, so that a check takes seconds.
-FEW_DRAWS, DRAWN_BYTES, BATCH_BYTES = 256, 1 << 29, 1 << 26
+FEW_DRAWS, DRAWN_BYTES, BATCH_BYTES = 256, 1 << 27, 1 << 26
 WALK = 1_000_000
 
 
@@ -60,14 +66,37 @@ def data_split(subject: Subject) -> Finding:
         why = "the model would memorise what comes again and know nothing of the rest"
         fix = "make each sample from its whole counter: look for a modulo or a truncated seed"
         return failed(what, where=subject.batch_line(), why=why, fix=fix, value=times / len(seen), limit=MAX_ECHO)
-    held = [_hash(row) for row in _draw(subject, valid)]
-    overlap, most = _known(seen, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(seen, held)
-    if overlap > most and train.num_items <= len(seen):
-        what = f"{overlap:.1%} of the validation samples are training samples"
-        why = "the score would be earned on what was trained on"
-        where = source_line(subject.recipe.function("data", "open_data"))
-        return failed(what, where=where, why=why, fix=fix, value=overlap, limit=most)
+    for name, other in (("validation", valid), ("test", subject.real_data.test)):
+        if other is None:
+            continue
+        is_whole, (known, held) = True, _all_rows(train, other)
+        if not known:
+            is_whole, known, held = train.num_items <= len(seen), seen, [_hash(row) for row in _draw(subject, other)]
+        overlap, most = _known(known, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
+        if overlap > most and is_whole:
+            what = f"{overlap:.1%} of the {name} samples are training samples"
+            why = "the score would be earned on what was trained on"
+            where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))
+            return failed(what, where=where, why=why, fix=fix, value=overlap, limit=most)
     return passed(f"{len(set(seen)):,} distinct of {len(seen):,}", ratio, limit)
+
+
+def _all_rows(train: Source, other: Source) -> tuple[list[bytes], list[bytes]]:
+    """The hashes of all stored items of both, where an item is one row and there are not too many; else nothing."""
+    total = sum(array.nbytes for source in (train, other) for array in source.arrays.values())
+    if not train.arrays or train.arrays.keys() != other.arrays.keys() or total > DRAWN_BYTES or any(train.spans.values()):
+        return [], []
+    return tuple(  # type: ignore[return-value]
+        [_hash(b"".join(array[n].tobytes() for array in source.arrays.values())) for n in range(source.num_items)]
+        for source in (train, other)
+    )
+
+
+def _overlapping_split(subject: Subject) -> str:
+    """The first function called while data is opened that gives two lists of rows with members in common."""
+    calls = record(subject, lambda: subject.recipe.open_data(subject.config), values=True, shared="data")
+    splits = (c for c in sorted(calls, key=lambda c: c.end) if len(c.gave) == 2 and all(p.dtype.kind in "iu" for p in c.gave))
+    return next((places((call.code, *call.around)) for call in splits if np.intersect1d(call.gave[0], call.gave[1]).size), "")
 
 
 def _commonest_distance(seen: list[bytes]) -> tuple[int, int]:
@@ -97,18 +126,17 @@ def _known_beyond_chance(seen: list[bytes], held: list[bytes]) -> tuple[float, f
 @check("D3", "id coverage", "warn", humbatova=(1,), needs=("inputs",))
 def id_coverage(subject: Subject) -> Finding:
     """No single token id makes up most of the data."""
-    assert subject.probe is not None
-    if subject.probe.batch[subject.probe.inputs].is_floating_point():
+    probe = subject.declared
+    if probe.batch[probe.inputs].is_floating_point():
         return skipped("the inputs are not ids")
     ids = subject.batch(size=512)
-    probe = subject.probe
-    if probe.mask and probe.targets:
-        flat = ids[probe.targets][ids[probe.mask] != 0]  # the rest is padding
+    if probe.mask:
+        flat = ids[probe.targets or probe.inputs][ids[probe.mask] != 0]  # the rest is padding
     else:
         flat = torch.cat([v.flatten() for v in ids.values() if not v.is_floating_point() and v.ndim > 1])
     values, counts = flat.unique(return_counts=True)
     share, top = counts.max().item() / len(flat), int(values[counts.argmax()])
-    shown = f" ({subject.probe.decode(torch.tensor([top]))!r})" if subject.probe.decode else ""
+    shown = f" ({probe.decode(torch.tensor([top]))!r})" if probe.decode else ""
     limit = max(MAX_SHARE, 1.3 / len(values))  # of two ids one is always half of all
     if share > limit:
         what = f"{share:.0%} of all tokens are id {top}{shown}"
@@ -121,31 +149,38 @@ def id_coverage(subject: Subject) -> Finding:
 @check("D4", "decoding", "err", humbatova=(1, 10), quick=True, needs=("decode", "holds", "inputs"))
 def decoding(subject: Subject) -> Finding:
     """A decoded batch occurs verbatim in the source."""
-    probe = subject.probe
-    assert probe is not None and probe.decode is not None and probe.holds is not None
+    probe = subject.declared
     texts = [probe.decode(row) for row in probe.batch[probe.inputs]]
     for number, text in enumerate(texts):
         if not probe.holds(text):
             what = f"row {number} of a batch reads {text[:40]!r} and is not in the source"
             why = "tokens and vocabulary disagree, or rows are torn: the model would learn noise"
             fix = "rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them"
-            return failed(what, where=subject.batch_line(), why=why, fix=fix)
+            where = _wrong_ids(subject, probe, len(text)) or subject.batch_line()
+            return failed(what, where=where, why=why, fix=fix)
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
+
+
+def _wrong_ids(subject: Subject, probe: Any, num: int) -> str:
+    """Where ids are made, if those of the store do not decode to the source either; empty when it is the batch that is wrong."""
+    stored, ids = next(iter(subject.data.train.arrays.values()), np.zeros(0))[:num], list[Any]()
+    if probe.reencode is None or probe.holds(probe.decode(torch.from_numpy(stored.astype(np.int64)))):
+        return ""
+    return made_by(subject, lambda: ids.extend(probe.reencode()), lambda: ids[1][:64], shared="data")
 
 
 @check("D5", "value range", "err", humbatova=(3, 10), quick=True)
 def value_range(subject: Subject) -> Finding:
     """Values are finite, not constant, and fill the declared range."""
     batch = subject.batch(size=min(subject.data.train.num_items or 512, 512))
-    declared = dict(subject.probe.ranges or {}) if subject.probe is not None else {}
-    may_be_constant = subject.probe.constant if subject.probe is not None else ()
+    ranges, may_be_constant = subject.declared.ranges or {}, subject.declared.constant
     for name, value in batch.items():
         # A mask may be constant; counters are positions, not content.
         if name == "index" or (value.dtype == torch.bool and value.any()):
             continue
         if name in may_be_constant and value.min() == value.max():
             continue
-        wrong = _wrong_values(name, value.double(), declared.get(name), value.is_floating_point())
+        wrong = _wrong_values(name, value.double(), ranges.get(name), value.is_floating_point())
         if wrong:
             what, why, fix, severity = wrong
             severity = subject.unsure or severity if severity == "warn" else severity
@@ -182,8 +217,7 @@ def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None
 @check("D6", "fingerprint", "err", humbatova=(3,), quick=True, needs=("reencode",))
 def fingerprint(subject: Subject) -> Finding:
     """Re-encoded items equal what is stored, and the storage dtype holds every id."""
-    assert subject.probe is not None and subject.probe.reencode is not None
-    stored, fresh = subject.probe.reencode()
+    stored, fresh = subject.declared.reencode()
     size = min(len(stored), len(fresh))
     same = float(np.mean(np.asarray(stored[:size]) == np.asarray(fresh[:size]))) if size else 0.0
     if same < 1.0:
@@ -191,7 +225,8 @@ def fingerprint(subject: Subject) -> Finding:
         what = f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}"
         why = "the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise"
         fix = "delete the store and prepare the data again"
-        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=1 - same, limit=0.0)
+        where = places((subject.batch_line(), *([source_line(encode_corpus)] if isinstance(subject.data, TextData) else ())))
+        return failed(what, where=where, why=why, fix=fix, value=1 - same, limit=0.0)
     return passed(f"{size:,} re-encoded ids equal the stored ones")
 
 
@@ -228,12 +263,64 @@ def _impurities(subject: Subject, feed: Feed, again: Feed, mapped: Feed) -> Iter
     one.load(2)
     if not _equal(one.part(0), take_rows(copy, slice(2, 3))):
         yield "item 2 alone differs from item 2 in a batch", batch
+    for source in (subject.data.train, subject.data.valid):
+        if name := _unpaired_lookup(source):
+            what = f"{name}() gives other values for the same rows in another order: its parts belong to different items"
+            yield what, source_line(getattr(type(source), name))
+    few = small_source(subject.data.train)
+    is_small = sum(array.nbytes for array in few.arrays.values()) < BATCH_BYTES
+    if is_small and len({*few.spans.values()}) == 1 and (apart := unpaired(few, _rows_fed)):
+        yield apart, batch
     for value in held.values():
         value.fill_(1)
     fresh = subject.feed(subject.data.train, ROWS)
     fresh.load(0)
     if not _equal(fresh.part(0), copy):
         yield "writing into a batch changed the data that the next one is made from", source_line(Feed.load)
+
+
+def unpaired(source: Source, rows_of: Callable[[Source], list[bytes]]) -> str:
+    """Which entries of an item are in different rows of what is made of a source; empty when items stay whole.
+
+    One entry of one item is changed at a time, and the rows that change are compared.
+    """
+    base, found = rows_of(source) if len(source.arrays) > 1 else [], {}
+    for name, array in source.arrays.items() if base else ():
+        other = next((n for n in range(1, len(array)) if not np.array_equal(array[n], array[0])), 0)
+        changed, one = array.copy(), copy.copy(source)
+        changed[0] = array[other]
+        vars(one).update({key: changed for key, value in vars(source).items() if value is array})
+        one.arrays = {**source.arrays, name: changed}
+        if moved := {n for n, (x, y) in enumerate(zip(base, rows_of(one), strict=False)) if x != y}:
+            found[name] = moved
+    if len({frozenset(moved) for moved in found.values()}) < 2:
+        return ""
+    rows = ", ".join(f"`{name}` rows {sorted(moved)[:4]}" for name, moved in found.items())
+    return f"the entries of one item are in different rows: {rows}"
+
+
+def _rows_fed(source: Source) -> list[bytes]:
+    """The rows of a batch of the first items, all entries joined."""
+    feed = Feed(source, batch=NUM_PAIRED, parts=1, seed=1, device=torch.device("cpu"), shuffle=False)
+    feed.load(0)
+    entries = [value.contiguous().numpy() for name, value in feed.part(0).items() if name != "index"]
+    return [b"".join(entry[n].tobytes() for entry in entries) for n in range(NUM_PAIRED)]
+
+
+def _unpaired_lookup(source: Source) -> str:
+    """The name of a method that takes row numbers and whose results do not follow their order; empty when there is none."""
+    rows = np.array([7, 2, 11, 5, 3]) % max(source.num_items, 1)
+    for name, method in inspect.getmembers(type(source), inspect.isfunction):
+        wanted = [p for p in inspect.signature(method).parameters.values() if p.default is p.empty][1:]
+        if name.startswith("_") or len(wanted) != 1 or "ndarray" not in str(wanted[0].annotation) or not source.arrays:
+            continue
+        with contextlib.suppress(IndexError, KeyError, TypeError, ValueError):
+            orders = [getattr(source, name)(r) for r in (rows, rows[::-1].copy())]
+            one, other = (value if isinstance(value, tuple) else (value,) for value in orders)
+            for a, b in zip(one, other, strict=True):
+                if isinstance(a, Tensor) and a.ndim and len(a) == len(rows) and not torch.equal(a.flip(0), b):
+                    return name
+    return ""
 
 
 @check("D8", "epoch order", "err", humbatova=(1, 6))
@@ -252,6 +339,15 @@ def epoch_order(subject: Subject) -> Finding:
         alone = Order(source.num_items, 1).at(0, num)[1]
         where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
         return failed(problem, where=where, why=why, fix=fix)
+    if wrong := _parts_problem(subject):
+        why = "with accumulation some items are counted several times and others never"
+        return failed(wrong, where=source_line(Feed.part), why=why, fix="part k is the k-th share of the rows of its step")
+    if crossing := _crossing(source):
+        why = "the model sees jumps that no input explains, and learns to expect them"
+        made = record(subject, lambda: subject.recipe.check_data(subject.small, subject.real_data))
+        inside = (call.code for call in made if type(source).__init__.__code__ in call.around)
+        where, fix = places((source_line(type(source).locate), *inside)), "leave out windows in which a sequence ends"
+        return failed(crossing, where=where, why=why, fix=fix)
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
         what = f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)"
@@ -259,6 +355,31 @@ def epoch_order(subject: Subject) -> Finding:
         fix = "check num_items and the first and last row that locate() names"
         return failed(what, where=source_line(type(source).locate), why=why, fix=fix, value=lost, limit=limit)
     return passed(f"{num:,} indices, each once, in three orders; {lost:,} rows left over", lost, limit)
+
+
+def _crossing(source: Source) -> str:
+    """How many items of a source with marked ends (`ends_N`, one mark per row) go on after one; empty when none does."""
+    ends = getattr(source, "ends_N", None)
+    if ends is None:
+        return ""
+    items = np.arange(min(source.num_items, WALK))
+    first = source.locate(np.zeros(len(items), np.int64), items)
+    until = np.concatenate(([0], np.cumsum(ends)))
+    broken = int((until[first + max(source.spans.values()) - 1] > until[first]).sum())
+    return f"{broken:,} of {len(items):,} windows go on after the end of a sequence" if broken else ""
+
+
+def _parts_problem(subject: Subject) -> str:
+    """What is wrong with the micro-batches of a step, in memory and through the memory map; empty when nothing is."""
+    num = max(subject.config.accum, 3)
+    for limit in (None, 0):
+        feed = Feed(_Numbers(8 * num), batch=4 * num, parts=num, seed=1, device=torch.device("cpu"), limit_bytes=limit)
+        with contextlib.closing(feed):
+            feed.load(0)
+            rows = torch.cat([feed.part(k)["row"] for k in range(num)])
+            if len(rows.unique()) < len(rows) or len(rows) != 4 * num:
+                return f"a step of {4 * num} items in {num} micro-batches holds {len(rows.unique())} different ones"
+    return ""
 
 
 class _Numbers(Source):

@@ -1,7 +1,5 @@
 """data show: a training batch as the model receives it: shapes, dtypes, ranges, decoded rows and images."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -36,14 +34,13 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
     config = configs.override(recipe.preset(preset), [*assignments, "device=cpu"])
     data = recipe.open_data(config)
     engine = build(recipe, config, data)
-    system = engine.system
     first = batch_number * config.batch
     with contextlib.closing(Feed(data.train, batch=config.batch, parts=1, seed=config.seed, device=engine.device)) as feed:
         feed.load(first)
         batch = feed.part(0)
     entries = [facts(key, value) for key, value in batch.items()]
     items = Order(data.train.num_items, config.seed).at(first, config.batch)[1].tolist() if data.train.arrays else []
-    rows = decode(system, batch, num)
+    rows = decode(engine.system, batch, num)
     pictures = [str(draw(key, value, folder)) for key, value in batch.items() if images(value) is not None]
     title = f"batch {batch_number} of {full_name(recipe.name, preset or '')}: samples {first} to {first + config.batch - 1}"
     if as_json:
@@ -53,8 +50,7 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
     out.print(f"[bold]{escape(title)}[/], {feed.describe()}", soft_wrap=True)
     out.print(_table(entries))
     for row, text in enumerate(rows):
-        item = f", item {items[row]}" if items else ""
-        out.print(f"  row {row}{item}: {escape(safe(text))}", soft_wrap=True)
+        out.print(f"  row {row}{f', item {items[row]}' if items else ''}: {escape(safe(text))}", soft_wrap=True)
     for path in pictures:
         out.print(f"  picture {path}", soft_wrap=True)
     return 0
@@ -129,11 +125,9 @@ def draw(key: str, value: Tensor, folder: Path) -> Path:
     assert tiles is not None
     columns = math.ceil(math.sqrt(len(tiles)))
     rows = -(-len(tiles) // columns)
-    _, height, width, channels = tiles.shape
-    sheet = np.zeros((rows * height, columns * width, channels), np.uint8)
-    for i, tile in enumerate(tiles):
-        y, x = divmod(i, columns)
-        sheet[y * height : (y + 1) * height, x * width : (x + 1) * width] = tile
+    num, height, width, channels = tiles.shape
+    grid = np.pad(tiles, ((0, rows * columns - num), (0, 0), (0, 0), (0, 0))).reshape(rows, columns, height, width, channels)
+    sheet = grid.swapaxes(1, 2).reshape(rows * height, columns * width, channels)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{key}.png"
     Image.fromarray(sheet[..., 0] if channels == 1 else sheet).save(path)

@@ -1,8 +1,7 @@
 """Checks G: equal results on every device, precision and memory layout, and no host synchronisation in a step."""
 
-from __future__ import annotations
-
 import contextlib
+import math
 import warnings
 
 import torch
@@ -11,15 +10,15 @@ from torch import Tensor
 from seedbed.checks import short_runs
 from seedbed.checks.objective_checks import is_deterministic
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.subject import CPU, PERTURBATION, Subject, source_line
+from seedbed.checks.subject import CPU, PERTURBATION, Subject, add_noise, source_line
 from seedbed.checks.watch_ops import Operations, RoundedProducts
 from seedbed.config import override
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine, pick_device
 from seedbed.train.system import Batch, System
 
-# CPU against GPU, float32, TF32 off.
-PARITY_LIMIT = 1e-4
+# CPU against GPU, float32, TF32 off. Share of the norm of all gradients below which a tensor's own is no measure for its error.
+PARITY_LIMIT, CANCELLED, PARITY_BATCHES = 1e-4, 1e-2, 3
 # bf16 against float32: loss at most .004 and cosine at least .999 on clean presets; a wrong cast gives .3.
 LOSS_LIMIT, COSINE_LIMIT = 5e-2, 0.99
 # Weights far from initialisation, where predictions are so flat that rounding hardly shows. Nearer ones where the
@@ -43,22 +42,34 @@ def device_parity(subject: Subject) -> Finding:
         return skipped("no accelerator")
     if not is_deterministic(subject, subject.perturbed()):
         return skipped("the loss draws noise, and devices draw different noise")
-    allowed = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    try:
-        (loss, grads), (other, theirs) = _one_step(subject, CPU), _one_step(subject, device)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = allowed
-    errors = {n: float((g - theirs[n]).norm() / g.norm().clamp_min(1e-12)) for n, g in grads.items() if n in theirs}
-    name = max(errors, key=lambda n: errors[n])
-    worst = max(errors[name], abs(loss - other) / max(abs(loss), 1e-12))
+    # Where a rounding decides a branch (a ReLU at 0, the cell of a grid), gradients of one batch are far apart on sound devices.
+    apart = []
+    while len(apart) < PARITY_BATCHES and not (apart and min(apart)[0] <= PARITY_LIMIT):
+        apart.append(_apart(subject, device, len(apart)))
+    worst, name, loss, other = min(apart)
     if not worst <= PARITY_LIMIT:
-        where = subject.locate(short_runs.owner(subject.perturbed(), name))
+        where = short_runs.owner_line(subject.perturbed(), name)
         what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
         why = "a kernel of this device computes something else"
         fix = "call contiguous() before the operation, replace it, or use another device; report it to torch"
         return failed(what, where=where, why=why, fix=fix, value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
+
+
+def _apart(subject: Subject, device: torch.device, index: int) -> tuple[float, str, float, float]:
+    """How far one step on this batch is from the CPU's: the largest error, its parameter, and both losses."""
+    allowed = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):  # convolutions have a switch of their own
+            (loss, grads), (other, theirs) = (_one_step(subject, where, index=index) for where in (CPU, device))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+    # A gradient far below the others is a sum that cancels, and rounding is all that is left of it.
+    floor = max(CANCELLED * math.hypot(*(float(g.norm()) for g in grads.values())), 1e-12)
+    errors = {n: float((g - theirs[n]).norm() / g.norm().clamp_min(floor)) for n, g in grads.items() if n in theirs}
+    name = max(errors, key=lambda n: errors[n])
+    return max(errors[name], abs(loss - other) / max(abs(loss), 1e-12)), name, loss, other
 
 
 def _device() -> torch.device | None:
@@ -67,10 +78,15 @@ def _device() -> torch.device | None:
 
 
 def _one_step(
-    subject: Subject, device: torch.device, *assignments: str, noise: float = PERTURBATION, rounded: bool = False
+    subject: Subject,
+    device: torch.device,
+    *assignments: str,
+    noise: float = PERTURBATION,
+    rounded: bool = False,
+    index: int = 0,
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step from the perturbed weights, optionally with products rounded to bf16; on the host."""
-    batch = {k: v.to(device) for k, v in subject.batch(0).items()}  # before the system is moved, which the data may depend on
+    batch = {k: v.to(device) for k, v in subject.batch(index).items()}  # before the system is moved, which the data may depend on
     engine = perturbed_engine(subject, device, *assignments, noise=noise)
     engine.system.eval()  # dropout draws other numbers on another device
     with short_runs.gradients(engine.system) as seen, RoundedProducts() if rounded else contextlib.nullcontext():
@@ -82,13 +98,15 @@ def perturbed_engine(subject: Subject, device: torch.device, *assignments: str, 
     """A float32 engine with perturbed weights, so that zero-initialised layers hide nothing."""
     config = override(subject.small, ["accum=1", *assignments])
     system = subject.fresh_system()
-    rng = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for param in system.parameters():
-            param += noise * torch.randn(param.shape, generator=rng).to(param.dtype)
+    add_noise(system, noise)
     engine = Engine(system.to(device), config, device)
     engine.variant = system.variant(0, subject.small.steps)
     return engine
+
+
+def inference_engine(subject: Subject) -> Engine:
+    """An engine with weights far enough from initialisation that outputs depend on their context. Shared: do not train it."""
+    return subject.once("inference.engine", lambda: perturbed_engine(subject, CPU, noise=0.3))
 
 
 def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, str]:
@@ -125,7 +143,7 @@ def precision(subject: Subject) -> Finding:
     cosine, name = _cosine(grads, halved)
     limit = max(1 - COSINE_LIMIT, ROUNDINGS * steep)
     if not (apart <= max(LOSS_LIMIT, ROUNDINGS * rounding) and 1 - cosine <= limit):
-        where = subject.locate(short_runs.owner(subject.perturbed(), name)) if name else subject.objective_line()
+        where = short_runs.owner_line(subject.perturbed(), name) if name else subject.objective_line()
         what = f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}"
         why = "in half precision this part is trained in another direction"
         fix = "compute it in float32: with torch.autocast(device, enabled=False)"
@@ -164,7 +182,7 @@ def memory_layout(subject: Subject) -> Finding:
     if written is not None:
         what = f"the loss writes into its input {written!r}"
         why = "the feed's memory is shared: others see the batch change"
-        return failed(what, where=short_runs.loss_line(subject), why=why, fix="work on a copy: x = x + ..., not x += ...")
+        return failed(what, where=subject.loss_line(), why=why, fix="work on a copy: x = x + ..., not x += ...")
     changes = {
         "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x,
         "expanded": lambda x: x[:1].expand_as(x) if x.ndim and len(x) else x,  # the first row, without copying
@@ -178,19 +196,17 @@ def memory_layout(subject: Subject) -> Finding:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
             why = "it works by luck: another feed, split or device has other strides"
             fix = "reshape instead of view; write into no input"
-            return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, severity=subject.unsure)
+            return failed(what, where=subject.loss_line(), why=why, fix=fix, severity=subject.unsure)
         apart = abs(other - wanted) / max(abs(wanted), 1e-12)
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"
             why = "the result depends on how memory is laid out"
             fix = "use no raw strides (as_strided, data_ptr, view of a transpose)"
-            return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
-    problem = _two_passes(subject)
-    if problem:
+            return failed(what, where=subject.loss_line(), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
+    if problem := _two_passes(subject):
         why = "the second step, a checkpointed block or a captured step would fail"
-        return failed(
-            problem, where=short_runs.loss_line(subject), why=why, fix="return new tensors; write into no buffer in forward"
-        )
+        fix = "return new tensors; write into no buffer in forward"
+        return failed(problem, where=subject.loss_line(), why=why, fix=fix)
     return passed("strided and expanded batches give the same loss; two passes in a row work")
 
 
@@ -216,8 +232,8 @@ def host_sync(subject: Subject) -> Finding:
     if not torch.cuda.is_available():
         return skipped("no CUDA device")
     device = torch.device("cuda", torch.cuda.current_device())
+    batch = {k: v.to(device) for k, v in subject.batch(0).items()}  # before the system is moved, which the data may depend on
     engine = perturbed_engine(subject, device)
-    batch = {k: v.to(device) for k, v in subject.batch(0).items()}
     for step in range(2):
         short_runs.take_step(subject, engine, batch, step)
     torch.cuda.synchronize()

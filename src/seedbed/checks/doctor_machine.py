@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import timeit
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,7 @@ class Machine:
     def touch_ends(self, path: Path) -> None:
         """Reads the first and the last byte of a file; raises OSError."""
         with open(path, "rb") as file:
-            first = file.read(1)
-            if first:
+            if file.read(1):
                 file.seek(-1, os.SEEK_END)
                 file.read(1)
 
@@ -64,13 +64,13 @@ class Machine:
         stat = os.statvfs(_existing(folder))
         return stat.f_bavail * stat.f_frsize, stat.f_favail if stat.f_files else -1
 
-    def write_speed(self, folder: Path, num_bytes: int = 32 << 20) -> float:
-        """Bytes per second of a synced write."""
-        data = os.urandom(1 << 20) * (num_bytes >> 20)
+    def write_speed(self, folder: Path) -> float:
+        """Bytes per second of a synced write of 32 MiB."""
+        data = os.urandom(1 << 20) * 32
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=_existing(folder)) as scratch:
             start = time.perf_counter()
             files.write_synced(Path(scratch) / "speed", data)
-            return num_bytes / max(time.perf_counter() - start, 1e-9)
+            return len(data) / max(time.perf_counter() - start, 1e-9)
 
     def clock_lead(self, folder: Path) -> float:
         """Seconds by which the file server's clock is ahead of ours."""
@@ -107,8 +107,7 @@ class Machine:
 
     def memory(self) -> tuple[int, int]:
         """Available and total bytes of memory."""
-        page = os.sysconf("SC_PAGE_SIZE")
-        total = page * os.sysconf("SC_PHYS_PAGES")
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         info = Path("/proc/meminfo")
         for line in info.read_text().splitlines() if info.is_file() else ():
             if line.startswith("MemAvailable"):
@@ -116,11 +115,8 @@ class Machine:
         return total, total
 
     def encodings(self) -> dict[str, str]:
-        return {
-            "files": sys.getfilesystemencoding(),
-            "text": locale.getpreferredencoding(False),
-            "terminal": getattr(sys.stdout, "encoding", None) or "utf-8",
-        }
+        terminal = getattr(sys.stdout, "encoding", None) or "utf-8"
+        return {"files": sys.getfilesystemencoding(), "text": locale.getpreferredencoding(False), "terminal": terminal}
 
     def asserts_are_on(self) -> bool:
         return not sys.flags.optimize
@@ -131,8 +127,8 @@ class Machine:
         import numpy
         import torch
 
-        found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": numpy.__version__}
-        return found | {"cuda": torch.version.cuda or ""}
+        known = {"torch": torch.__version__, "numpy": numpy.__version__, "cuda": torch.version.cuda or ""}
+        return {"python": platform.python_version(), **known}
 
     def numpy_bridge(self) -> None:
         """Converts an array to a tensor and back; raises when numpy and torch are incompatible."""
@@ -176,8 +172,8 @@ class Machine:
         found = []
         for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
             free, total = torch.cuda.mem_get_info(index)
-            facts = {"name": torch.cuda.get_device_name(index), "free": free, "total": total}
-            found.append({**facts, "own": torch.cuda.memory_reserved(index)})
+            name, own = torch.cuda.get_device_name(index), torch.cuda.memory_reserved(index)
+            found.append({"name": name, "free": free, "total": total, "own": own})
         return found
 
     def driver_cuda(self) -> tuple[int, int] | None:
@@ -221,13 +217,18 @@ class Machine:
             kinds += [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
             shape, dtype = (8, 12, 1024, 64), torch.bfloat16
         with torch.random.fork_rng(devices=[]):
-            qkv = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
+            qkv: list[Any] = [torch.randn(shape, dtype=dtype, device=device, requires_grad=True) for _ in range(3)]
+
+        def forward_and_backward() -> None:
+            y = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
+            torch.autograd.grad(y, qkv, y)
+
         times: dict[str, float | None] = {}
         for kind in kinds:
             name = kind.name.removesuffix("_ATTENTION").lower()
             try:
                 with sdpa_kernel(kind):
-                    times[name] = _best_time(lambda: _attention_pass(qkv), device)
+                    times[name] = _best_time(forward_and_backward, device)
             except RuntimeError:
                 times[name] = None
         return times
@@ -271,27 +272,11 @@ def _existing(folder: Path) -> Path:
     return next(p for p in (folder.absolute(), *folder.absolute().parents) if p.is_dir())
 
 
-def _attention_pass(qkv: list[Any]) -> None:
-    import torch
-
-    y = torch.nn.functional.scaled_dot_product_attention(*qkv, is_causal=True)
-    torch.autograd.grad(y, qkv, y)
-
-
-def _best_time(work: Any, device: str, num: int = 5) -> float:
+def _best_time(work: Any, device: str) -> float:
     """Seconds of the fastest of a few calls."""
     import torch
 
-    def sync() -> None:
-        if device != "cpu":
-            torch.cuda.synchronize(device)
-
+    sync = (lambda: None) if device == "cpu" else (lambda: torch.cuda.synchronize(device))
     work()
-    times = []
-    for _ in range(num):
-        sync()
-        start = time.perf_counter()
-        work()
-        sync()
-        times.append(time.perf_counter() - start)
-    return max(min(times), 1e-9)
+    sync()
+    return max(min(timeit.repeat(lambda: (work(), sync()), number=1, repeat=5)), 1e-9)

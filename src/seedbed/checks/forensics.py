@@ -3,32 +3,27 @@
 It finds where a value first becomes non-finite, and never changes what is computed.
 """
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import math
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from seedbed.checks.random_draws import RecordDraws, ReplayDraws
 from seedbed.checks.subject import short, source_line
+from seedbed.checks.watch_ops import DispatchMode, RecordDraws, ReplayDraws, caller
 from seedbed.config import Config
 from seedbed.train.anomaly import last_line_outside_torch
 from seedbed.train.engine import Engine, total_norm
 from seedbed.train.optim import Optimizer
 from seedbed.train.system import Batch, System
 
-_TORCH, _HERE = str(Path(torch.__file__).parent), str(Path(__file__).parent)
-_OBJECTIVE = ""
+_HERE = str(Path(__file__).parent)
 
 
 @dataclass
@@ -108,15 +103,12 @@ def _next_node() -> int:
 
 
 class Tracer:
-    """Hooks on every module, every operation and every backward node."""
+    """Hooks on every module, every operation and every backward node, which write into `found`."""
 
-    def __init__(self, system: System) -> None:
-        self.system = system
+    def __init__(self, system: System, found: Examination) -> None:
+        self.system, self.found = system, found
         self.names = {m: n for n, m in system.named_modules()}
-        self.calls: list[Call] = []
         self.stack: list[Call] = []
-        self.forward: Origin | None = None
-        self.backward: Origin | None = None
         self.by_op: Origin | None = None
         self.looking = True
 
@@ -133,12 +125,11 @@ class Tracer:
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         with self.paused():
-            if not self.forward and not all_finite((args, kwargs)):
+            if not self.found.forward and not all_finite((args, kwargs)):
                 caller = self.stack[-1] if self.stack else None  # it produced the input
-                self.forward = self._origin("forward", caller.module if caller else self.system, caller)
-            call = Call(self.names[module], type(module).__name__, module, _next_node())
-            call.given = largest((args, kwargs))
-            self.stack.append(call)
+                self.found.forward = self._origin(caller.module if caller else self.system, caller)
+            given = largest((args, kwargs))
+            self.stack.append(Call(self.names[module], type(module).__name__, module, _next_node(), given=given))
 
     def _leave(self, module: nn.Module, args: tuple, kwargs: dict, out: Any) -> None:
         with self.paused():
@@ -150,18 +141,17 @@ class Tracer:
                 call.dtype = str(first.dtype).removeprefix("torch.")
                 call.rms = float(first.detach().float().square().mean().sqrt())
             call.weight = largest(list(module.parameters(recurse=False)))
-            self.calls.append(call)
-            if not call.finite and not self.forward:
-                self.forward = self._origin("forward", module, call)
+            self.found.calls.append(call)
+            if not call.finite and not self.found.forward:
+                self.found.forward = self._origin(module, call)
 
-    def _origin(self, direction: str, module: nn.Module, call: Call | None, **known: str) -> Origin:
-        """The origin of a module, with the operation inside it that was seen to fail."""
-        name = self.names[module]
-        seen = self.by_op if direction == "forward" else None
+    def _origin(self, module: nn.Module, call: Call | None) -> Origin:
+        """The origin in the forward pass of a module: the operation inside it that was seen to fail, if any."""
+        name, seen = self.names[module], self.by_op
         if seen and (seen.module == name or not name or seen.module.startswith(f"{name}.")):
             return seen
         given = f"input up to {call.given:.4g}, weights up to {call.weight:.4g}" if call else ""
-        return Origin(direction, name, where_of(module), given=given, dtype=call.dtype if call else "", **known)
+        return Origin("forward", name, where_of(module), given=given, dtype=call.dtype if call else "")
 
     def operation(self, func: Any, given: list[Any], out: Any) -> None:
         """Records the first operation with a non-finite output from finite inputs."""
@@ -172,7 +162,7 @@ class Tracer:
         ranges = [f"{float(x.min()):.4g} to {float(x.max()):.4g}" if x.numel() else "nothing" for x in tensors[:3]]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         op = func._schema.name.removeprefix("aten::")
-        line, shown = user_line(sys._getframe(1)), "; ".join(ranges)
+        line, shown = caller(), "; ".join(ranges)
         self.by_op = Origin("forward", self.names[module], where_of(module), op, line, shown, dtype)
 
     @contextlib.contextmanager
@@ -187,29 +177,25 @@ class Tracer:
 
     def follow(self, loss: Tensor) -> None:
         """Hooks every node behind `loss`: the first with a non-finite output from finite gradients is the origin."""
-        if not self.forward and not finite(loss.detach()):
+        if not self.found.forward and not finite(loss.detach()):
             # What no module boundary showed happened in the objective.
-            self.forward = self.by_op or Origin("forward", _OBJECTIVE, where_of(self.system))
+            self.found.forward = self.by_op or Origin("forward", "", where_of(self.system))
         seen, waiting = set(), [loss.grad_fn]
         while waiting:
             node = waiting.pop()
             if node is None or node in seen:
                 continue
             seen.add(node)
-            node.register_hook(self._on_node(node))
+            node.register_hook(functools.partial(self._on_node, node))
             waiting += [behind for behind, _ in node.next_functions]
 
-    def _on_node(self, node: Any) -> Callable[[Any, Any], None]:
-        def look(results: Any, arriving: Any) -> None:
-            if self.backward:
-                return
-            with self.paused():
-                if not all_finite(arriving):
-                    self.backward = self._origin_of_node(node, arriving, hooked=True)
-                elif not all_finite(results):
-                    self.backward = self._origin_of_node(node, arriving, hooked=False)
-
-        return look
+    def _on_node(self, node: Any, results: Any, arriving: Any) -> None:
+        if self.found.backward:
+            return
+        with self.paused():
+            hooked = not all_finite(arriving)
+            if hooked or not all_finite(results):
+                self.found.backward = self._origin_of_node(node, arriving, hooked)
 
     def _origin_of_node(self, node: Any, arriving: Any, hooked: bool) -> Origin:
         given = f"gradient arriving up to {largest(arriving):.4g}"
@@ -229,15 +215,15 @@ class Tracer:
         number = node._sequence_nr()
         if node.name() == "BackwardHookFunctionBackward":
             # A module's hooks on its outputs are put there right after its forward; the function itself takes a number or two.
-            for call in reversed(self.calls):
+            for call in reversed(self.found.calls):
                 hooks = call.module._backward_hooks or call.module._backward_pre_hooks
                 if hooks and call.last <= number <= call.last + 2:
                     return call.module
-        inside = [call for call in self.calls if call.first <= number < call.last]
+        inside = [call for call in self.found.calls if call.first <= number < call.last]
         return min(inside, key=lambda call: call.last - call.first).module if inside else self.system
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(DispatchMode):
     def __init__(self, tracer: Tracer) -> None:
         super().__init__()
         self.tracer = tracer
@@ -256,10 +242,7 @@ class _Operations(TorchDispatchMode):
 
 
 class TracingEngine(Engine):
-    """An engine that can trace a step without updating anything.
-
-    With `untraced` it only finds out whether the step is finite.
-    """
+    """An engine that can trace a step without updating anything."""
 
     def __init__(self, system: System, config: Config, device: torch.device) -> None:
         super().__init__(system, config, device)
@@ -268,26 +251,22 @@ class TracingEngine(Engine):
         self.replay_draws: ReplayDraws | None = None
 
     def examine(
-        self,
-        parts: Callable[[int], Batch],
-        begin: Callable[[], None],
-        replay_draws: ReplayDraws | None = None,
-        untraced: bool = False,
+        self, parts: Callable[[int], Batch], begin: Callable[[], None], replay_draws: ReplayDraws | None = None
     ) -> Examination:
-        """Traces the step that `begin` sets up. Weights, buffers and random state are restored."""
+        """Traces the step that `begin` sets up. Weights, buffers and random state are restored.
+
+        With `replay_draws` it takes its noise from there, and only finds out whether the step is finite.
+        """
         self.found = found = Examination()
-        self.tracer = None if untraced else Tracer(self.system)
-        self.replay_draws = replay_draws
+        self.tracer, self.replay_draws = None if replay_draws else Tracer(self.system, found), replay_draws
         watching = self.tracer.watching() if self.tracer else contextlib.nullcontext()
         try:
             with self.dry_run(), watching:
                 begin()
                 measured = self.step(parts)
         finally:
-            self.found = None
+            self.found = self.tracer = None
         found.terms = {k: float(v) for k, v in measured.items() if not k.startswith("grad_norm")}
-        if self.tracer:
-            found.calls, found.forward, found.backward = self.tracer.calls, self.tracer.forward, self.tracer.backward
         return found
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
@@ -303,11 +282,9 @@ class TracingEngine(Engine):
         return out
 
     def minimize(self, loss: Tensor, name: str = "main") -> None:
-        if self.tracer and self.found is not None:
-            with self.tracer.paused():
+        with self.tracer.paused() if self.tracer else contextlib.nullcontext():
+            if self.tracer:
                 self.tracer.follow(loss)
-                super().minimize(loss, name)
-        else:
             super().minimize(loss, name)
 
     @torch.no_grad()
@@ -325,17 +302,7 @@ class TracingEngine(Engine):
 
 def where_of(module: nn.Module) -> str:
     """`file:line Class.forward`, or the objective's line for the system itself."""
-    if isinstance(module, System):
-        kind = type(module)
+    kind = type(module)
+    if issubclass(kind, System):
         return source_line(kind.loss if kind.loss is not System.loss else kind.update)
-    return source_line(type(module).forward)
-
-
-def user_line(frame: FrameType | None) -> str:
-    """`file:line function` of the nearest caller outside torch and this module."""
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith((_TORCH, _HERE, "<")):
-            return f"{short(path)}:{frame.f_lineno} {frame.f_code.co_qualname}"
-        frame = frame.f_back
-    return ""
+    return source_line(kind.forward)

@@ -1,13 +1,11 @@
 """Checks H and E: hyperparameters suit the task, and the model learns from its inputs."""
 
-from __future__ import annotations
-
 import math
 import statistics
 
 from seedbed.checks import short_runs
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.subject import Subject, source_line
+from seedbed.checks.subject import Subject
 from seedbed.report.findings import Finding
 
 # Share of the drop lost against a rate ten times lower: clean presets gain from the higher one; 30x too high loses .12 and more.
@@ -35,6 +33,7 @@ FALL_LIMIT, FALL_SIGMAS = 0.99, 2
 
 @check("H1", "learning rate", "warn", humbatova=(2,))
 def learning_rate(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
     return short_runs.on_every_seed(lambda more: _compare_rates(subject, more))
@@ -44,37 +43,25 @@ def _compare_rates(subject: Subject, more_seed: int) -> Finding:
     fast, slow = short_runs.real_run(subject, more_seed), short_runs.low_lr_run(subject, more_seed)
     lr = subject.small.optim.lr
     if not fast.finite:
-        return failed(
-            f"at lr {lr:g} the loss is not finite after {len(fast.losses)} steps",
-            where=_preset_line(subject),
-            why="the run would end here",
-            fix=f"optim.lr={lr / 10:g}, or find-lr",
-            severity="err",
-        )
+        what = f"at lr {lr:g} the loss is not finite after {len(fast.losses)} steps"
+        why, fix = "the run would end here", f"optim.lr={lr / 10:g}, or find-lr"
+        return failed(what, where=subject.preset_line(), why=why, fix=fix, severity="err")
     high, low = fast.held_out_loss[1], slow.held_out_loss[1]
     apart = [f - s for (_, f), (_, s) in zip(fast.held_out, slow.held_out, strict=True)]
     noise = statistics.stdev(apart) / len(apart) ** 0.5
     worse = (high - low) / max(fast.held_out_loss[0] - min(high, low), 1e-12)
     limit = COARSE_RATE_LIMIT if subject.unsure else RATE_LIMIT
     if worse > limit and high - low > RATE_SIGMAS * noise:
-        return failed(
-            f"{short_runs.NUM_STEPS} steps at lr {lr:g} end at {high:.3g} on held-out batches, at {lr / 10:g} at {low:.3g}",
-            where=_preset_line(subject),
-            why="the learning rate is too high: steps overshoot and undo each other",
-            fix=f"optim.lr={lr / 10:g}, or: seedbed find-lr {subject.name}",
-            value=worse,
-            limit=limit,
-        )
+        what = f"{short_runs.NUM_STEPS} steps at lr {lr:g} end at {high:.3g} on held-out batches, at {lr / 10:g} at {low:.3g}"
+        why = "the learning rate is too high: steps overshoot and undo each other"
+        fix = f"optim.lr={lr / 10:g}, or: seedbed find-lr {subject.name}"
+        return failed(what, where=subject.preset_line(), why=why, fix=fix, value=worse, limit=limit)
     return passed(f"lr {lr:g} ends at {high:.3g}, a tenth of it at {low:.3g}", worse, limit)
-
-
-def _preset_line(subject: Subject) -> str:
-    recipe = subject.recipe
-    return source_line(recipe.presets[subject.preset]) if subject.preset and subject.preset in recipe.presets else recipe.name
 
 
 @check("H2", "update ratio", "warn", humbatova=(2, 12))
 def update_ratio(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
     ratios = short_runs.real_run(subject).ratios
@@ -83,73 +70,51 @@ def update_ratio(subject: Subject) -> Finding:
     middle = statistics.median(ratios)
     low = middle < RATIO_LOW
     if low or not middle <= RATIO_HIGH:
-        return failed(
-            f"a step changes matrices by {middle:.1e} of their length (healthy: {RATIO_LOW:g} to {RATIO_HIGH:g})",
-            where=_preset_line(subject),
-            why="nothing will change in this run" if low else "every step rewrites the model",
-            fix="raise optim.lr; see optim.eps and optim.clip" if low else "lower optim.lr or the weight decay",
-            value=middle,
-            limit=RATIO_LOW if low else RATIO_HIGH,
-        )
+        what = f"a step changes matrices by {middle:.1e} of their length (healthy: {RATIO_LOW:g} to {RATIO_HIGH:g})"
+        why = "nothing will change in this run" if low else "every step rewrites the model"
+        fix = "raise optim.lr; see optim.eps and optim.clip" if low else "lower optim.lr or the weight decay"
+        where, limit = subject.preset_line(), RATIO_LOW if low else RATIO_HIGH
+        return failed(what, where=where, why=why, fix=fix, value=middle, limit=limit)
     return passed("median change of a matrix per step", middle, RATIO_HIGH)
 
 
 @check("H3", "schedule sums", "warn", humbatova=(2,))
 def schedule_sums(subject: Subject) -> Finding:
-    config, num_items = subject.config, subject.real_data.train.num_items
+    config, num_items, where = subject.config, subject.real_data.train.num_items, subject.preset_line()
     optim = config.optim
-    epochs = config.steps * config.batch / num_items if num_items else 0.0
-    decays = [optim.lr * optim.weight_decay] + [optim.muon_lr * optim.muon_weight_decay] * (optim.kind == "muon")
-    shrink = 1.0 / max(*decays, 1e-12) if len(decays) > 1 else 1.0 / max(decays[0], 1e-12)
-    troubles = [
-        (
-            config.schedule.warmup > WARMUP_LIMIT,
-            f"warm-up takes {config.schedule.warmup:.0%} of the run",
-            "most of the time is spent at rates too low to learn",
-            "schedule.warmup=0.02",
-        ),
-        (
-            bool(num_items) and config.batch > num_items,
-            f"a batch of {config.batch} is larger than the {num_items} items there are",
-            "every batch holds the same items several times",
-            f"batch={max(1, num_items // 4)}",
-        ),
-        (
-            shrink < DECAY_STEPS,
-            f"lr x weight decay = {1 / shrink:.2g}: weights shrink to a third in {shrink:.0f} steps",
-            "decay erases what is learned before it is used",
-            "optim.weight_decay=0.1",
-        ),
-    ]
-    for bad, what, why, fix in troubles:
-        if bad:
-            return failed(what, where=_preset_line(subject), why=why, fix=fix)
-    return passed(f"{epochs:.3g} epochs" if num_items else "endless data")
+    if config.schedule.warmup > WARMUP_LIMIT:
+        what = f"warm-up takes {config.schedule.warmup:.0%} of the run"
+        return failed(what, where=where, why="most of the time is spent at rates too low to learn", fix="schedule.warmup=0.02")
+    if num_items and config.batch > num_items:
+        what = f"a batch of {config.batch} is larger than the {num_items} items there are"
+        why, fix = "every batch holds the same items several times", f"batch={max(1, num_items // 4)}"
+        return failed(what, where=where, why=why, fix=fix)
+    shrink = max(optim.lr * optim.weight_decay, optim.muon_lr * optim.muon_weight_decay if optim.kind == "muon" else 0.0)
+    if shrink * DECAY_STEPS > 1.0:
+        what = f"lr x weight decay = {shrink:.2g}: weights shrink to a third in {1 / shrink:.0f} steps"
+        return failed(what, where=where, why="decay erases what is learned before it is used", fix="optim.weight_decay=0.1")
+    return passed(f"{config.steps * config.batch / num_items:.3g} epochs" if num_items else "endless data")
 
 
 @check("E1", "overfit", "err", humbatova=(4, 6))
 def overfit(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     trace = overfit_run(subject)
-    bound = subject.probe.lower_bound if subject.probe and subject.probe.lower_bound is not None else None
+    bound = subject.declared.lower_bound
     end = min(trace.losses[:NUM_OVERFIT])
     share = end / trace.first if trace.first > 0 else 0.0
-    place_ = short_runs.loss_line(subject)
+    where = subject.loss_line()
     if not trace.finite:
         why = "it breaks on its own training data"
-        return failed(f"one batch: not finite after {len(trace.losses)} steps", where=place_, why=why, fix="see H1, O3 and C4")
+        return failed(f"one batch: not finite after {len(trace.losses)} steps", where=where, why=why, fix="see H1, O3 and C4")
     if bound is not None and min(trace.losses) < bound - 1e-3 * max(1.0, abs(trace.first)):
         what = f"one batch: {min(trace.losses):.4g} is below the smallest possible loss {bound:.4g}"
-        return failed(what, where=place_, why="the objective rewards something else", fix="see L2: sign, mask, normalisation")
+        return failed(what, where=where, why="the objective rewards something else", fix="see L2: sign, mask, normalisation")
     limit = MIXED_LIMIT if subject.unsure else OVERFIT_LIMIT
     if share > limit:
-        return failed(
-            f"one batch, {NUM_OVERFIT} steps: {trace.first:.4g} -> {end:.4g}",
-            where=place_,
-            why="it cannot even memorise five items",
-            fix="see O2 (what moves), M7 (what matters), H1 and H2 (rates)",
-            value=share,
-            limit=limit,
-        )
+        what = f"one batch, {NUM_OVERFIT} steps: {trace.first:.4g} -> {end:.4g}"
+        why, fix = "it cannot even memorise five items", "see O2 (what moves), M7 (what matters), H1 and H2 (rates)"
+        return failed(what, where=where, why=why, fix=fix, value=share, limit=limit)
     return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, limit)
 
 
@@ -168,9 +133,16 @@ def overfit_run(subject: Subject) -> short_runs.ShortRun:
 
 @check("E2", "input use", "err", humbatova=(1, 10), needs=("inputs", "predict"))
 def input_use(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
-    for real, blank in short_runs.paired_runs(subject):
+    if subject.declared.order == "strict":
+        return skipped("the inputs are targets before: blank ones leave the other inputs of the model")
+    return short_runs.on_every_seed(lambda more: _compare_inputs(subject, more), others=(1,))
+
+
+def _compare_inputs(subject: Subject, more_seed: int) -> Finding:
+    for real, blank in short_runs.paired_runs(subject, more_seed):
         if not real.finite or not blank.finite:
             return skipped("the short run was not finite (see H1)")
         seeing, blind = real.held_out_loss[1], blank.held_out_loss[1]
@@ -181,25 +153,22 @@ def input_use(subject: Subject) -> Finding:
     floor = first_baseline(subject)
     if blind > BLIND_LIMIT * floor:
         return skipped(f"inconclusive: with blank inputs it ends at {blind:.3g}, and frequencies alone give {floor:.3g}")
-    return failed(
-        f"held-out loss after {short_runs.NUM_MORE_STEPS} steps: {seeing:.4g} with real inputs, {blind:.4g} with blank ones",
-        where=short_runs.loss_line(subject),
-        why="inputs are ignored, or targets do not belong to them",
-        fix="see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)",
-        value=gain,
-        limit=GAIN_LIMIT,
-    )
+    what = f"held-out loss after {short_runs.NUM_MORE_STEPS} steps: {seeing:.4g} with real inputs, {blind:.4g} with blank ones"
+    why = "inputs are ignored, or targets do not belong to them"
+    fix = "see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)"
+    return failed(what, where=subject.loss_line(), why=why, fix=fix, value=gain, limit=GAIN_LIMIT)
 
 
 def first_baseline(subject: Subject) -> float:
     """The score of the simplest predictor, which ignores the inputs; infinite when there is none."""
-    if subject.probe is None or subject.probe.baselines is None:
+    if subject.declared.baselines is None:
         return math.inf
-    return next(iter(subject.probe.baselines(subject.probe.batch).values()), math.inf)
+    return next(iter(subject.declared.baselines(subject.declared.batch).values()), math.inf)
 
 
 @check("E3", "loss decreases", "warn", humbatova=(6,))
 def loss_decreases(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     if reason := short_runs.nothing_to_learn(subject):
         return skipped(reason)
     return short_runs.on_every_seed(lambda more: _compare_ends(subject, more))
@@ -214,12 +183,7 @@ def _compare_ends(subject: Subject, more_seed: int) -> Finding:
     noise = statistics.stdev(drops) / len(drops) ** 0.5
     share = end / first if first > 0 else 0.0
     if share > FALL_LIMIT or first - end < FALL_SIGMAS * noise:
-        return failed(
-            f"{short_runs.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on held-out batches",
-            where=short_runs.loss_line(subject),
-            why="it is not learning",
-            fix="see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)",
-            value=share,
-            limit=FALL_LIMIT,
-        )
+        what = f"{short_runs.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on held-out batches"
+        why, fix = "it is not learning", "see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)"
+        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=share, limit=FALL_LIMIT)
     return passed(f"{first:.3g} -> {end:.3g} in {short_runs.NUM_STEPS} steps, on held-out batches", share, FALL_LIMIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +13,8 @@ _DEVICES = {"cpu", "cuda", "mps", "xpu"}
 _STEP, _LOOKUP = {"loss", "update", "forward"}, {"locate", "batch", "__getitem__"}
 _EMPTY = ("[]", "{}", "list()", "dict()", "set()")
 
-Rule = Callable[[ast.AST, "Scope"], Iterator[tuple[str, str, str, str]]]
-RULES: list[Rule] = []
+# What is wrong, why, the fix, and the severity.
+Found = Iterator[tuple[str, str, str, str]]
 
 
 def lint(path: Path) -> Iterator[Hit]:
@@ -68,19 +68,12 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
                 yield name.value
 
 
-def rule(found: Rule) -> Rule:
-    RULES.append(found)
-    return found
-
-
-@rule
-def tuple_assert(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def tuple_assert(node: ast.AST, scope: Scope) -> Found:
     if isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts:
         yield "an assert on a tuple is always true", "what it guards is not guarded", "drop the parentheses", "err"
 
 
-@rule
-def device_as_text(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def device_as_text(node: ast.AST, scope: Scope) -> Found:
     if not isinstance(node, ast.Compare) or not isinstance(node.ops[0], ast.Eq | ast.NotEq):
         return
     sides = [node.left, *node.comparators]
@@ -92,8 +85,7 @@ def device_as_text(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str,
         yield what, "it is False for a device with a number, so the branch is never taken", "compare device.type", "err"
 
 
-@rule
-def legacy_tensor(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def legacy_tensor(node: ast.AST, scope: Scope) -> Found:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and len(node.args) == 2:
         kind = ast.unparse(node.args[1])
         if kind.startswith("torch.") and kind.endswith("Tensor") and kind != "torch.Tensor":
@@ -101,8 +93,7 @@ def legacy_tensor(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, 
             yield what, "it is False on a GPU", "compare x.dtype", "err"
 
 
-@rule
-def truncated_pixels(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def truncated_pixels(node: ast.AST, scope: Scope) -> Found:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     cast = node.func.attr == "byte" or (node.func.attr == "to" and any("uint8" in ast.unparse(a) for a in node.args))
@@ -111,8 +102,7 @@ def truncated_pixels(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, st
         yield "numbers become bytes without rounding", "every pass darkens the picture", "round() before the cast", "warn"
 
 
-@rule
-def waits_for_device(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def waits_for_device(node: ast.AST, scope: Scope) -> Found:
     if scope.function not in _STEP or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     if node.func.attr in ("item", "cpu", "tolist", "numpy") and not node.args:
@@ -120,8 +110,7 @@ def waits_for_device(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, st
         yield f".{node.func.attr}() inside {scope.function}()", why, "return tensors", "warn"
 
 
-@rule
-def buffer_written(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def buffer_written(node: ast.AST, scope: Scope) -> Found:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AugAssign) else []
     for target in targets:
         if not isinstance(target, ast.Subscript) or scope.function not in _STEP:
@@ -132,16 +121,14 @@ def buffer_written(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str,
             yield what, "the backward pass may read the new values, and batches touch each other", "make a new tensor", "err"
 
 
-@rule
-def shared_state(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def shared_state(node: ast.AST, scope: Scope) -> Found:
     value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
     if scope.in_class and value is not None and ast.unparse(value) in _EMPTY:
         what = f"`{ast.unparse(node)}` in a class body is one object for all instances"
         yield what, "training and validation would share it", "make it in __init__", "err"
 
 
-@rule
-def literal_modulo(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def literal_modulo(node: ast.AST, scope: Scope) -> Found:
     if scope.function not in _LOOKUP or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return
     if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int) and not isinstance(node.left, ast.Constant):
@@ -149,8 +136,7 @@ def literal_modulo(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str,
         yield what, "a left-over of debugging: the model sees the same few items", "remove the modulo", "err"
 
 
-@rule
-def unsafe_load(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
+def unsafe_load(node: ast.AST, scope: Scope) -> Found:
     if not isinstance(node, ast.Call):
         return
     name, words = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
@@ -159,12 +145,16 @@ def unsafe_load(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, st
         yield f"{name}() executes code from the file", "a file from others can run any code", "safetensors", "err"
 
 
-@rule
-def misspelt_grad(node: ast.AST, scope: Scope) -> Iterator[tuple[str, str, str, str]]:
-    targets = node.targets if isinstance(node, ast.Assign) else []
-    for target in targets:
+def misspelt_grad(node: ast.AST, scope: Scope) -> Found:
+    for target in node.targets if isinstance(node, ast.Assign) else ():
         if not isinstance(target, ast.Attribute) or target.attr in ("requires_grad", "requires_grad_"):
             continue
         if difflib.SequenceMatcher(None, target.attr, "requires_grad").ratio() > 0.85:
             what = f"`.{target.attr} =` makes a new attribute; torch knows `requires_grad`"
             yield what, "nothing is frozen or thawed by it", "write requires_grad", "err"
+
+
+RULES = (
+    tuple_assert, device_as_text, legacy_tensor, truncated_pixels, waits_for_device,
+    buffer_written, shared_state, literal_modulo, unsafe_load, misspelt_grad,
+)  # fmt: skip

@@ -1,24 +1,26 @@
 """Checks T: memory, exact resume, randomness, side effects of evaluation, and crash safety."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import inspect
+import itertools
 import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from seedbed.checks import short_runs
+from seedbed.checks.calls import places, record
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.small_jobs import advance_global_rng, loss_now, new_job, shorten_samples
+from seedbed.checks.small_jobs import advance_global_rng, loss_now, new_job, shorten_samples, take_steps
 from seedbed.checks.subject import CPU, Subject, source_line
 from seedbed.config import override
 from seedbed.data.feed import Feed
+from seedbed.nn import rng
 from seedbed.report.findings import Finding
 from seedbed.track import files
 from seedbed.train import capabilities, checkpoint, checkpoint_loading, loop, progress, rollback, saving
@@ -45,7 +47,7 @@ def memory(subject: Subject) -> Finding:
         fits = max(1, int(rows * MEMORY_SHARE / share))
         why = "it will run out of memory in its first backward pass"
         fix = f"accum={-(-rows // fits) * subject.config.accum}, or batch={fits}"
-        return failed(what, where=short_runs.loss_line(subject), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
+        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
     return passed(what, share, MEMORY_SHARE)
 
 
@@ -74,13 +76,8 @@ def resume(subject: Subject) -> Finding:
     settings = (*_NO_TOOLS, "batch=4", "accum=2")
     with tempfile.TemporaryDirectory() as scratch:
         whole = new_job(subject, *settings, folder=Path(scratch) / "whole")
-        (Path(scratch) / "whole").mkdir()
-        _stop_at(whole, END)
-        straight = _fit(whole)
-        first = new_job(subject, *settings, folder=Path(scratch) / "parts")
-        (Path(scratch) / "parts").mkdir()
-        _stop_at(first, STOP)
-        _fit(first)
+        straight = _fit(whole, END)
+        _fit(new_job(subject, *settings, folder=Path(scratch) / "parts"), STOP)
         saved = checkpoint_loading.load_newest(Path(scratch) / "parts" / "checkpoints", lambda text: None)
         if saved is None or saved.step != STOP:
             why = "a signal would lose the run's work"
@@ -90,16 +87,14 @@ def resume(subject: Subject) -> Finding:
         second = new_job(subject, *settings, folder=Path(scratch) / "parts", seed=subject.config.seed + 1)
         advance_global_rng(987)
         progress.restore(second, saved)
-        _stop_at(second, END)
-        resumed = _fit(second)
+        resumed = _fit(second, END)
     difference = _compare(whole, second, straight, resumed)
     if difference:
         what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
         why = "a resumed run is another run: nothing can be repeated, and every preemption costs progress"
         fix = "save and restore weights, moments, EMA, counters and whatever state() should return"
         return failed(what, where=_cause_of_difference(whole, second, difference), why=why, fix=fix)
-    spoiled = _roll_back_problem(subject)
-    if spoiled:
+    if spoiled := _roll_back_problem(subject):
         why = "weights without their moments and data position diverge again"
         fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
         return failed(spoiled, where=source_line(rollback.go_back), why=why, fix=fix)
@@ -119,24 +114,19 @@ def _cause_of_difference(a: Job, b: Job, difference: str) -> str:
     return source_line(Engine.tensors if difference in set(a.system.state_dict()) - kept else progress.restore)
 
 
-def _fit(job: Job) -> list[dict[str, Any]]:
-    loop.fit(job)
-    rows: Any = job.run.rows
-    return [{k: row[k] for k in row if k in ("step", "loss", "lr", "lrs", "items", "epoch")} for row in rows]
-
-
-def _stop_at(job: Job, step: int) -> None:
-    """Ends the job as a signal would, after `step` steps.
-
-    A run stopped so neither evaluates nor samples at its end."""
+def _fit(job: Job, stop: int) -> list[dict[str, Any]]:
+    """The rows of a job that ends after `stop` steps as by a signal: it neither evaluates nor samples at its end."""
     real = job.system.variant
 
     def variant(now: int, num_steps: int) -> Any:
-        if now >= step - 1:
+        if now >= stop - 1:
             job.stop_signal = signal.SIGTERM
         return real(now, num_steps)
 
     job.system.variant = variant  # type: ignore[method-assign]
+    loop.fit(job)
+    rows: Any = job.run.rows
+    return [{k: row[k] for k in row if k in ("step", "loss", "lr", "lrs", "items", "epoch")} for row in rows]
 
 
 def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
@@ -182,14 +172,31 @@ def randomness(subject: Subject) -> Finding:
         why = "every step has the same noise: the model memorises one draw"
         fix = "let the noise of a step follow from (seed, step)"
         return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), why=why, fix=fix)
-    shared = _shared_noise(subject, system, batch)
-    if shared:
+    if shared := _shared_noise(system, batch):
         why = "the gradient sees one draw per batch instead of one per row: a loss that jumps, and slow learning"
         return failed(f"all rows of a batch draw the same {shared!r}", where=where, why=why, fix="draw one per row")
+    if again := _key_used_twice(subject):
+        why = "two draws of a step are the same numbers: what should be independent is not"
+        fix = "give every purpose, and every repetition, a stream of its own"
+        return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], why=why, fix=fix)
     return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 
-def _shared_noise(subject: Subject, system: Any, batch: Any) -> str:
+def _key_used_twice(subject: Subject) -> str:
+    """Two places, or one twice, that draw from equal keys of counter-based noise in one training step; empty if none."""
+    system, batch = subject.fresh_system(), subject.batch(0)
+    for variant in capabilities.variants(system, subject.small.steps):
+        calls = record(subject, lambda v=variant: subject.loss_of(system, batch, variant=v), values=True, shared="nn data")
+        seen: dict[bytes, str] = {}
+        for call in (call for call in calls if call.code is rng.keys.__code__ and call.gave):
+            place, key = places(call.around), call.gave[0].tobytes()
+            if key in seen:
+                return f"{seen[key].partition(';')[0]} and {place}"
+            seen[key] = place
+    return ""
+
+
+def _shared_noise(system: Any, batch: Any) -> str:
     """An entry of the probe's batch that is random, but equal for all rows."""
     batches = []
     for seed in (1, 2):
@@ -219,16 +226,13 @@ def side_effects(subject: Subject) -> Finding:
     with tempfile.TemporaryDirectory() as scratch:
         small_jobs = []
         for name, every in (("quiet", 0), ("busy", 2)):
-            folder = Path(scratch) / name
-            folder.mkdir()
             # Evaluations that steer training belong to both.
             evals = 2 if subject.perturbed().evaluation_steers else every
             often = (f"every.eval={evals}", f"every.sample={every}", f"every.save={every}")
-            job = new_job(subject, *_NO_TOOLS, *often, folder=folder)
+            job = new_job(subject, *_NO_TOOLS, *often, folder=Path(scratch) / name)
             shorten_samples(job.engine)
-            _stop_at(job, 4)
             job.best = -1e30  # evaluations must not save here
-            small_jobs.append((job, _fit(job)))
+            small_jobs.append((job, _fit(job, 4)))
     (quiet, rows_quiet), (busy, rows_busy) = small_jobs
     difference = _compare(quiet, busy, rows_quiet, rows_busy)
     modes = [n for n, m in busy.system.named_modules() if not m.training]
@@ -259,12 +263,12 @@ def _roll_back_problem(subject: Subject) -> str:
     """Rolling back restores the whole best checkpoint and skips the data that caused it."""
     with tempfile.TemporaryDirectory() as scratch:
         job = new_job(subject, "steps=20", "guard.policy=rollback", folder=Path(scratch))
-        _steps(job, 2)
+        take_steps(job, 2)
         saving.save(job, best=True)
         kept = short_runs.named_tensors(job.engine)
-        _steps(job, 1)
+        take_steps(job, 1)
         saving.save(job)
-        _steps(job, 2)
+        take_steps(job, 2)
         spoiled = job.counter
         with torch.no_grad():
             for tensor in (t for group in job.engine.tensors().values() for t in group.values()):
@@ -278,21 +282,15 @@ def _roll_back_problem(subject: Subject) -> str:
     return ""
 
 
-def _steps(job: Job, num: int) -> None:
-    for _ in range(num):
-        loop.take_step(job)
-    job.stepper.readback.drop()
-
-
 @check("T6", "crash safety", "err", humbatova=(6,))
 def crash_safety(subject: Subject) -> Finding:
     with tempfile.TemporaryDirectory() as scratch:
         job = new_job(subject, "keep=3", folder=Path(scratch))
         folder = Path(scratch) / "checkpoints"
-        _steps(job, 1)
+        take_steps(job, 1)
         saving.save(job)
         good = short_runs.named_tensors(job.engine)
-        _steps(job, 1)
+        take_steps(job, 1)
         problem = _first_problem(job, folder, good)
     if problem:
         cause = saving.save if "ends the run" in problem else checkpoint.save
@@ -355,7 +353,7 @@ def _newest_is(folder: Path, good: dict[str, torch.Tensor]) -> str:
 @contextlib.contextmanager
 def _failing_write(after: int, error: BaseException) -> Iterator[list[int]]:
     """Lets the n-th call of the write layer fail; yields a list that is filled when it did."""
-    real, calls, hit = files.write, iter(range(10**6)), []
+    real, calls, hit = files.write, itertools.count(), []
 
     def write(fd: int, data: bytes) -> None:
         if next(calls) == after:
@@ -364,8 +362,5 @@ def _failing_write(after: int, error: BaseException) -> Iterator[list[int]]:
             raise error
         real(fd, data)
 
-    files.write = write
-    try:
+    with patch.object(files, "write", write):
         yield hit
-    finally:
-        files.write = real

@@ -1,26 +1,18 @@
 """Checks M: initialisation, and what depends on what inside the model."""
 
-from __future__ import annotations
-
+import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seedbed.checks.calls import influence_ends_in
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.subject import (
-    Subject,
-    first_module_that_differs,
-    limit_for,
-    num_rows,
-    outputs,
-    source_line,
-    spread,
-    take_rows,
-)
+from seedbed.checks.small_jobs import loss_now
+from seedbed.checks.subject import ROWS, Subject, limit_for, num_rows, outputs, probe_of, source_line, spread, take_rows
 from seedbed.checks.watch_ops import Activations, Attentions, Broadcasts
 from seedbed.nn.init import kind_of
 from seedbed.report.findings import Finding
@@ -49,21 +41,16 @@ OFFSET, REVERSE = 1e-5, 1e-3
 def initial_loss(subject: Subject) -> Finding:
     """The initial loss is that of a uniform guess."""
     system, batch = subject.fresh_system().eval(), subject.batch(size=32)
-    probe = capabilities.probe(system, batch)
-    assert probe is not None and probe.at_init is not None
+    probe = probe_of(system, batch)
     expected, loss = probe.at_init(probe.batch), float(subject.loss_of(system, batch).detach())
     off, limit = abs(loss - expected) / abs(expected) if expected else abs(loss), CHANCE
     if subject.unsure:
         off, limit = off if loss > expected else 0.0, FAR_FROM_CHANCE  # below: the model has been trained
     if not math.isfinite(loss) or off > limit:
-        return failed(
-            f"the first loss is {loss:.4g}, a guess costs {expected:.4g}",
-            where=subject.objective_line(),
-            why="the model is confident and wrong at initialisation, or the loss is summed instead of averaged",
-            fix="lower the scale of the initial head, and take the mean over targets",
-            value=off,
-            limit=limit,
-        )
+        what = f"the first loss is {loss:.4g}, a guess costs {expected:.4g}"
+        why = "the model is confident and wrong at initialisation, or the loss is summed instead of averaged"
+        fix = "lower the scale of the initial head, and take the mean over targets"
+        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
     return passed(f"first loss {loss:.4g}, a guess costs {expected:.4g}", off, limit)
 
 
@@ -73,9 +60,8 @@ def initialisation(subject: Subject) -> Finding:
     torch.set_deterministic_debug_mode("warn")  # fills uninitialised memory with NaN
     system = subject.fresh_system()
     torch.set_deterministic_debug_mode("default")
-    owners = {name: module for name, module in system.named_modules()}
     for name, tensor in [*system.named_parameters(), *system.named_buffers()]:
-        owner = owners[name.rpartition(".")[0]]
+        owner = system.get_submodule(name.rpartition(".")[0])
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             why = "its values are uninitialised memory: every run starts elsewhere, some with NaN"
             where = subject.module_init_line(system, name)
@@ -125,17 +111,14 @@ def shapes(subject: Subject) -> Finding:
         with Broadcasts(size) as seen:
             loss = subject.loss_of(system, subject.batch(size=size))
         if loss.ndim:
-            return failed(
-                f"the loss has shape {tuple(loss.shape)}",
-                where=subject.objective_line(),
-                why="only a scalar can be minimised",
-                fix="take the mean over targets",
-            )
+            what = f"the loss has shape {tuple(loss.shape)}"
+            why, fix = "only a scalar can be minimised", "take the mean over targets"
+            return failed(what, where=subject.objective_line(), why=why, fix=fix)
         if not loss.isfinite() or not loss.requires_grad:
             what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
             fix = "look for a logarithm, root or division of zero; for detach(), no_grad and item()"
             return failed(what, where=subject.objective_line(), why="nothing can be learned from it", fix=fix)
-        found.append(set(seen.places))
+        found.append(set(seen.found))
     both = found[0] & found[1]
     if both:
         what = "an operation makes a table of rows against rows out of two operands with one row axis each"
@@ -148,40 +131,51 @@ def shapes(subject: Subject) -> Finding:
 def row_independence(subject: Subject) -> Finding:
     """Each row's prediction and loss depend on that row alone."""
     system, batch, other = subject.perturbed(), subject.perturbed_batch(0), subject.perturbed_batch(1)
-    names = subject.probe.mixes_rows if subject.probe is not None else ()
     # With a probe the prediction itself is compared; the reduction is left to L1.
-    is_known = subject.probe is not None and subject.probe.declares("predict")
+    is_known = subject.declared.declares("predict")
     mixed, limit = _prediction_mixing(subject, system) if is_known else _mixing(subject, system, batch, other)
-    if mixed > limit and not names:
-        guilty = _mixer(subject, system, batch, other)
-        found = f"{subject.module_line(system, guilty[0])}; first module that moves: {guilty[0]}" if guilty else ""
-        return failed(
-            f"rows affect each other: one replaced row changes the result of another by {mixed:.2g}",
-            where=found or subject.objective_line(),
-            why="rows affect each other: batch and time are swapped, or a norm or attention runs over the batch",
-            fix="check the order of axes (batch first), view/reshape calls and reductions; declare legitimate ones in mixes_rows",
-            value=mixed,
-            limit=limit,
-            severity="" if is_known else subject.unsure,
-        )
+    if mixed > limit and not subject.declared.mixes_rows:
+        what = f"rows affect each other: one replaced row changes the result of another by {mixed:.2g}"
+        why = "rows affect each other: batch and time are swapped, or a norm or attention runs over the batch"
+        fix = "check the order of axes (batch first), view/reshape calls and reductions; declare legitimate ones in mixes_rows"
+        where = _mixer(subject, system, batch, other) or subject.objective_line()
+        return failed(what, where=where, why=why, fix=fix, value=mixed, limit=limit, severity="" if is_known else subject.unsure)
     norms = [name for name, module in system.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
-    also = f"; in training mode {norms[0]} normalises over the batch" if norms else ""
-    return passed(f"a row is alone in its batch{also}", mixed, limit)
+    if buffer := _order_of_rows(subject):
+        owner = system.get_submodule(buffer.rpartition(".")[0])
+        what = f"a training step leaves another {buffer} when the rows of its batch come in another order"
+        why, fix = "what is stored for one row belongs to another", "write what a row gives at the place of that row"
+        return failed(what, where=source_line(type(owner)), why=why, fix=fix, severity=subject.unsure)
+    if norms:
+        return passed(f"in evaluation mode a row is alone in its batch; in training mode {norms[0]} mixes rows", mixed, limit)
+    return passed("a row is alone in its batch", mixed, limit)
 
 
-def _mixer(subject: Subject, system: System, batch: Batch, other: Batch) -> tuple[str, nn.Module] | None:
-    """The first module in which a row changes although another was replaced."""
+def _order_of_rows(subject: Subject) -> str:
+    """A buffer that a step in training mode fills differently for permuted rows; empty when there is none.
+
+    Rows carry their counters, so noise and slots that follow from them move along; drawn noise does not.
+    """
+    batch, found = subject.batch(), []
+    for order in (slice(None), torch.arange(ROWS).flip(0)):
+        system = subject.fresh_system().train()
+        before = {n: b.clone() for n, b in system.named_buffers()}
+        subject.loss_of(system, take_rows(batch, order))
+        found.append({n: b.double() for n, b in system.named_buffers() if not torch.equal(b, before[n])})
+    one, other = found
+    apart = (n for n in one if n in other and one[n].shape == other[n].shape)
+    return next((n for n in apart if float((one[n] - other[n]).abs().max()) > 1e-3 * spread(one[n])), "")
+
+
+def _mixer(subject: Subject, system: System, batch: Batch, other: Batch) -> str:
+    """The first module in which a row changes although another was replaced; empty when there is none."""
     for changed, watched in ((1, 0), (0, 1)):
         replaced = {k: _with_row(batch[k], other[k], changed) for k in batch}
-        found = first_module_that_differs(
-            system,
-            lambda: subject.loss_of(system, batch),
-            lambda replaced=replaced: subject.loss_of(system, replaced),
-            lambda x, row=watched: x[row] if x.ndim and len(x) == num_rows(batch) else None,
-        )
-        if found:
+        runs = (lambda: subject.loss_of(system, batch), lambda replaced=replaced: subject.loss_of(system, replaced))
+        select = lambda x, row=watched: x[row] if x.ndim and len(x) == num_rows(batch) else None  # noqa: E731
+        if found := subject.first_moved(*runs, select=select):
             return found
-    return None
+    return ""
 
 
 def _with_row(a: Tensor, b: Tensor, row: int) -> Tensor:
@@ -213,11 +207,9 @@ def _mixing(subject: Subject, system: System, batch: Batch, other: Batch) -> tup
 
 def _prediction_mixing(subject: Subject, system: System) -> tuple[float, float]:
     """The largest change of a prediction when neighbours are replaced, permuted or removed."""
-    probe = subject.probe
-    other_probe = capabilities.probe(system, subject.perturbed_batch(1))
-    assert probe is not None and other_probe is not None
+    probe, other = subject.declared, probe_of(system, subject.perturbed_batch(1)).batch
     batch = probe.batch
-    replaced = {k: _with_row(v, other_probe.batch[k], 1) for k, v in batch.items()}
+    replaced = {k: _with_row(v, other[k], 1) for k, v in batch.items()}
     order = torch.arange(num_rows(batch)).flip(0)
     with torch.no_grad():
         base = probe.predict(batch)
@@ -252,10 +244,10 @@ def dead_units(subject: Subject) -> Finding:
         with torch.no_grad(), Activations() as watched:
             subject.loss_of(system, subject.batch(50, size=64))
         system.train()
-        seen += len(watched.calls)
+        seen += len(watched.found)
         if not seen:
             return skipped("no activation function was called")
-        for call in watched.calls:
+        for call in watched.found:
             worst = max(worst, call.dead)
             if call.dead > DEAD:
                 what = f"{call.dead:.0%} of the units behind {call.name} are {call.state} after {num_steps} steps"
@@ -266,58 +258,47 @@ def dead_units(subject: Subject) -> Finding:
     return passed(f"{seen // 2} activations watched", worst, DEAD)
 
 
-def train(engine: Engine, subject: Subject, num_steps: int) -> list[float]:
-    """Trains on fresh batches; returns the losses."""
-    losses = []
+def train(engine: Engine, subject: Subject, num_steps: int) -> None:
+    """Trains on fresh batches."""
     for step in range(num_steps):
         batch = subject.batch(step, size=engine.config.batch)
         engine.variant = engine.system.variant(step, num_steps)  # type: ignore[assignment]
         engine.begin(step, (step + 1) / num_steps)
-        losses.append(float(engine.step(lambda k, batch=batch: batch)["loss"]))
-    return losses
+        engine.step(lambda k, batch=batch: batch)
 
 
 @check("M6", "curvature", "warn", humbatova=(14, 15))
 def curvature(subject: Subject) -> Finding:
     """Modules with two or more weight layers are not linear."""
     system = subject.perturbed()
-    straight = []
-    smallest = math.inf
-    for name, module, given, options in _layered(subject, system):
-        residual = _residual(module, given, options)
-        if residual is None:
-            continue
-        smallest = min(smallest, residual)
-        if residual < BEND:
-            straight.append(name)
+    found = {name: _residual(*call) for name, call in _layered(subject, system).items()}
+    residuals = {name: residual for name, residual in found.items() if residual is not None}
+    straight = [name for name, residual in residuals.items() if residual < BEND]
     if straight:
         names = ", ".join(straight[:3])
         why = "layers without a nonlinearity between them act as one: depth is wasted"
         fix = "put the activation back between the two weights"
         what = f"{names} is an affine function although it has several weight layers"
         return failed(what, where=subject.module_line(system, straight[0]), why=why, fix=fix, value=0.0, limit=BEND)
-    if smallest == math.inf:
+    if not residuals:
         return skipped("no module of several weight layers takes one floating-point tensor")
-    return passed("smallest departure from a straight line", smallest, BEND)
+    return passed("smallest departure from a straight line", min(residuals.values()), BEND)
 
 
-def _layered(subject: Subject, system: System) -> list[tuple[str, nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Modules with several weight layers and their inputs, innermost first."""
+def _layered(subject: Subject, system: System) -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
+    """Modules with several weight layers and their first inputs, innermost first."""
     layered = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
     wanted = {n: m for n, m in layered.items() if not hasattr(m, "parametrizations")}  # one weight as several parameters
     calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
 
-    def keep(name: str) -> Callable[..., None]:
-        return lambda module, args, options: calls.setdefault(name, (module, args, options)) and None
+    def keep(name: str, *call: Any) -> None:
+        calls.setdefault(name, call)
 
-    hooks = [module.register_forward_pre_hook(keep(name), with_kwargs=True) for name, module in wanted.items()]
-    try:
-        with torch.no_grad():
-            subject.loss_of(system, subject.perturbed_batch())
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [(name, *call) for name, call in calls.items()]
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for name, module in wanted.items():
+            hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
+        subject.loss_of(system, subject.perturbed_batch())
+    return calls
 
 
 @torch.no_grad()
@@ -338,107 +319,105 @@ def _residual(module: nn.Module, given: tuple[Any, ...], options: dict[str, Any]
 @check("M7", "parameter effect", "err", humbatova=(15,))
 def parameter_effect(subject: Subject) -> Finding:
     """Every parameter affects the loss."""
-    system, batch = subject.perturbed(), subject.perturbed_batch()
-    declared = subject.probe.dead if subject.probe is not None else ()
+    system, batch, dead = subject.perturbed(), subject.perturbed_batch(), subject.declared.dead
     idle, least = {name for name, _ in system.named_parameters()}, math.inf
     for variant in capabilities.variants(system, subject.small.steps):
         effects = _effects(subject, system, batch, idle, variant)
         # What the first variant does not use, a later one may.
         least = min([least, *(effect for effect in effects.values() if effect >= EFFECT)])
         idle = {name for name in idle if effects[name] < EFFECT}
-    idle = [name for name, _ in system.named_parameters() if name in idle and name not in declared]
+    idle = [name for name, _ in system.named_parameters() if name in idle and name not in dead]
     if idle:
         what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
         why = "dead code, or a lost connection: it uses memory and learns nothing"
         fix = "use it or remove it; declare a legitimate invariance in the probe's `dead`"
         severity = subject.unsure if all(name.endswith("bias") for name in idle) else ""  # distances do not depend on a bias
-        where = subject.module_init_line(system, idle[0])
+        where = _lost_in(subject, system, batch, idle[0]) or subject.module_init_line(system, idle[0])
         return failed(what, where=where, why=why, fix=fix, value=0.0, limit=EFFECT, severity=severity)
     return passed("smallest effect of a tensor on the loss", least, EFFECT)
 
 
+@torch.no_grad()
+def _lost_in(subject: Subject, system: System, batch: Batch, name: str) -> str:
+    """The function that gives the same when this parameter changes what it gets; empty when nothing changes at all."""
+    param = system.get_parameter(name)
+    values = param.clone(), param + spread(param)
+
+    def run(value: Tensor) -> None:
+        param.copy_(value)
+        _seeded_loss(subject, system, batch)
+
+    found = influence_ends_in(subject, *(partial(run, value) for value in reversed(values)))
+    param.copy_(values[0])
+    return found
+
+
+@torch.no_grad()
 def _effects(subject: Subject, system: System, batch: Batch, names: set[str], variant: Any) -> dict[str, float]:
     """Relative change of the loss of one step variant when one of these parameters changes."""
     rng = torch.Generator().manual_seed(3)
-    kept = {name: buffer.clone() for name, buffer in system.named_buffers()}
     effects: dict[str, float] = {}
-
-    def loss() -> float:
-        with torch.enable_grad():  # a step may compute gradients
-            found = float(subject.loss_of(system, batch, variant=variant).detach())
-        for name, buffer in system.named_buffers():
-            buffer.copy_(kept[name])
-        return found
-
-    with torch.no_grad():
-        base = loss()
-        for name, param in system.named_parameters():
-            if name not in names:
-                continue
-            before = param.clone()
-            param += 0.5 * spread(param) * torch.randn(param.shape, generator=rng).to(param.dtype)
-            effects[name] = abs(loss() - base) / max(abs(base), 1e-12)
-            param.copy_(before)
+    base = _seeded_loss(subject, system, batch, variant)
+    for name, param in system.named_parameters():
+        if name not in names:
+            continue
+        before = param.clone()
+        param += 0.5 * spread(param) * torch.randn(param.shape, generator=rng).to(param.dtype)
+        effects[name] = abs(_seeded_loss(subject, system, batch, variant) - base) / max(abs(base), 1e-12)
+        param.copy_(before)
     return effects
+
+
+@torch.enable_grad()  # a step may compute gradients
+def _seeded_loss(subject: Subject, system: System, batch: Batch, variant: Any = None) -> float:
+    torch.manual_seed(0)
+    return loss_now(subject, system, batch, variant)
 
 
 @check("M8", "positions", "err", humbatova=(4, 15), needs=("positions", "at_positions", "inputs"))
 def positions(subject: Subject) -> Finding:
     """Position matters as the recipe declares."""
-    probe = subject.probe
-    assert probe is not None and probe.at_positions is not None
+    probe = subject.declared
     places = torch.arange(probe.batch[probe.inputs].shape[1])
     plain, other = (_position_effect(probe, p) for p in (places, places.flip(0)))
-    moved = _position_effect(probe, places + 7) if probe.positions == "relative" else 0.0
-    where = _position_line(subject, probe, places + 7)
+    # As far as the positions of the run go; angles in float32 lose with distance.
+    full = (size for key, (size, _) in subject.shrunk.items() if key.endswith((".block", ".context", ".length")))
+    far = max(7, max(full, default=0) - len(places))
+    moved = 0.0
+    for offset in {7, far} if probe.positions == "relative" else ():
+        moved = max(moved, _position_effect(probe, places + offset) * min(1.0, 64 / offset))
+    where = _position_line(subject, probe, places + far)
     if plain > OFFSET:
-        return failed(
-            f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}",
-            where=where,
-            why="training and generation count positions differently",
-            fix="count from 0 in both",
-            value=plain,
-            limit=OFFSET,
-        )
+        what = f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}"
+        why, fix = "training and generation count positions differently", "count from 0 in both"
+        return failed(what, where=where, why=why, fix=fix, value=plain, limit=OFFSET)
     if other < REVERSE:
-        return failed(
-            f"other positions change the prediction by {other:.2g} only",
-            where=where,
-            why="the order of the inputs is invisible: the model sees a bag of tokens",
-            fix="apply the position embedding where queries and keys are made, or add the table to the inputs",
-            value=other,
-            limit=REVERSE,
-        )
+        what = f"other positions change the prediction by {other:.2g} only"
+        why = "the order of the inputs is invisible: the model sees a bag of tokens"
+        fix = "apply the position embedding where queries and keys are made, or add the table to the inputs"
+        return failed(what, where=where, why=why, fix=fix, value=other, limit=REVERSE)
     if moved > OFFSET:
-        return failed(
-            f"a constant offset of all positions changes the prediction by {moved:.2g}",
-            where=where,
-            why="positions are declared relative but act as absolute ones: lengths not trained on will fail",
-            fix='rotate queries and keys alike, or declare positions="absolute"',
-            value=moved,
-            limit=OFFSET,
-        )
+        what = f"a constant offset of all positions changes the prediction by {moved:.2g}"
+        why = "positions are declared relative but act as absolute ones: lengths not trained on will fail"
+        fix = 'rotate queries and keys alike, or declare positions="absolute"'
+        return failed(what, where=where, why=why, fix=fix, value=moved, limit=OFFSET)
     return passed("effect of other positions", other, REVERSE)
 
 
-def _position_line(subject: Subject, probe: Probe, places: Tensor) -> str:
+def _position_line(subject: Subject, probe: Any, places: Tensor) -> str:
     """The first module that reacts to other positions; else the line that calls attention."""
-    assert probe.at_positions is not None
-    system, at = subject.perturbed(), probe.at_positions
     if probe.positions == "relative":
-        pair = (lambda: at(probe.batch, places - 7), lambda: at(probe.batch, places))
-        guilty = first_module_that_differs(system, *pair, lambda x: x)
-        if guilty:
-            return f"{subject.module_line(system, guilty[0])}; first module that moves: {guilty[0]}"
+        runs = (lambda at=at: probe.at_positions(probe.batch, at) for at in (places - places[0], places))
+        if found := subject.first_moved(*runs):
+            return found
     with Attentions() as seen, torch.no_grad():
         probe.predict(probe.batch)
     return seen.line or subject.loss_line()
 
 
 @torch.no_grad()
-def _position_effect(probe: Probe, places: Tensor) -> float:
+def _position_effect(probe: Any, places: Tensor) -> float:
     """Change of the prediction when the inputs are at `places`."""
-    assert probe.at_positions is not None
     base = probe.predict(probe.batch)
     return float((probe.at_positions(probe.batch, places) - base).abs().max()) / spread(base)
 

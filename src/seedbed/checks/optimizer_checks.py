@@ -1,25 +1,26 @@
 """Checks O: every parameter is trained once, by the right optimizer, at the declared lr."""
 
-from __future__ import annotations
-
 import functools
 import math
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from seedbed import config as configs
 from seedbed.checks import short_runs
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.small_jobs import new_job
+from seedbed.checks.small_jobs import new_job, take_steps
 from seedbed.checks.subject import CPU, Recorder, Subject, repeat_rows, source_line, take_rows
 from seedbed.config import Optim, Schedule
 from seedbed.nn.init import declaration_of, settings_of
 from seedbed.report.findings import Finding
-from seedbed.train import capabilities, loop
+from seedbed.train import capabilities, checkpoint_loading, inference_weights, saving
 from seedbed.train.capabilities import single_rank_reason
-from seedbed.train.engine import Engine
+from seedbed.train.engine import Engine, EvalEngine
 from seedbed.train.job import Job
 from seedbed.train.optim import AdamW, Muon, Optimizer, multiplier, param_groups
 from seedbed.train.system import Batch
@@ -59,6 +60,8 @@ def optimizer_groups(subject: Subject) -> Finding:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
         return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")
     odd = _odd_kinds(engine) if not subject.unsure else []
+    if odd and (other := _twice_as_wide(subject)):  # where a matrix has as many rows as a table by coincidence, it has more there
+        odd = [name for name in odd if name in _odd_kinds(other)]
     if odd:
         why = "an optimizer for hidden matrices, or weight decay, harms embeddings and gains"
         fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
@@ -66,9 +69,17 @@ def optimizer_groups(subject: Subject) -> Finding:
     return passed(f"{len(wanted)} tensors, each in one of {sum(len(o.groups) for o in engine.optimizers.values())} groups")
 
 
-def _names(names: list[str], num: int = 3) -> str:
-    more = f" and {len(names) - num} more" if len(names) > num else ""
-    return ", ".join(names[:num]) + more
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _twice_as_wide(subject: Subject) -> Engine | None:
+    """The same model at twice its width, where that is a setting."""
+    width = configs.flatten(subject.small).get("model.width")
+    if not isinstance(width, int) or not width:
+        return None
+    config = configs.override(subject.small, [f"model.width={2 * width}"])
+    return Engine(subject.fresh_system(config=config), config, CPU)
 
 
 def _odd_kinds(engine: Engine) -> list[str]:
@@ -83,6 +94,8 @@ def _odd_kinds(engine: Engine) -> list[str]:
                 is_table = id(param) in tables or (param.ndim == 2 and bool(sizes & set(param.shape[:1])))
                 if group.kind == "muon" and (param.ndim != 2 or is_table):
                     odd.append(f"{name} (a {'table or head' if is_table else 'vector'} in Muon)")
+                elif declared and declared.decay is not None and declared.decay < bool(group.weight_decay):
+                    odd.append(f"{name} (declared without weight decay)")
                 elif group.weight_decay and param.ndim < 2 and not (declared and declared.decay):
                     odd.append(f"{name} (a vector that decays)")
     return odd
@@ -93,9 +106,9 @@ def weights_move(subject: Subject) -> Finding:
     engine = short_runs.start(subject)
     system = engine.system
     before = {n: p.detach().clone() for n, p in system.named_parameters()}
+    buffers = {n: b.clone() for n, b in system.named_buffers()}
     reached: set[str] = set()
-    declared_dead = set(subject.probe.dead) if subject.probe else set()
-    named = {n: p for n, p in system.named_parameters() if n not in declared_dead}
+    named = {n: p for n, p in system.named_parameters() if n not in subject.declared.dead}
     with short_runs.gradients(system) as seen:
         for variant in capabilities.variants(system, subject.small.steps):
             engine.variant = variant  # type: ignore[assignment]
@@ -116,73 +129,74 @@ def weights_move(subject: Subject) -> Finding:
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in {MOST_STEPS} steps: {_names(names)}"
-            where = subject.locate(short_runs.owner(system, names[0]))
+            where = short_runs.owner_line(system, names[0])
             if names is frozen:
                 where = source_line(type(system).__init__)
             elif names is still:
                 where = source_line(Optimizer.step if id(named[names[0]]) in held else param_groups)
             why, severity = "this part of the model never learns", subject.unsure if names is frozen else ""
             return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0, severity=severity)
+    if idle := _idle_buffer(system, buffers):
+        what = f"{idle} stays zero while other buffers of its module change"
+        why, fix = "what it records never happens, or is lost: the code that reads it takes another path", "write it in place"
+        return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))), why=why, fix=fix)
     return passed(f"all {len(named)} tensors get a gradient and move")
+
+
+def _idle_buffer(system: nn.Module, before: dict[str, Tensor]) -> str:
+    """The first buffer that was zero and still is, in a module whose other buffers have changed; empty when there is none."""
+    now = {name: buffer for name, buffer in system.named_buffers() if buffer.numel()}
+    owners = {n.rpartition(".")[0] for n, old in before.items() if n in now and not torch.equal(now[n], old)} - {""}
+    idle = (n for n in before if n.rpartition(".")[0] in owners and n in now and not now[n].any() and not before[n].any())
+    return next(idle, "")
 
 
 @check("O3", "zero_grad", "err", humbatova=(12,))
 def zero_grad(subject: Subject) -> Finding:
     engine, batch = short_runs.start(subject), subject.batch(0)
-    norms = []
+    buffers, norms = {n: b.clone() for n, b in engine.system.named_buffers()}, []
     for _ in range(3):
+        for name, buffer in engine.system.named_buffers():  # what a step stores for the next is no gradient
+            buffer.copy_(buffers[name])
         measured = short_runs.take_step(subject, engine, batch, 0, rate=0.0)
         norms.append(max(float(v) for n, v in measured.items() if n.startswith("grad_norm")))
     apart = (max(norms) - min(norms)) / max(min(norms), 1e-12)
     if not apart <= ZERO_LIMIT:
-        return failed(
-            f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}",
-            where=source_line(Engine.apply_gradients),
-            why="gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set",
-            fix="clear gradients after every step; change nothing in the system but through the optimizer",
-            value=apart,
-            limit=ZERO_LIMIT,
-        )
+        what = f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}"
+        why = "gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set"
+        fix = "clear gradients after every step; change nothing in the system but through the optimizer"
+        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=apart, limit=ZERO_LIMIT)
     return passed("the same batch gives the same gradient three times", apart, ZERO_LIMIT)
 
 
 @check("O4", "accumulation", "err", humbatova=(12, 6))
 def accumulation(subject: Subject) -> Finding:
-    num = 4
     # Where a loss term uses every n-th row only, each row occurs n times, so that splitting does not change what it uses.
     stride = capabilities.row_stride(subject.perturbed())
     batch = repeat_rows(subject.batch(0, 20), stride)
     # Parts of unequal size: weighting by parts instead of targets shows.
     rows = [slice(stride * first, stride * last) for first, last in ((0, 9), (9, 11), (11, 16), (16, 20))]
     split = [take_rows(batch, r) for r in rows]
-    whole, parts = _gradient(subject, [batch], clip=0.0), _gradient(subject, split, clip=0.0)
+    whole, parts = _gradient(subject, [batch]), _gradient(subject, split)
     summed = _weighted_sum(subject, split)
-    mixes = subject.probe is not None and bool(subject.probe.mixes_rows)
     # A batch that cannot be sharded, as the recipe declares, changes when it is split.
-    mixes = mixes or bool(single_rank_reason(subject.perturbed()))
-    if mixes or _apart(whole, _gradient(subject, [batch], clip=0.0, step=1)) > 1e-6:
+    mixes = subject.declared.mixes_rows or single_rank_reason(subject.perturbed())
+    if mixes or _apart(whole, _gradient(subject, [batch], step=1)) > 1e-6:
         # Parts draw other noise than the batch, or legitimately use other rows: compare with the parts' weighted sum.
         whole = summed
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
-        return failed(
-            f"{num} unequal parts give another gradient than the whole batch: {apart:.1%} off",
-            where=source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets),
-            why="short parts count for more: training depends on how a batch is split",
-            fix="let num_targets count what the loss averages over; the engine weighs parts by it",
-            value=apart,
-            limit=PARTS_LIMIT,
-        )
+        what = f"{len(split)} unequal parts give another gradient than the whole batch: {apart:.1%} off"
+        why = "short parts count for more: training depends on how a batch is split"
+        fix = "let num_targets count what the loss averages over; the engine weighs parts by it"
+        where = source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets)
+        return failed(what, where=where, why=why, fix=fix, value=apart, limit=PARTS_LIMIT)
     clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
-        return failed(
-            f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length",
-            where=source_line(Engine.apply_gradients),
-            why="clipping does not bound the step: one bad batch can move the weights far",
-            fix="divide all gradients of an optimizer by max(1, norm / clip) before its step",
-            value=clipped,
-            limit=1e-3,
-        )
+        what = f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length"
+        why = "clipping does not bound the step: one bad batch can move the weights far"
+        fix = "divide all gradients of an optimizer by max(1, norm / clip) before its step"
+        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=clipped, limit=1e-3)
     return passed("unequal parts give the gradient of the batch; clipping works", apart, PARTS_LIMIT)
 
 
@@ -192,8 +206,8 @@ def _engine_for(subject: Subject, num_parts: int, clip: float) -> Engine:
     return engine
 
 
-def _gradient(subject: Subject, parts: list[Batch], clip: float, step: int = 0) -> dict[str, Tensor]:
-    engine = _engine_for(subject, len(parts), clip)
+def _gradient(subject: Subject, parts: list[Batch], step: int = 0) -> dict[str, Tensor]:
+    engine = _engine_for(subject, len(parts), clip=0.0)
     with short_runs.gradients(engine.system) as seen:
         engine.begin(step, 1.0 / subject.small.steps, 0.0)
         engine.step(lambda k: parts[k])
@@ -263,7 +277,7 @@ def _norm_of_call(part: AdamW | Muon) -> Callable[[], float]:
 
 def declared_rate(schedule: Schedule, progress: float, total: float = math.inf) -> float:
     """The schedule in a run of `total` steps, implemented a second time on purpose; a schedule of the user's own, as it is."""
-    if schedule.kind not in ("constant", "gpt3", "one_cycle", "wsd", "linear"):
+    if schedule.kind not in ("constant", "cosine", "one_cycle", "wsd", "linear"):
         return multiplier(schedule, progress, round(progress * total) if total < math.inf else 0)
     if schedule.kind == "one_cycle":
         step, peak = progress - 1.0 / total, schedule.warmup - 1.0 / total
@@ -278,7 +292,7 @@ def declared_rate(schedule: Schedule, progress: float, total: float = math.inf) 
     cooled = max(0.0, progress - begin) / schedule.decay if schedule.decay else 0.0
     height = {
         "constant": 1.0,
-        "gpt3": (1.0 + math.cos(math.pi * after)) / 2.0,
+        "cosine": (1.0 + math.cos(math.pi * after)) / 2.0,
         "wsd": 1.0 - math.sqrt(cooled),
         "linear": 1.0 - cooled,
     }[schedule.kind]
@@ -297,23 +311,17 @@ def lr_schedule(subject: Subject) -> Finding:
     worst = 0.0
     for step in points:
         wanted = declared_rate(subject.small.schedule, (step + 1) / total, total)
-        applied = job.rates(step)
-        for group, rate in applied.items():
+        for group, rate in job.rates(step).items():
             full = job.full_rates[group]
             error = abs(rate / full - wanted) / max(wanted, 0.01)
             if error > RATE_LIMIT:
-                return failed(
-                    f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}",
-                    where=job.blame(step, wanted, group),
-                    why="the learning rate does not follow its schedule: warm-up, peak or floor is not what you set",
-                    fix="evaluate schedule.multiplier once per update with the progress of the run, for every group",
-                    value=error,
-                    limit=RATE_LIMIT,
-                )
+                what = f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}"
+                why = "the learning rate does not follow its schedule: warm-up, peak or floor is not what you set"
+                fix = "evaluate schedule.multiplier once per update with the progress of the run, for every group"
+                return failed(what, where=job.blame(step, wanted, group), why=why, fix=fix, value=error, limit=RATE_LIMIT)
             worst = max(worst, error)
-    return job.wrong_size() or passed(
-        f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}", worst, RATE_LIMIT
-    )
+    what = f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}"
+    return job.wrong_size() or passed(what, worst, RATE_LIMIT)
 
 
 class _ConstantGradientJob:
@@ -330,7 +338,7 @@ class _ConstantGradientJob:
                 title = f"{group.name} ({name})"
                 self.groups[title], self.parts[title] = (group, param), part
         self.force = 1.0
-        self.full_rates = self._at_full_rate()
+        self.full_rates = self._movement(lambda: self._step(0, 1.0))
 
     def _pull(self, batch: Batch, engine: Engine) -> dict[str, Tensor]:
         losses = {}
@@ -342,18 +350,10 @@ class _ConstantGradientJob:
             losses["loss"] = loss.detach()
         return losses
 
-    def _at_full_rate(self) -> dict[str, float]:
-        return self._movement(lambda: self._step(0, 1.0))
-
     def rates(self, step: int) -> dict[str, float]:
         """Movement of each group at this step, through the loop's own step."""
         self.job.step, self.job.items = step, step * self.job.config.batch
-
-        def go() -> None:
-            loop.take_step(self.job)
-            self.job.stepper.readback.drop()
-
-        return self._movement(go)
+        return self._movement(lambda: take_steps(self.job, 1))
 
     def step_of(self, group: str) -> str:
         return source_line(type(self.parts[group]).step)
@@ -465,14 +465,11 @@ def update_rounding(subject: Subject) -> Finding:
     if worst > STUCK_LIMIT:
         kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
         coarse = kind != "float32"
-        return failed(
-            f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient",
-            where=source_line(type(system).__init__) if coarse else subject.locate(short_runs.owner(system, name)),
-            why="updates are smaller than the weights' last digit and round away: training stalls silently",
-            fix="keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate",
-            value=worst,
-            limit=STUCK_LIMIT,
-        )
+        what = f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient"
+        why = "updates are smaller than the weights' last digit and round away: training stalls silently"
+        fix = "keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate"
+        where = source_line(type(system).__init__) if coarse else short_runs.owner_line(system, name)
+        return failed(what, where=where, why=why, fix=fix, value=worst, limit=STUCK_LIMIT)
     return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
 
 
@@ -497,24 +494,36 @@ def ema(subject: Subject) -> Finding:
         error = float((shown[key] - value).abs().max() / value.abs().max().clamp_min(1e-6))
         worst, name = max((worst, name), (error, key))
     if not worst <= AVERAGE_LIMIT:
-        return failed(
-            f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula",
-            where=source_line(type(engine.ema).update),
-            why="evaluations and samples use weights that were never trained",
-            fix="average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation",
-            value=worst,
-            limit=AVERAGE_LIMIT,
-        )
+        what = f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula"
+        why = "evaluations and samples use weights that were never trained"
+        fix = "average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation"
+        return failed(what, where=source_line(type(engine.ema).update), why=why, fix=fix, value=worst, limit=AVERAGE_LIMIT)
+    if name := _lost_in_inference(subject):
+        why, fix = "samples and exports are not of the model that was evaluated", "load the group `ema` over the weights"
+        what = f"a saved run is loaded for inference with other values of {name} than evaluations saw"
+        return failed(what, where=source_line(inference_weights.restore), why=why, fix=fix)
     half_life, third = math.log(2) / (1.0 - decay), subject.config.steps / 3
     # Runs on random data only measure speed.
     if half_life > third and not short_runs.nothing_to_learn(subject):
-        return failed(
-            f"the average's half-life is {half_life:.0f} steps, the run has {subject.config.steps}",
-            where=source_line(subject.recipe.presets[subject.preset or ""]),
-            why="the average never reaches its length, and weighs early and late weights alike",
-            fix=f"ema={max(0.0, 1 - 10 / subject.config.steps):.4g} fits this length, or train longer",
-            value=half_life,
-            limit=third,
-            severity="warn",
-        )
+        what = f"the average's half-life is {half_life:.0f} steps, the run has {subject.config.steps}"
+        why = "the average never reaches its length, and weighs early and late weights alike"
+        fix = f"ema={max(0.0, 1 - 10 / subject.config.steps):.4g} fits this length, or train longer"
+        where = subject.preset_line()
+        return failed(what, where=where, why=why, fix=fix, value=half_life, limit=third, severity="warn")
     return passed("the average follows its formula and fits the run", worst, AVERAGE_LIMIT)
+
+
+def _lost_in_inference(subject: Subject) -> str:
+    """The first parameter that a checkpoint, loaded for inference, does not restore to its average; empty when there is none."""
+    with tempfile.TemporaryDirectory() as scratch:
+        job = new_job(subject, folder=Path(scratch))
+        assert job.engine.ema is not None
+        for shadow in job.engine.ema.shadow.values():
+            shadow.add_(1.0)
+        saving.save(job)
+        saved = checkpoint_loading.load_newest(Path(scratch) / "checkpoints", groups=inference_weights.WEIGHTS)
+        assert saved is not None
+        other = EvalEngine(subject.fresh_system(subject.config.seed + 1), job.config, CPU)
+        inference_weights.restore(other, saved)
+    live = dict(other.system.named_parameters())
+    return next((name for name, shadow in job.engine.ema.shadow.items() if not torch.equal(live[name], shadow)), "")

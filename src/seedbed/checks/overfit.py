@@ -1,7 +1,5 @@
 """overfit: memorises a few fixed batches, noise included. A model that cannot do this will not learn anything else."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math
@@ -106,5 +104,4 @@ def picture(curve: Curve, width: int = 60) -> list[str]:
     low, high = min(picked), max(picked)
     bars = "".join(_BARS[round((s - low) / max(high - low, 1e-9) * (len(_BARS) - 1))] for s in picked)
     marks = [r for scale in (1, 10, 100, 1000) for r in (scale, 2 * scale, 5 * scale) if r < len(curve.losses)]
-    rows = [f"  round {r:>5}  loss {number(curve.losses[r - 1])}" for r in [*marks, len(curve.losses)]]
-    return [f"  {bars}", *rows]
+    return [f"  {bars}", *(f"  round {r:>5}  loss {number(curve.losses[r - 1])}" for r in [*marks, len(curve.losses)])]

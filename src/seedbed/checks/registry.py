@@ -1,11 +1,13 @@
-"""Registry of checks by id: title, severity, and what a recipe must declare."""
+"""Registry of checks by id: title, severity, what a recipe must declare, and what follows from their findings."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from seedbed import checks as package
@@ -16,14 +18,34 @@ if TYPE_CHECKING:
 
 # The order in which groups run and are shown: cheap ones first, and causes before their consequences.
 GROUPS = "ADMLCOHETVGI"
-# Titles of earlier versions by id, for those who type one.
-FORMER_TITLES = (
-    "A1:keys A2:reads A4:echo D2:split D3:coverage D4:decode D5:range D7:purity D8:epoch G1:parity G3:layout G4:traffic "
-    "V1:repeat V2:same V3:parts V4:chance I1:cache I2:harness I6:mode H1:rate H2:ratio H3:sums E2:input E3:falls T3:dice "
-    "T4:neutral T6:crash M1:chance M2:birth M4:rows M5:units M6:bend M7:matters M9:state L0:probe L1:split L2:oracle "
-    "L3:mask L5:floors L6:label O1:groups O2:moves O3:zeroed O4:accumulate O5:schedule O6:resolution O7:average C1:order "
-    "C2:target C3:response C4:sweep C6:gradient "
-)
+# What fails as a consequence of each check's fault, by ids or groups; a cause may follow from another one.
+CONSEQUENCES = {
+    "M3": "M L C O H E T V G I",
+    "M2": "M1 M5 O2 O6 H E T2 V4",
+    "D7": "D2 D8 O4 T2 T4",
+    "D4": "D3 D6 E H V4",
+    "D5": "M1 M5 E H C4",
+    "D2": "V4 E2",
+    "M4": "L1 O4 V3 V4 M1 C1 C3 I1 I2 I6 T3",
+    "C1": "V4 E H I1 I2 M4",
+    "C2": "V4 E H L0 L2 L5 M1",
+    "L0": "M1 L1 L5",
+    "L1": "M1 O4 V2 V3 E H G2",
+    "L2": "E H M1 C2 L5",
+    "L3": "L1 O4 V2 V3 C2",
+    "M1": "H E L5",
+    "M8": "I1 I2 V2",
+    "C6": "O2 M7 E H G2",
+    "O1": "O2 O5 O6 E H M9",
+    "O2": "C6 M7 E H O6 O4",
+    "O3": "O4 E H T2 G2",
+    "O5": "H E O6",
+    "T3": "T2 T4 V1 C6",
+    "V1": "V2 V3 V4 I6 T4",
+    "I1": "I2",
+}
+# The check that explains an error inside a method of a recipe; the outermost one counts.
+EXPLAINS = {"evaluate": "V1", "sample": "I6", "export": "I7", "update": "M3", "loss": "M3", "batch": "D7", "locate": "D7"}
 
 
 @dataclass(frozen=True)
@@ -88,3 +110,28 @@ def failed(
 ) -> Finding:
     """A failure; `severity` overrides that of the check."""
     return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)
+
+
+# ---- one fault, one finding ------------------------------------------------------------------------------------------
+
+
+def explained_by(error: BaseException, own: Path) -> str:
+    """The check that tests what an error interrupted, by the names of the functions that were running; empty if unknown."""
+    frames = (f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(str(own)))
+    return next((EXPLAINS[f.name] for f in frames if f.name in EXPLAINS), "")
+
+
+def fold(findings: list[Finding]) -> list[Finding]:
+    """The findings, each with the id of the one that it follows from: a known cause, or one at the same line before it."""
+    alarms = [f for f in findings if f.alarm]
+    cause: dict[str, str] = {}
+    for finding in alarms:
+        for other in alarms:
+            if other is finding or cause.get(other.id) == finding.id or (finding.severity, other.severity) == ("err", "warn"):
+                continue
+            same_line = other.where == finding.where and ".py:" in finding.where and alarms.index(other) < alarms.index(finding)
+            if same_line or {finding.id, finding.id[0]} & {*CONSEQUENCES.get(other.id, "").split()}:
+                cause[finding.id] = cause.get(other.id, other.id)
+                break
+    roots = {id: cause.get(root, root) for id, root in cause.items()}
+    return [replace(f, follows=roots.get(f.id, "")) if f.alarm and roots.get(f.id) != f.id else f for f in findings]

@@ -1,61 +1,40 @@
-"""replay: repeats one step of a past run bit for bit, and names the origin, the rows and the fix."""
-
-from __future__ import annotations
+"""replay: repeats one step of a past run bit for bit, names the origin, the rows and the fix, and prints them."""
 
 import contextlib
+import json
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from torch import Tensor
 
-from seedbed.checks.forensics import Examination, Origin, TracingEngine, finite, largest
-from seedbed.checks.random_draws import ReplayDraws
-from seedbed.checks.replay_context import OnStatus, ReplayContext, examine, open_replay, real_step
-from seedbed.checks.subject import num_rows, source_line, take_rows, to_dtype
-from seedbed.data.order import Order
+from seedbed.checks import replay_context
+from seedbed.checks.forensics import Examination, Origin, finite, largest
+from seedbed.checks.replay_context import OnStatus, PrecisionResult, ReplayContext, Row
+from seedbed.checks.subject import num_rows, source_line
+from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.report.findings import Finding
-from seedbed.train import capabilities, checkpoint, checkpoint_loading
-from seedbed.train.stepper import build
+from seedbed.track import jsonl
+from seedbed.train import capabilities, outliers
 from seedbed.train.system import Batch
 
-# How long the search for rows and the worst rows may take, in seconds.
-PATIENCE = 20.0
 # A value this many times above those of earlier batches is out of range.
 OUTLIER = 1e3
 NUM_REFERENCES = 8
-
-
-@dataclass(frozen=True)
-class Row:
-    """One item of the step: its place in the batch, its sample counter, and its index in the data set."""
-
-    part: int
-    row: int
-    sample: int
-    item: int | None
-    loss: float
-    shown: str
-
-
-@dataclass(frozen=True)
-class PrecisionResult:
-    """The same step in another precision."""
-
-    name: str
-    loss: float
-    norm: float
-    finite: bool
-    problem: str = ""
+NUM_CALLS = 14
 
 
 @dataclass
 class ReplayReport:
-    """A replayed step. The kind is data, weight, optimizer, forward, backward, gradient, overflow, spike or clean."""
+    """A replayed step.
+
+    The kind is data, weight, optimizer, forward, backward, gradient, overflow, spike, dip, neighbour or clean.
+    """
 
     run: str
     step: int
@@ -76,15 +55,13 @@ class ReplayReport:
         return self.finding.id
 
     def sentence(self) -> str:
-        lists_rows = self.rows and not self.all_rows and self.kind not in ("spike", "clean", "data")
+        lists_rows = self.rows and not self.all_rows and self.kind not in ("spike", "dip", "neighbour", "clean", "data")
         rows = f"; rows {', '.join(str(r.row) for r in self.rows[:6])}" if lists_rows else ""
         return f"replay {self.step}: {self.finding.what}{rows} -> {self.finding.fix}"
 
     def to_json(self) -> dict[str, Any]:
-        calls = [
-            {k: getattr(c, k) for k in ("name", "kind", "given", "gave", "rms", "weight", "dtype", "finite")}
-            for c in self.examination.calls
-        ]
+        columns = ("name", "kind", "given", "gave", "rms", "weight", "dtype", "finite")
+        calls = [{k: getattr(call, k) for k in columns} for call in self.examination.calls]
         plain = {k: getattr(self, k) for k in ("run", "step", "kind", "reproduced", "start")}
         plain |= {k: getattr(self.finding, k) for k in ("what", "where", "why", "fix")}
         more = {"loss": self.loss, "terms": self.examination.terms, "norms": self.examination.norms, "all_rows": self.all_rows}
@@ -95,11 +72,11 @@ class ReplayReport:
 
 def investigate(root: Path, run_name: str, step: int | None, on_status: OnStatus = lambda text: None) -> ReplayReport:
     """Reproduces the step and names what went wrong in it."""
-    ctx = open_replay(root, run_name, step, on_status)
+    ctx = replay_context.open_replay(root, run_name, step, on_status)
     with contextlib.closing(ctx.job.stepper.feed):
         on_status(f"taking step {ctx.step} again")
-        changes = real_step(ctx)
-        exam = examine(ctx)
+        changes = replay_context.real_step(ctx)
+        exam = replay_context.examine(ctx)
         facts = {"reproduced": ctx.differs is None, "loss": exam.loss, "examination": exam, "notes": ctx.notes}
         report = ReplayReport(ctx.run.name, ctx.step, ctx.start, **facts)
         if exam.bad:
@@ -138,18 +115,24 @@ def _explain_bad(ctx: ReplayContext, report: ReplayReport, on_status: OnStatus) 
         report.all_rows = True
         _explain_weight(ctx, report, bad_weights)
     else:
-        report.rows, report.all_rows = failing_rows(ctx, exam)
+        report.rows, report.all_rows = replay_context.failing_rows(ctx, exam)
         report.origin = exam.forward or exam.backward
     on_status("repeating in other precisions")
-    report.precisions = precision_ladder(ctx, exam)
-    if bad_weights:
-        return
-    if explain_data(ctx, report):
+    report.precisions = replay_context.precision_ladder(ctx, exam)
+    if bad_weights or explain_data(ctx, report):
         return
     if report.origin:
         _explain_code(ctx, report, report.origin)
     else:
         _explain_gradient(report)
+    state = f"the loss is finite ({exam.loss:.4g}), its gradient is not" if math.isfinite(exam.loss) else "the loss is not finite"
+    report.finding = replace(report.finding, what=f"{state}: {report.finding.what}")
+    references = _references(ctx)
+    for part, batch in enumerate(exam.batches):
+        rows = [row.row for row in report.rows if row.part == part]
+        if name := constant_rows(batch, rows, references):
+            why = f"`{name}` of those rows is constant, unlike the batches before; {report.finding.why}"
+            report.finding = replace(report.finding, why=why)
 
 
 def _explain_weight(ctx: ReplayContext, report: ReplayReport, bad: dict[str, Tensor]) -> None:
@@ -164,17 +147,13 @@ def _explain_weight(ctx: ReplayContext, report: ReplayReport, bad: dict[str, Ten
 
 def _history_of_weight(ctx: ReplayContext, name: str) -> tuple[str, str]:
     """When a weight became non-finite: after the newest checkpoint in which it was finite."""
-    folder = ctx.run.path / "checkpoints"
-    for path in reversed(checkpoint.steps_before(folder, ctx.step)):
-        try:
-            saved = checkpoint_loading.load(path)
-        except checkpoint_loading.Damaged:
-            continue
+    for saved in replay_context.intact_before(ctx.run, ctx.step):
         if finite(saved.tensors["model"][name]):
             optim = [n for n, t in saved.tensors["optim"].items() if not finite(t)]
             state = f"; but its optimizer state is not ({optim[0]})" if optim else ""
-            why = f"it was finite in {path.name}{state}: it was written in between, by an update or by code outside the step"
-            return why, f"continue from there: seedbed resume {ctx.run.name}; look for in-place writes, then for eps and lr"
+            why = "it was written in between, by an update or by code outside the step"
+            fix = f"continue from there: seedbed resume {ctx.run.name}; look for in-place writes, then for eps and lr"
+            return f"it was finite in {saved.path.name}{state}: {why}", fix
     return "no checkpoint holds a finite value of it", "check the initialisation; start the run again"
 
 
@@ -233,64 +212,68 @@ def _explain_gradient(report: ReplayReport) -> None:
     report.finding = _failed("overflow", what, name, why, "lower optim.lr, normalise inside the block, or scale the loss down")
 
 
+def constant_rows(batch: Batch, rows: list[int], known: list[Batch]) -> str:
+    """The entry of which these rows are constant although those of earlier batches are not; empty when there is none."""
+    for name, value in batch.items():
+        if name == "index" or value.ndim < 2 or len(value) != num_rows(batch) or not {*rows} <= {*outliers.constant_rows(value)}:
+            continue
+        if rows and not any(outliers.constant_rows(other[name]) for other in known if name in other):
+            return name
+    return ""
+
+
 # ---- the data --------------------------------------------------------------------------------------------------------
 
 
 def explain_data(ctx: ReplayContext, report: ReplayReport) -> bool:
-    """Whether the failing rows hold values that are non-finite, out of range, or far above those of earlier batches."""
-    exam = report.examination
+    """Whether the failing rows hold values that are non-finite, out of declared ranges, or far above those of earlier batches."""
     limits = _reference(ctx)
-    for part, batch in enumerate(exam.batches):
+    for part, batch in enumerate(report.examination.batches):
         suspects = {r.row for r in report.rows if r.part == part} or set(range(num_rows(batch)) if report.all_rows else ())
-        ranges = declared_ranges(ctx, batch)
+        ranges = {}
+        with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
+            probe = capabilities.probe(ctx.system, batch)
+            ranges = dict(probe.ranges or {}) if probe else {}
         for name, value in batch.items():
             size = limits.get(name, math.inf)
-            bad = [row for row in _bad_rows(value, batch, *ranges.get(name, (-size, size))) if row in suspects]
-            if bad:
+            if bad := [row for row in _bad_rows(value, batch, *ranges.get(name, (-size, size))) if row in suspects]:
                 _describe_data(ctx, report, part, name, bad)
                 return True
     return False
-
-
-def declared_ranges(ctx: ReplayContext, batch: Batch) -> dict[str, tuple[float, float]]:
-    """The ranges that the probe declares for a batch; a probe may fail on the very values under investigation."""
-    try:
-        with ctx.engine.evaluating():
-            probe = capabilities.probe(ctx.system, batch)
-        return dict(probe.ranges or {}) if probe else {}
-    except Exception:
-        return {}
 
 
 def _bad_rows(value: Tensor, batch: Batch, low: float, high: float) -> list[int]:
     if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
         return []
     flat = value.detach().reshape(len(value), -1).double()
-    wrong = ~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)
-    return wrong.nonzero().flatten().tolist()
+    return (~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)).nonzero().flatten().tolist()
 
 
 def _reference(ctx: ReplayContext) -> dict[str, float]:
     """The largest plausible magnitude of each batch entry, from earlier batches."""
-    job, sizes = ctx.job, {}
-    first = max(job.counter - NUM_REFERENCES * job.config.batch, 0)
-    for counter in range(first, job.counter, job.config.batch):
-        job.stepper.feed.load(counter)
-        for k in range(job.config.accum):
-            for name, value in job.stepper.feed.part(k).items():
-                size = largest(value)
-                sizes[name] = max(sizes.get(name, 0.0), 0.0 if math.isnan(size) else size)
+    sizes: dict[str, float] = {}
+    for batch in _references(ctx):
+        for name, value in batch.items():
+            size = largest(value)
+            sizes[name] = max(sizes.get(name, 0.0), 0.0 if math.isnan(size) else size)
     return {name: OUTLIER * size for name, size in sizes.items() if size > 0}
 
 
+def _references(ctx: ReplayContext) -> list[Batch]:
+    """The batches of earlier steps."""
+    job, found = ctx.job, []
+    first = max(job.counter - NUM_REFERENCES * job.config.batch, 0)
+    for counter in range(first, job.counter, job.config.batch):
+        job.stepper.feed.load(counter)
+        found += [{n: v.clone() for n, v in job.stepper.feed.part(k).items()} for k in range(job.config.accum)]
+    return found
+
+
 def _describe_data(ctx: ReplayContext, report: ReplayReport, part: int, name: str, bad: list[int]) -> None:
-    batch = report.examination.batches[part]
-    report.rows = [r for r in report.rows if r.part == part and r.row in bad] or [
-        row_facts(ctx, report.examination, part, row) for row in bad[:8]
-    ]
-    report.all_rows = False
-    row = report.rows[0]
-    value = batch[name][row.row]
+    known = [r for r in report.rows if r.part == part and r.row in bad]
+    report.rows = known or [replay_context.row_facts(ctx, report.examination, part, row) for row in bad[:8]]
+    report.all_rows, row = False, report.rows[0]
+    value = report.examination.batches[part][name][row.row]
     kind = "values that are not finite" if not finite(value) else f"values up to {largest(value):.3g}, far out of range"
     report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
     item = f"item {row.item} of the data set (sample {row.sample})" if row.item is not None else f"sample {row.sample}"
@@ -300,159 +283,65 @@ def _describe_data(ctx: ReplayContext, report: ReplayReport, part: int, name: st
     report.finding = _failed("data", what, f"{source_line(type(ctx.data.train).batch)}; {item}", why, fix)
 
 
-# ---- rows ------------------------------------------------------------------------------------------------------------
-
-
-def failing_rows(ctx: ReplayContext, exam: Examination) -> tuple[list[Row], bool]:
-    """The smallest sets of rows that still fail, by bisection; and whether every tried row fails alone."""
-    deadline, found, every = time.monotonic() + PATIENCE, [], True
-    engine = _single(ctx)
-    for part, batch in enumerate(exam.batches):
-        count = num_rows(batch)
-
-        def fails(rows: list[int], part: int = part, batch: Batch = batch, count: int = count) -> bool:
-            alone = run_rows(ctx, engine, batch, exam.draws[part], rows, count)
-            return alone is not None and alone.bad
-
-        if not count or not fails(list(range(count))):
-            every = False
-            continue
-        probes = sorted({0, count // 2, count - 1})
-        rest = [row for row in range(count) if row not in probes]
-        if count > 1 and all(fails([row]) for row in probes) and (not rest or fails(rest)):
-            found += [(part, row) for row in probes]
-            continue
-        every = False
-        found += [(part, row) for row in _shrink(list(range(count)), fails, deadline)]
-    every = every and bool(found)
-    return [row_facts(ctx, exam, part, row) for part, row in found[:8]], every
-
-
-def _shrink(rows: list[int], fails: Callable[[list[int]], bool], deadline: float) -> list[int]:
-    """Rows of all minimal failing sets inside `rows`, which fails as a whole."""
-    if len(rows) == 1 or time.monotonic() > deadline:
-        return rows
-    halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
-    found = [row for half in halves if fails(half) for row in _shrink(half, fails, deadline)]
-    return found or rows
-
-
-def _single(ctx: ReplayContext) -> TracingEngine:
-    """An engine on the same weights that takes any batch as one part."""
-    engine = TracingEngine(ctx.system, replace(ctx.config, accum=1, ema=0.0), ctx.engine.device)
-    for name, scale in ctx.engine.scale.items():
-        engine.scale[name].copy_(scale)
-    return engine
-
-
-def run_rows(
-    ctx: ReplayContext, engine: TracingEngine, batch: Batch, draws: list[Tensor], rows: list[int], count: int
-) -> Examination | None:
-    """The step on some rows with their recorded noise; None when the model cannot take so few."""
-    replay_draws = ReplayDraws(draws, rows, count)
-    try:
-        return engine.examine(lambda k: take_rows(batch, rows), ctx.begin(engine), replay_draws, untraced=True)
-    except (RuntimeError, ValueError, IndexError, AssertionError):
-        return None
-
-
-def row_facts(ctx: ReplayContext, exam: Examination, part: int, row: int, loss: float = math.nan) -> Row:
-    """Which item a row is, and its decoded content."""
-    job = ctx.job
-    sample = job.counter + part * (job.config.batch // job.config.accum) + row
-    source, item = job.data.train, None
-    if source.arrays:
-        _, index = Order(source.num_items, job.config.seed).at(sample, 1)
-        item = int(index[0])
-    return Row(part, row, sample, item, loss, show_row(ctx, exam.batches[part], row))
-
-
-def show_row(ctx: ReplayContext, batch: Batch, row: int) -> str:
-    """A row decoded by the recipe, or its first numbers."""
-    try:
-        with ctx.engine.evaluating():
-            probe = capabilities.probe(ctx.system, batch)
-            if probe and probe.decode and probe.inputs:
-                return repr(probe.decode(probe.batch[probe.inputs][row].detach().cpu()))[:120]
-    except Exception:  # a probe may fail on the very values under investigation
-        pass
-    shown = []
-    for name, value in batch.items():
-        if value.ndim and len(value) == num_rows(batch) and name != "index":
-            numbers = value[row].detach().flatten()[:5].tolist()
-            more = ", ..." if value[row].numel() > 5 else ""
-            shown.append(f"{name}=[{', '.join(f'{x:.4g}' for x in numbers)}{more}]")
-    return " ".join(shown)[:160]
-
-
-# ---- precisions ------------------------------------------------------------------------------------------------------
-
-
-def precision_ladder(ctx: ReplayContext, exam: Examination) -> list[PrecisionResult]:
-    """The same step with the same noise: as run, in float32 there, in float32 and float64 on the CPU."""
-    device, config = ctx.engine.device, ctx.config
-    precisions = [_precision_result(f"{config.precision} on {device.type}, as run", exam)]
-    cpu = torch.device("cpu")
-    wanted = [("fp32", device, torch.float32)] if config.precision != "fp32" else []
-    wanted += [("fp32", cpu, torch.float32)] if device.type != "cpu" else []
-    for name, where, dtype in [*wanted, ("fp64", cpu, torch.float64)]:
-        title = f"{name} on {where.type}"
-        try:
-            precisions.append(_precision_result(title, _run_in_precision(ctx, exam, where, dtype)))
-        except Exception as error:  # a recipe may reject a dtype by any exception
-            problem = f"{type(error).__name__}: {error}".splitlines()[0][:90]
-            precisions.append(PrecisionResult(title, math.nan, math.nan, False, problem))
-    return precisions
-
-
-def _run_in_precision(ctx: ReplayContext, exam: Examination, device: torch.device, dtype: torch.dtype) -> Examination:
-    config = replace(ctx.config, precision="fp32", device=device.type, ema=0.0, accum=len(exam.batches))
-    engine = build(ctx.recipe, config, ctx.data, device, make=TracingEngine)
-    system = engine.system
-    with torch.no_grad():
-        live = dict(ctx.system.state_dict(keep_vars=True))
-        for name, tensor in system.state_dict(keep_vars=True).items():
-            tensor.copy_(live[name])
-    system.load_state(ctx.system.state())
-    system.train(ctx.system.training).to(dtype)
-    batches = [{k: v.to(device) for k, v in to_dtype(b, dtype).items()} for b in exam.batches]
-    draws = [draw for part in exam.draws for draw in part]
-    return engine.examine(lambda k: batches[k], ctx.begin(engine), ReplayDraws(draws), untraced=True)
-
-
-def _precision_result(name: str, exam: Examination) -> PrecisionResult:
-    return PrecisionResult(name, exam.loss, max(exam.norms.values(), default=math.nan), not exam.bad)
-
-
 # ---- a step that is finite -------------------------------------------------------------------------------------------
 
 
 def _explain_finite(ctx: ReplayContext, report: ReplayReport, changes: dict[str, float], on_status: OnStatus) -> None:
     exam = report.examination
-    bad = [n for n, t in ctx.engine.tensors()["optim"].items() if not finite(t)]
-    if bad:
+    if bad := [n for n, t in ctx.engine.tensors()["optim"].items() if not finite(t)]:
         what = f"the optimizer's state {bad[0]} is not finite before the step ({len(bad)} tensors)"
         why = "a squared gradient overflowed: such a weight never moves again"
         fix = "go back to a checkpoint from before; lower optim.clip or scale the loss down"
         report.finding = _failed("optimizer", what, bad[0], why, fix)
         return
     on_status("weighing the rows")
-    report.rows = worst_rows(ctx, exam)
-    report.blocks = blocks(ctx, exam, changes)
-    limit, median = _band(ctx)
-    if exam.loss > limit:
+    report.rows = replay_context.worst_rows(ctx, exam)
+    report.blocks = blocks(exam, changes)
+    low, median, high = replay_context.band(ctx, ctx.step - 128, ctx.step)
+    block = max(report.blocks, key=lambda b: b["grad_norm"], default={"block": "?"})
+    if exam.loss > high:
         top = report.rows[0] if report.rows else None
         share = f"; row {top.row} alone has {top.loss:.4g}" if top else ""
         what = f"loss {exam.loss:.4g} against {median:.4g} in the steps before{share}"
-        block = max(report.blocks, key=lambda b: b["grad_norm"], default={"block": "?"})
         why = "one batch far from the others, or weights that an earlier step has moved too far"
         fix = "look at the worst rows; if they are ordinary, lower optim.lr or optim.clip"
         report.finding = _failed("spike", what, f"largest gradient: {block['block']}", why, fix)
         explain_spike_data(ctx, report)
+    if _explain_inputs(ctx, report) or exam.loss > high:
         return
-    what = f"nothing is wrong with this step: loss {exam.loss:.6g}, gradient norm {max(exam.norms.values()):.4g}"
+    if exam.loss < low:
+        what = f"loss {exam.loss:.4g} against {median:.4g} in the steps before: a sudden dip"
+        why = "an easy batch, targets that became inputs, or a mask that leaves few targets"
+        report.finding = _failed("dip", what, source_line(type(ctx.data.train).batch), why, "look at the rows and at the mask")
+        return
+    found = f"loss {exam.loss:.6g}, gradient norm {max(exam.norms.values()):.4g}"
+    if near := replay_context.neighbour_out_of_band(ctx):
+        step, loss, usual = near
+        what = f"this step is inside its band ({found}), but step {step} has a loss of {loss:.4g} against {usual:.4g}"
+        why = "what went wrong there may have begun here: weights, moments and data of neighbouring steps depend on each other"
+        fix = f"seedbed replay {ctx.run.name} {step}"
+        report.finding = _failed("neighbour", what, f"step {step}", why, fix)
+        return
     why, fix = "every value is finite and inside its band", "name another step"
-    report.finding = Finding("clean", what=what, where=ctx.start, why=why, fix=fix)
+    report.finding = Finding("clean", what=f"nothing is wrong with this step: {found}", where=ctx.start, why=why, fix=fix)
+
+
+def _explain_inputs(ctx: ReplayContext, report: ReplayReport) -> bool:
+    """Whether the batch is degenerate, unlike those before; a spike is then explained by it."""
+    references = _references(ctx)
+    for part, batch in enumerate(report.examination.batches):
+        if not references or not (found := outliers.degenerate(batch, references)):
+            continue
+        what, rows = found
+        where = source_line(type(ctx.data.train).batch)
+        report.origin = Origin("data", "", where)
+        report.rows = [replay_context.row_facts(ctx, report.examination, part, row) for row in rows[:8]]
+        why = "the step learns from fewer items than it counts, and its loss says little"
+        fix = "look at what makes the batch: an index that repeats, a buffer that is written twice, an item that was not decoded"
+        loss = f", loss {report.examination.loss:.4g}"
+        report.finding = _failed("data", f"the batch is degenerate: {what}, unlike the batches before{loss}", where, why, fix)
+        return True
+    return False
 
 
 def explain_spike_data(ctx: ReplayContext, report: ReplayReport) -> None:
@@ -461,41 +350,15 @@ def explain_spike_data(ctx: ReplayContext, report: ReplayReport) -> None:
     for batch in report.examination.batches:
         for name, value in batch.items():
             size = sizes.get(name, math.inf)
-            bad = _bad_rows(value, batch, -size, size)
-            if bad:
-                most = largest(value[bad[0]])
-                why = f"`{name}` of row {bad[0]} goes up to {most:.3g}, ten times beyond the batches before"
+            if bad := _bad_rows(value, batch, -size, size):
+                why = f"`{name}` of row {bad[0]} goes up to {largest(value[bad[0]]):.3g}, ten times beyond the batches before"
                 fix = "check the item at its source; clamp or normalise it in `batch`"
                 report.finding = replace(report.finding, why=why, fix=fix)
                 report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
                 return
 
 
-def _band(ctx: ReplayContext) -> tuple[float, float]:
-    """The expected band of the loss from earlier steps: median and six robust deviations."""
-    before = [float(v) for s, v in ctx.recorded.items() if v is not None and ctx.step - 128 <= s < ctx.step]
-    before = sorted(v for v in before if math.isfinite(v))
-    if len(before) < 8:
-        return math.inf, math.nan
-    median = before[len(before) // 2]
-    spread = sorted(abs(v - median) for v in before)[len(before) // 2]
-    return median + 6 * max(1.4826 * spread, 1e-3 * abs(median)), median
-
-
-def worst_rows(ctx: ReplayContext, exam: Examination, num: int = 5) -> list[Row]:
-    """The rows with the largest loss."""
-    deadline, engine, losses = time.monotonic() + PATIENCE, _single(ctx), []
-    for part, batch in enumerate(exam.batches):
-        for row in range(num_rows(batch)):
-            if time.monotonic() > deadline:
-                break
-            alone = run_rows(ctx, engine, batch, exam.draws[part], [row], num_rows(batch))
-            if alone is not None:
-                losses.append((alone.loss, part, row))
-    return [row_facts(ctx, exam, part, row, loss) for loss, part, row in sorted(losses, reverse=True)[:num]]
-
-
-def blocks(ctx: ReplayContext, exam: Examination, changes: dict[str, float]) -> list[dict[str, Any]]:
+def blocks(exam: Examination, changes: dict[str, float]) -> list[dict[str, Any]]:
     """Gradient norm and relative update of every block, two names below the system."""
     found: dict[str, dict[str, float]] = {}
     for name, size in exam.grads.items():
@@ -505,3 +368,81 @@ def blocks(ctx: ReplayContext, exam: Examination, changes: dict[str, float]) -> 
         entry["squares"] += size * size
         entry["update"] = max(entry["update"], changes.get(name, 0.0))
     return [{"block": k, "grad_norm": math.sqrt(v["squares"]), "update": v["update"]} for k, v in found.items()]
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
+
+
+def replay(root: Path, run_name: str, step: int | None, as_json: bool = False) -> int:
+    """Prints what happened at a step; 0 when it was reproduced, 1 when not."""
+    out = Console(highlight=False, emoji=False)
+    if as_json:
+        report = investigate(root, run_name, step)
+        print(json.dumps(jsonl.finite(report.to_json())))
+    else:
+        with out.status("restoring the step", spinner="line") as status:
+            report = investigate(root, run_name, step, status.update)
+        show(out, report)
+    return EXIT_OK if report.reproduced else EXIT_FAILED
+
+
+def show(out: Console, report: ReplayReport) -> None:
+    word = "reproduced, the loss is the recorded one" if report.reproduced else "NOT reproduced"
+    out.print(f"[bold]step {report.step} of {escape(report.run)}[/], from {escape(report.start)}: {word}", soft_wrap=True)
+    for note in report.notes:
+        out.print(f"  [yellow]{escape(note)}[/]", soft_wrap=True)
+    if report.examination.calls:
+        out.print(_calls(report))
+    if report.rows:
+        out.print(_rows(report))
+    if report.blocks:
+        table = Table("block", "gradient norm", "largest update / weight", title="blocks", box=None)
+        for entry in report.blocks[:24]:
+            table.add_row(entry["block"], _size(entry["grad_norm"]), _size(entry["update"]))
+        out.print(table)
+    if len(report.precisions) > 1:
+        table = Table("arithmetic", "loss", "gradient norm", "", title="the same step, the same noise", box=None)
+        for result in report.precisions:
+            word = result.problem or ("finite" if result.finite else "not finite")
+            numbers = ("", "") if result.problem else (_size(result.loss, "not finite"), _size(result.norm, "not finite"))
+            table.add_row(result.name, *numbers, escape(word), style="" if result.finite else "red")
+        out.print(table)
+    colour = "green" if report.kind == "clean" and report.reproduced else "red"
+    out.print(f"[bold {colour}]{report.kind}[/]")
+    for part in ("what", "where", "why", "fix"):
+        out.print(f" {part:<6} {escape(getattr(report.finding, part))}", soft_wrap=True)
+    out.print(f"[bold]{escape(report.sentence())}[/]", soft_wrap=True)
+
+
+def _calls(report: ReplayReport) -> Table:
+    """The calls around the origin, in order of completion."""
+    calls = report.examination.calls
+    guilty = report.origin.module if report.origin else None
+    at = next((i for i, c in enumerate(calls) if not c.finite or (guilty and c.name == guilty)), 0)
+    first = max(0, min(at - NUM_CALLS // 2, len(calls) - NUM_CALLS))
+    shown = calls[first : first + NUM_CALLS]
+    table = Table(title=f"forward, calls {first + 1} to {first + len(shown)} of {len(calls)}: largest sizes", box=None)
+    table.add_column("module", no_wrap=True, min_width=min(max(len(c.name) for c in shown), 40))
+    table.add_column("kind", no_wrap=True)
+    for title in ("in", "weight", "out", "rms", "dtype"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("")
+    for call in shown:
+        mark = "<- here" if guilty == call.name else "" if call.finite else "nan"
+        cells = [call.name, call.kind, *map(_size, (call.given, call.weight, call.gave, call.rms)), call.dtype, mark]
+        table.add_row(*map(escape, cells), style="red" if mark else "")
+    return table
+
+
+def _rows(report: ReplayReport) -> Table:
+    spike = report.kind in ("spike", "dip", "neighbour", "clean")
+    title = "rows with the largest loss" if spike else "every row fails, for example" if report.all_rows else "rows that fail"
+    table = Table("part", "row", "sample", "item", "loss", "what it is", title=title, box=None)
+    for row in report.rows:
+        item = "" if row.item is None else str(row.item)
+        table.add_row(str(row.part), str(row.row), str(row.sample), item, _size(row.loss), escape(row.shown))
+    return table
+
+
+def _size(value: float, absent: str = "") -> str:
+    return f"{value:.3g}" if math.isfinite(value) else absent

@@ -1,31 +1,66 @@
-"""A step of a past run set up again: the same config, data, weights, moments, counter and seed, right before it is taken."""
+"""A step of a past run set up again: the same config, data, weights, moments, counter and seed, right before it is taken.
 
-from __future__ import annotations
+It can be taken as it was, on some of its rows, and in other precisions.
+"""
 
+import contextlib
 import io
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from seedbed.checks.forensics import Examination, TracingEngine
+from seedbed.checks.subject import num_rows, take_rows, to_dtype
+from seedbed.checks.watch_ops import ReplayDraws
 from seedbed.config import Config
 from seedbed.data.feed import Data
+from seedbed.data.order import Order
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.recipes.saved import open_saved
 from seedbed.track.console import Console
 from seedbed.track.edits import verified_config
 from seedbed.track.run import Run
-from seedbed.train import checkpoint, checkpoint_loading, loop, progress, stepper
+from seedbed.train import capabilities, checkpoint, checkpoint_loading, loop, progress, stepper
 from seedbed.train.engine import cpu_threads
 from seedbed.train.stepper import build
-from seedbed.train.system import System
+from seedbed.train.system import Batch, System
 
 OnStatus = Callable[[str], None]
 # How far a loss may be from the recorded one where bits cannot agree: another device, or a compiled step run uncompiled.
 CLOSE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2, "fp16": 5e-2}
+# How long the search for rows and the worst rows may take, in seconds.
+PATIENCE = 20.0
+# Steps on both sides whose recorded losses are looked at, and how far they may be from the median, in robust deviations.
+NEAR, SIGMAS = 16, 6.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item of the step: its place in the batch, its sample counter, and its index in the data set."""
+
+    part: int
+    row: int
+    sample: int
+    item: int | None
+    loss: float
+    shown: str
+
+
+@dataclass(frozen=True)
+class PrecisionResult:
+    """The same step in another precision."""
+
+    name: str
+    loss: float
+    norm: float
+    finite: bool
+    problem: str = ""
 
 
 @dataclass
@@ -43,7 +78,6 @@ class ReplayContext:
     exact: bool
     notes: list[str] = field(default_factory=list)
     differs: tuple[int, Any, float] | None = None
-    compared: int = 0
 
     @property
     def engine(self) -> TracingEngine:
@@ -66,10 +100,7 @@ class ReplayContext:
 
     def compare(self, step: int, loss: float) -> None:
         """Compares a loss with the recorded one; the first difference is kept."""
-        if step not in self.recorded:
-            return
-        self.compared += 1
-        if self.differs is None and not self.same(self.recorded[step], loss):
+        if step in self.recorded and self.differs is None and not self.same(self.recorded[step], loss):
             self.differs = (step, self.recorded[step], loss)
 
     def same(self, recorded: Any, loss: float) -> bool:
@@ -107,8 +138,7 @@ def open_replay(root: Path, run_name: str, step: int | None, on_status: OnStatus
 
 def last_incident(run: Run) -> int:
     """The last step that went wrong: one with a stored state, or else a spike."""
-    kept = checkpoint.steps_in(run.path / "incidents")
-    if kept:
+    if kept := checkpoint.steps_in(run.path / "incidents"):
         return checkpoint.step_at(kept[-1])
     steps = [e["step"] for e in run.events() if e.get("kind") in ("nonfinite", "spike")]
     if not steps:
@@ -119,24 +149,23 @@ def last_incident(run: Run) -> int:
 def starting_point(run: Run, step: int) -> tuple[checkpoint_loading.Checkpoint | None, bool]:
     """The state stored right before `step`, or the newest intact checkpoint below it; None for the run's start."""
     kept = run.path / "incidents" / checkpoint.folder_name(step)
-    if kept.is_dir():
-        try:
+    with contextlib.suppress(checkpoint_loading.Damaged):  # an earlier checkpoint serves as well, with more steps
+        if kept.is_dir():
             return checkpoint_loading.load(kept), True
-        except checkpoint_loading.Damaged:
-            pass  # an earlier checkpoint serves as well, with more steps
+    return next(intact_before(run, step), None), False
+
+
+def intact_before(run: Run, step: int) -> Iterator[checkpoint_loading.Checkpoint]:
+    """The intact checkpoints below `step`, the newest first."""
     for path in reversed(checkpoint.steps_before(run.path / "checkpoints", step)):
-        try:
-            return checkpoint_loading.load(path), False
-        except checkpoint_loading.Damaged:
-            continue
-    return None, False
+        with contextlib.suppress(checkpoint_loading.Damaged):
+            yield checkpoint_loading.load(path)
 
 
 def _restore(job: loop.Job, run: Run, saved: checkpoint_loading.Checkpoint | None, is_incident: bool) -> str:
     """Restores the job to where the replay starts; returns a description."""
     if saved is None:
-        planned = [e["steps"] for e in run.events() if e.get("kind") == "budget"]
-        if planned:
+        if planned := [e["steps"] for e in run.events() if e.get("kind") == "budget"]:
             job.total_items = planned[-1] * job.config.batch
         return "the run's first moment"
     progress.restore(job, saved)
@@ -144,8 +173,7 @@ def _restore(job: loop.Job, run: Run, saved: checkpoint_loading.Checkpoint | Non
         job.step -= 1
         return f"incidents/{saved.path.name}, the state right before the step"
     # The run may have rolled back to this checkpoint and continued with other data.
-    back = [e for e in run.events() if e.get("kind") == "rollback" and e.get("to") == saved.step]
-    if back:
+    if back := [e for e in run.events() if e.get("kind") == "rollback" and e.get("to") == saved.step]:
         job.skipped_items = back[-1]["skipped_items"]
     return f"checkpoints/{saved.path.name}"
 
@@ -217,7 +245,152 @@ def real_step(ctx: ReplayContext) -> dict[str, float]:
     return changes
 
 
-def examine(ctx: ReplayContext, untraced: bool = False) -> Examination:
+def examine(ctx: ReplayContext) -> Examination:
     """The step under the microscope, changing nothing."""
     ctx.job.stepper.feed.load(ctx.job.counter)
-    return ctx.engine.examine(ctx.job.stepper.feed.part, ctx.begin(ctx.engine), untraced=untraced)
+    return ctx.engine.examine(ctx.job.stepper.feed.part, ctx.begin(ctx.engine))
+
+
+def band(ctx: ReplayContext, first: int, last: int) -> tuple[float, float, float]:
+    """Lower limit, median and upper limit of the recorded losses of these steps; no limits where too few are known."""
+    losses = [float(v) for s, v in ctx.recorded.items() if v is not None and first <= s < last]
+    known = sorted(filter(math.isfinite, losses))
+    if len(known) < 8:
+        return -math.inf, math.nan, math.inf
+    median = known[len(known) // 2]
+    spread = sorted(abs(v - median) for v in known)[len(known) // 2]
+    width = SIGMAS * max(1.4826 * spread, 1e-3 * abs(median))
+    return median - width, median, median + width
+
+
+def neighbour_out_of_band(ctx: ReplayContext) -> tuple[int, float, float] | None:
+    """The nearest recorded step on either side whose loss is not finite or out of the band of the steps before them."""
+    low, median, high = band(ctx, ctx.step - NEAR - 128, ctx.step - NEAR)
+    near = [s for s in ctx.recorded if 0 < abs(s - ctx.step) <= NEAR]
+    for step in sorted(near, key=lambda s: abs(s - ctx.step)):
+        loss = math.nan if ctx.recorded[step] is None else float(ctx.recorded[step])
+        if not low <= loss <= high:
+            return step, loss, median
+    return None
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def failing_rows(ctx: ReplayContext, exam: Examination) -> tuple[list[Row], bool]:
+    """The smallest sets of rows that still fail, by bisection; and whether every tried row fails alone."""
+    deadline, found, every = time.monotonic() + PATIENCE, [], True
+    engine = _single(ctx)
+    for part, batch in enumerate(exam.batches):
+        count = num_rows(batch)
+
+        def fails(rows: list[int], part: int = part) -> bool:
+            alone = run_rows(ctx, engine, exam, part, rows)
+            return alone is not None and alone.bad
+
+        if not count or not fails(list(range(count))):
+            every = False
+            continue
+        probes = sorted({0, count // 2, count - 1})
+        rest = [row for row in range(count) if row not in probes]
+        if count > 1 and all(fails([row]) for row in probes) and (not rest or fails(rest)):
+            found += [(part, row) for row in probes]
+            continue
+        every = False
+        found += [(part, row) for row in _shrink(list(range(count)), fails, deadline)]
+    return [row_facts(ctx, exam, part, row) for part, row in found[:8]], every and bool(found)
+
+
+def _shrink(rows: list[int], fails: Callable[[list[int]], bool], deadline: float) -> list[int]:
+    """Rows of all minimal failing sets inside `rows`, which fails as a whole."""
+    if len(rows) == 1 or time.monotonic() > deadline:
+        return rows
+    halves = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+    return [row for half in halves if fails(half) for row in _shrink(half, fails, deadline)] or rows
+
+
+def _single(ctx: ReplayContext) -> TracingEngine:
+    """An engine on the same weights that takes any batch as one part."""
+    engine = TracingEngine(ctx.system, replace(ctx.config, accum=1, ema=0.0), ctx.engine.device)
+    for name, scale in ctx.engine.scale.items():
+        engine.scale[name].copy_(scale)
+    return engine
+
+
+def run_rows(ctx: ReplayContext, engine: TracingEngine, exam: Examination, part: int, rows: list[int]) -> Examination | None:
+    """The step on some rows of a part with their recorded noise; None when the model cannot take so few."""
+    batch, draws = exam.batches[part], exam.draws[part]
+    try:
+        return engine.examine(lambda k: take_rows(batch, rows), ctx.begin(engine), ReplayDraws(draws, rows, num_rows(batch)))
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return None
+
+
+def row_facts(ctx: ReplayContext, exam: Examination, part: int, row: int, loss: float = math.nan) -> Row:
+    """Which item a row is, and its decoded content."""
+    job = ctx.job
+    sample = job.counter + part * (job.config.batch // job.config.accum) + row
+    source = job.data.train
+    item = int(Order(source.num_items, job.config.seed).at(sample, 1)[1][0]) if source.arrays else None
+    return Row(part, row, sample, item, loss, show_row(ctx, exam.batches[part], row))
+
+
+def show_row(ctx: ReplayContext, batch: Batch, row: int) -> str:
+    """A row decoded by the recipe, or its first numbers."""
+    with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
+        probe = capabilities.probe(ctx.system, batch)
+        if probe and probe.decode and probe.inputs:
+            return repr(probe.decode(probe.batch[probe.inputs][row].detach().cpu()))[:120]
+    whole = {n: v[row].flatten() for n, v in batch.items() if v.ndim and len(v) == num_rows(batch) and n != "index"}
+    numbers = {n: ", ".join(f"{x:.4g}" for x in v[:5].tolist()) + ", ..." * (len(v) > 5) for n, v in whole.items()}
+    return " ".join(f"{n}=[{shown}]" for n, shown in numbers.items())[:160]
+
+
+def worst_rows(ctx: ReplayContext, exam: Examination) -> list[Row]:
+    """The five rows with the largest loss."""
+    deadline, engine, losses = time.monotonic() + PATIENCE, _single(ctx), []
+    for part, batch in enumerate(exam.batches):
+        for row in range(num_rows(batch)):
+            if time.monotonic() > deadline:
+                break
+            if alone := run_rows(ctx, engine, exam, part, [row]):
+                losses.append((alone.loss, part, row))
+    return [row_facts(ctx, exam, part, row, loss) for loss, part, row in sorted(losses, reverse=True)[:5]]
+
+
+# ---- precisions ------------------------------------------------------------------------------------------------------
+
+
+def precision_ladder(ctx: ReplayContext, exam: Examination) -> list[PrecisionResult]:
+    """The same step with the same noise: as run, in float32 there, in float32 and float64 on the CPU."""
+    device, config = ctx.engine.device, ctx.config
+    precisions = [_precision_result(f"{config.precision} on {device.type}, as run", exam)]
+    cpu = torch.device("cpu")
+    wanted = [("fp32", device, torch.float32)] if config.precision != "fp32" else []
+    wanted += [("fp32", cpu, torch.float32)] if device.type != "cpu" else []
+    for name, where, dtype in [*wanted, ("fp64", cpu, torch.float64)]:
+        title = f"{name} on {where.type}"
+        try:
+            precisions.append(_precision_result(title, _run_in_precision(ctx, exam, where, dtype)))
+        except Exception as error:  # a recipe may reject a dtype by any exception
+            problem = f"{type(error).__name__}: {error}".splitlines()[0][:90]
+            precisions.append(PrecisionResult(title, math.nan, math.nan, False, problem))
+    return precisions
+
+
+def _run_in_precision(ctx: ReplayContext, exam: Examination, device: torch.device, dtype: torch.dtype) -> Examination:
+    config = replace(ctx.config, precision="fp32", device=device.type, ema=0.0, accum=len(exam.batches))
+    engine = build(ctx.recipe, config, ctx.data, device, make=TracingEngine)
+    system = engine.system
+    with torch.no_grad():
+        live = ctx.system.state_dict(keep_vars=True)
+        for name, tensor in system.state_dict(keep_vars=True).items():
+            tensor.copy_(live[name])
+    system.load_state(ctx.system.state())
+    system.train(ctx.system.training).to(dtype)
+    batches = [{k: v.to(device) for k, v in to_dtype(b, dtype).items()} for b in exam.batches]
+    return engine.examine(lambda k: batches[k], ctx.begin(engine), ReplayDraws([draw for part in exam.draws for draw in part]))
+
+
+def _precision_result(name: str, exam: Examination) -> PrecisionResult:
+    return PrecisionResult(name, exam.loss, max(exam.norms.values(), default=math.nan), not exam.bad)

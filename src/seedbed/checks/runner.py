@@ -1,7 +1,5 @@
 """Runs checks on a subject, each isolated and timed; a check that raises becomes a finding. Stores verdicts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -15,13 +13,16 @@ import torch
 
 from seedbed import config as configs
 from seedbed import errors
-from seedbed.checks.registry import FORMER_TITLES, Check, all_checks, failed, skipped
+from seedbed.checks.registry import Check, all_checks, explained_by, failed, fold, skipped
 from seedbed.checks.subject import Subject, is_installed, preserve_global_state, short, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.report.findings import Finding, Report
 from seedbed.track import files
 from seedbed.train.engine import pick_device
+
+# The key of errors reported so far that holds the ids of the checks to come.
+LATER = "later"
 
 
 def run(
@@ -30,19 +31,34 @@ def run(
     show: Callable[[Finding], None] = lambda finding: None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
-    """Every check's finding, in order; `show` is called with each result, `progress` before each check."""
+    """Every check's finding, in order; `show` is called with each result, `progress` before each check.
+
+    M3 comes first: where the loss cannot be computed or is not finite, all else is a consequence.
+    """
+    checks = sorted(checks, key=lambda check: check.id != "M3")
+    rank = {check.id: check.rank for check in checks}
     report = Report(subject.name, subject.shrunk, made=time.time())
     start = time.perf_counter()
     reported: dict[str, str] = {}
+    postponed: dict[str, Finding] = {}
     for number, check in enumerate(checks, 1):
         began = time.perf_counter()
         progress(f"check {number} of {len(checks)}: {check.id} {check.title}")
+        reported[LATER] = " ".join(later.id for later in checks[number:])
         result = _run_one(subject, check, reported)
+        if result.follows:  # left to a later check, unless that one does not meet the error
+            postponed[check.id], result = result, skipped(f"an error that {result.follows} explains")
         where, fix = subject.advice(result, check.id) if result.status == "fail" else (result.where, result.fix)
         facts = {"id": check.id, "title": check.title, "severity": result.severity or check.severity, "where": where, "fix": fix}
         finding = replace(result, **facts, seconds=time.perf_counter() - began)
         report.findings.append(finding)
         show(finding)
+    failing = {finding.id for finding in report.findings if finding.status == "fail"}
+    for place, finding in enumerate(report.findings):
+        if finding.id in postponed and postponed[finding.id].follows not in failing:
+            facts = {"id": finding.id, "title": finding.title, "seconds": finding.seconds, "follows": ""}
+            report.findings[place] = replace(postponed[finding.id], **facts)
+    report.findings = sorted(fold(report.findings), key=lambda finding: rank[finding.id])
     report.seconds = time.perf_counter() - start
     return report
 
@@ -53,18 +69,11 @@ def select(only: Sequence[str] = (), skip: Sequence[str] = (), *, quick: bool = 
     known = {c.id for c in checks} | {c.id[0] for c in checks}
     for name in (*only, *skip):
         if name not in known:
-            raise UserError(_unknown(name, checks))
+            titled = [c.id for c in checks if c.title == name]
+            hint = f"checks are named by id; {name!r} is {titled[0]}" if titled else ""
+            raise UserError(hint or f"there is no check {name!r}; there are: {' '.join(c.id for c in checks)}")
     chosen = [c for c in checks if not only or c.id in only or c.id[0] in only]
     return [c for c in chosen if c.id not in skip and c.id[0] not in skip and (c.quick or not quick)]
-
-
-def _unknown(name: str, checks: Sequence[Check]) -> str:
-    """The line for what is no id: checks whose present or former title it is, or all ids."""
-    former = [entry.partition(":") for entry in FORMER_TITLES.split()]
-    ids = {c.id for c in checks if c.title == name} | {id for id, _, title in former if title == name}
-    if ids:
-        return f"checks are named by id; {name!r} is {' or '.join(f'{c.id} ({c.title})' for c in checks if c.id in ids)}"
-    return f"there is no check {name!r}; there are: {' '.join(c.id for c in checks)}"
 
 
 def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Finding:
@@ -78,15 +87,18 @@ def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Findin
 
 
 def _error_result(subject: Subject, check: Check, error: Exception, reported: dict[str, str]) -> Finding:
-    """An error is reported once: later checks with the same error are skipped."""
+    """An error is reported once, by the check that explains it where that one is still to come."""
     reason = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:300]
     where = source_line_of_error(error) or source_line(subject.recipe.function("system", "build"))
-    if (seen := reported.setdefault(f"{reason} {where}", check.id)) != check.id:
+    better = explained_by(error, Path(__file__).parent)
+    better, is_new = better if better in reported[LATER].split() else "", f"{reason} {where}" not in reported
+    if (seen := reported.setdefault(f"{reason} {where}", better or check.id)) != check.id and not (better and is_new):
         return skipped(f"same error as in {seen}")
     why = "what cannot run here cannot train either, or trains untested code"
     # A user's model need not bear what a check does to it, but its loss must run, and so must its evaluation.
     severity = "err" if check.id == "M3" or check.id[0] in "TVI" else subject.unsure or "err"
-    return failed(f"could not run: {reason}", where=where, why=why, fix="fix the line named above", severity=severity)
+    found = failed(f"could not run: {reason}", where=where, why=why, fix="fix the line named above", severity=severity)
+    return replace(found, follows=better)
 
 
 def source_line_of_error(error: BaseException) -> str:
@@ -102,23 +114,19 @@ def source_line_of_error(error: BaseException) -> str:
 
 def key_of(recipe: Recipe, config: configs.Config, fingerprint: str) -> str:
     """A hash of all that a verdict depends on: config, data, torch, device type, code of the recipe and of this package."""
-    where = f"{torch.__version__} {_kind_of_device(config)}"
-    digest = hashlib.sha256(f"{configs.digest(config)} {fingerprint} {where}".encode())
+    try:
+        device = pick_device(config.device).type
+    except UserError:  # a check may run on another machine than training
+        device = config.device
+    digest = hashlib.sha256(f"{configs.digest(config)} {fingerprint} {torch.__version__} {device}".encode())
     for path in sorted({*recipe.files(), *Path(errors.__file__).parent.rglob("*.py")}):
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
-def _kind_of_device(config: configs.Config) -> str:
-    try:
-        return pick_device(config.device).type
-    except UserError:  # a check may run on another machine than training
-        return config.device
-
-
-def rerun_errors(subject: Subject, report: Report, progress: Callable[[str], None] = lambda text: None) -> Report:
-    """A stored verdict with its errors tried again: they may have been caused by the machine."""
-    failed = [finding.id for finding in report.of("err")]
+def rerun_errors(subject: Subject, report: Report, ids: set[str], progress: Callable[[str], None]) -> Report:
+    """A stored verdict with its errors in these checks tried again: they may have been caused by the machine."""
+    failed = [finding.id for finding in report.of("err") if finding.id in ids]
     fresh = run(subject, [check for check in all_checks() if check.id in failed], progress=progress)
     found = {finding.id: finding for finding in fresh.findings}
     findings = [found.get(finding.id, finding) for finding in report.findings]

@@ -1,22 +1,21 @@
 """Short trainings on the small config that several checks share, through the real engine."""
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from seedbed.checks.registry import skipped
-from seedbed.checks.subject import CPU, ROWS, Subject, is_installed
+from seedbed.checks.subject import CPU, ROWS, Subject, is_installed, probe_of, source_line
 from seedbed.config import Config, override
+from seedbed.data.text import TextData, TextSource
 from seedbed.errors import UserError
 from seedbed.report.findings import Finding
-from seedbed.train import capabilities
 from seedbed.train.engine import Engine
 from seedbed.train.stepper import build
 from seedbed.train.system import Batch, System
@@ -25,13 +24,16 @@ from seedbed.train.system import Batch, System
 ROWS_PER_STEP, FEW_ROWS, MANY_ROWS, NUMBERS_PER_STEP = 16, 8, 128, 256
 # Narrower models tolerate almost any lr: at width 32 a factor of thirty goes unnoticed, at 64 it costs 15 % of the drop.
 WIDTH = 64
-# Above this many parameters, which is a large vocabulary, a step is made smaller so that a check takes seconds.
+# Above this many parameters a step is made smaller so that a check takes seconds.
 LARGE = 1_000_000
+# Above this many ids a vocabulary is reduced for short runs: with all 4,096 ids, H, E and V4 of gpt/code took 27 s of a busy
+# core. A lr thirty times too high then costs .21 of the drop (2,048 ids .72, 128 ids .13, 64 ids too little to say).
+MANY_IDS, NUM_IDS = 1024, 256
 # Rows with this many values, such as image sequences: a few suffice.
 MANY_NUMBERS = 2048
-NUM_STEPS, NUM_MORE_STEPS, WARMUP, TAIL = 60, 200, 15, 15
-# Lengths of the runs of slow learners.
-LENGTHS = (NUM_STEPS, 120, NUM_MORE_STEPS)
+NUM_STEPS, NUM_MORE_STEPS, WARMUP = 60, 200, 15
+# Lengths of the runs of slow learners; all are in the first stage of a run this long.
+LENGTHS, LONG = (NUM_STEPS, 120, NUM_MORE_STEPS), 100 * NUM_MORE_STEPS
 # An lr at which small models learn something in this few steps.
 FAST_LR, MAX_FACTOR = 3e-3, 4.0
 NUM_HELD_OUT = 8
@@ -53,12 +55,6 @@ class ShortRun:
         return self.losses[0]
 
     @property
-    def end(self) -> float:
-        """The mean of the last losses; infinite when one is not finite."""
-        last = self.losses[-TAIL:]
-        return sum(last) / len(last) if all(map(math.isfinite, self.losses)) else math.inf
-
-    @property
     def held_out_loss(self) -> tuple[float, float]:
         """Mean held-out losses at initialisation and at the end."""
         initial_losses, ends = zip(*self.held_out, strict=True)
@@ -67,6 +63,30 @@ class ShortRun:
     @property
     def finite(self) -> bool:
         return all(map(math.isfinite, self.losses))
+
+
+def learner(subject: Subject) -> Subject:
+    """The subject of checks that train: of a large vocabulary only its commonest ids, so that a step takes milliseconds.
+
+    Whether inputs help is known after seconds then, while a full vocabulary would first have to learn its frequencies.
+    """
+    data = subject.data
+    if subject.full or not isinstance(data, TextData) or data.vocab_size <= MANY_IDS or nothing_to_learn(subject):
+        return subject
+    return subject.once("learner", lambda: subject.with_data(with_fewer_ids(data, NUM_IDS)))
+
+
+def with_fewer_ids(data: TextData, num: int) -> TextData:
+    """The same tokens with `num` ids: the commonest have one of their own, all others share the last."""
+    ids_N = np.asarray(data.train.tokens, np.int64)
+    rank_V = np.empty(data.vocab_size, np.int64)
+    rank_V[np.argsort(-np.bincount(ids_N, minlength=data.vocab_size), kind="stable")] = np.arange(data.vocab_size)
+
+    def reduced(source: TextSource) -> TextSource:
+        tokens = np.minimum(rank_V, num - 1)[np.asarray(source.tokens, np.int64)]
+        return type(source)(tokens, source.block, source.mode, source.seed)
+
+    return replace(data, train=reduced(data.train), valid=reduced(data.valid), tokenizer=None, vocab_size=num)
 
 
 def config_of(subject: Subject) -> Config:
@@ -129,7 +149,9 @@ def begin(subject: Subject, rate: float, blank: bool = False, more_seed: int = 0
     engine = start(subject, more_seed)
     if blank:
         _blank_inputs(engine.system)
-    return ShortRun(engine, rate=rate, initial_losses=_held_out_losses(subject, engine.system))
+    # Runs of one seed start at the same weights, whatever their lr.
+    initial = subject.once(f"short_runs.initial {blank} {more_seed}", lambda: _held_out_losses(subject, engine.system))
+    return ShortRun(engine, rate=rate, initial_losses=initial)
 
 
 def continue_run(subject: Subject, trace: ShortRun, num_steps: int) -> ShortRun:
@@ -137,6 +159,7 @@ def continue_run(subject: Subject, trace: ShortRun, num_steps: int) -> ShortRun:
     engine, rows = trace.engine, rows_per_step(subject)
     for step in range(len(trace.losses), num_steps):
         before = [p.detach().clone() for p in matrices(engine.system)] if step >= num_steps - 3 else []
+        engine.variant = engine.system.variant(step, LONG)
         measured = take_step(subject, engine, subject.batch(step, rows), step, trace.rate * ramp(step))
         trace.losses.append(float(measured["loss"]))
         if before:
@@ -167,10 +190,10 @@ def low_lr_run(subject: Subject, more_seed: int = 0) -> ShortRun:
     return subject.once(f"short_runs.slow {more_seed}", lambda: train(subject, 0.1, more_seed=more_seed))
 
 
-def on_every_seed(find: Callable[[int], Finding]) -> Finding:
-    """What is found on a first seed; an alarm only where two other seeds raise it too, since one short run may have bad luck."""
+def on_every_seed(find: Callable[[int], Finding], others: tuple[int, ...] = (1, 2)) -> Finding:
+    """What is found on a first seed; an alarm only where the other seeds raise it too, since one short run may have bad luck."""
     first = find(0)
-    if first.alarm and any(not find(more).alarm for more in (1, 2)):
+    if first.alarm and any(not find(more).alarm for more in others):
         return skipped(f"seeds disagree; on the first, {first.what}")
     return first
 
@@ -182,12 +205,17 @@ def lr_factor(subject: Subject, wanted: float = FAST_LR) -> float:
     return max(1.0, wanted / highest) if highest else 1.0
 
 
-def paired_runs(subject: Subject) -> Iterator[tuple[ShortRun, ShortRun]]:
+def paired_runs(subject: Subject, more_seed: int = 0) -> Iterator[tuple[ShortRun, ShortRun]]:
     """Pairs of runs of growing length, with real and with blank inputs; first at the preset's lr unless it is low."""
     rate = lr_factor(subject)
+    seeing, blind = None, None
     if rate <= MAX_FACTOR:
-        yield real_run(subject), train(subject, blank=True)
-    seeing, blind = begin(subject, rate), begin(subject, rate, blank=True)
+        seeing, blind = real_run(subject, more_seed), train(subject, blank=True, more_seed=more_seed)
+        yield seeing, blind
+    if seeing and blind and rate == 1.0:  # goes on; what other checks read of the real run stays as it is
+        seeing = replace(seeing, losses=[*seeing.losses], ratios=[*seeing.ratios])
+    else:
+        seeing, blind = begin(subject, rate, False, more_seed), begin(subject, rate, True, more_seed)
     for num_steps in LENGTHS if rate > 1.0 else LENGTHS[1:]:
         yield continue_run(subject, seeing, num_steps), continue_run(subject, blind, num_steps)
 
@@ -196,8 +224,7 @@ def _blank_inputs(system: System) -> None:
     """Makes the system's update see constant inputs."""
 
     def update(batch: Batch, engine: Engine) -> dict[str, Tensor]:
-        probe = capabilities.probe(system, batch)
-        assert probe is not None
+        probe = probe_of(system, batch)
         blanked = {**probe.batch, probe.inputs: torch.zeros_like(probe.batch[probe.inputs])}
         loss = probe.objective(probe.predict(blanked), blanked)
         engine.minimize(loss)
@@ -233,23 +260,16 @@ def _ratio(now: Tensor, before: Tensor) -> float:
 def gradients(system: nn.Module) -> Iterator[dict[str, Tensor]]:
     """The last gradient of each parameter from backward passes inside the block, by name."""
     seen: dict[str, Tensor] = {}
-    handles = []
 
-    def hook(name: str) -> Callable[[Tensor], None]:
-        def keep(param: Tensor) -> None:
-            if param.grad is not None:
-                seen[name] = param.grad.detach().clone()
+    def keep(name: str, param: Tensor) -> None:
+        if param.grad is not None:
+            seen[name] = param.grad.detach().clone()
 
-        return keep
-
-    for name, param in system.named_parameters():
-        if param.requires_grad:
-            handles.append(param.register_post_accumulate_grad_hook(hook(name)))
-    try:
+    with contextlib.ExitStack() as hooks:
+        for name, param in system.named_parameters():
+            if param.requires_grad:
+                hooks.enter_context(param.register_post_accumulate_grad_hook(functools.partial(keep, name)))
         yield seen
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def named_tensors(engine: Engine) -> dict[str, Tensor]:
@@ -262,14 +282,9 @@ def first_difference(a: dict[str, Tensor], b: dict[str, Tensor]) -> str:
     return next((n for n in {**a, **b} if n not in a or n not in b or not torch.equal(a[n], b[n])), "")
 
 
-def loss_line(subject: Subject) -> str:
-    """Source line of the recipe's objective."""
-    return subject.loss_line()
-
-
-def owner(system: nn.Module, name: str) -> Any:
-    """The innermost module around a parameter that is not part of torch."""
+def owner_line(system: nn.Module, name: str) -> str:
+    """Source line of the forward of the innermost module around a parameter that is not part of torch."""
     path = name.rpartition(".")[0]
     while path and is_installed(type(system.get_submodule(path)).forward):
         path = path.rpartition(".")[0]
-    return system.get_submodule(path) if path else type(system).__init__
+    return source_line(type(system.get_submodule(path)).forward if path else type(system).__init__)

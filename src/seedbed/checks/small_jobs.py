@@ -1,7 +1,5 @@
 """Small versions of the run's job and sources, for checks that need a whole loop or an evaluation."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import random
@@ -15,6 +13,7 @@ from seedbed.checks.subject import CPU, Recorder, Subject
 from seedbed.config import override
 from seedbed.data.feed import Source
 from seedbed.errors import UserError
+from seedbed.train import loop
 from seedbed.train.engine import Engine
 from seedbed.train.job import Job
 from seedbed.train.options import options_of
@@ -26,16 +25,23 @@ NUM_TOKENS = 12
 # The size of a sample where only its mode and side effects matter.
 SHORT = {"tokens": NUM_TOKENS, "steps": 8, "num": 8}
 
-_MISSING: Any = object()
-
 
 def new_job(subject: Subject, *assignments: str, folder: Path | None = None, seed: int | None = None) -> Job:
     """The run's job on the small config and a small held-out set, writing below `folder`."""
     config = override(subject.small, ["batch=4", "accum=1", "budget=none", *assignments])
     system = subject.fresh_system(seed)
     data = dataclasses.replace(subject.data, valid=small_source(subject.data.valid))
+    if folder is not None:
+        folder.mkdir(exist_ok=True)
     quiet: Any = NullRun(folder or Path("nowhere"))
     return Job(run=quiet, config=config, system=system, data=data, engine=Engine(system, config, CPU), console=quiet)
+
+
+def take_steps(job: Job, num: int) -> None:
+    """Steps as the loop takes them, without reading their results."""
+    for _ in range(num):
+        loop.take_step(job)
+    job.stepper.readback.drop()
 
 
 class NullRun:
@@ -59,20 +65,23 @@ def small_source(source: Source, first: int = 0, num_rows: int = NUM_ROWS) -> So
     longest = max((len(a) for a in source.arrays.values()), default=0)
     if longest <= num_rows:
         return source
-    names = [p for p in inspect.signature(type(source).__init__).parameters.values() if p.name != "self"]
     given: dict[str, Any] = {}
-    for name in names:
-        value = getattr(source, name.name, getattr(source, f"_{name.name}", _MISSING))
-        if value is _MISSING:
-            if name.default is inspect.Parameter.empty:
-                return source
-            continue
+    for name, parameter in inspect.signature(type(source)).parameters.items():
+        value = getattr(source, name, getattr(source, f"_{name}", parameter.default))
+        if value is inspect.Parameter.empty:
+            return source
         is_rows = isinstance(value, np.ndarray) and any(value is a for a in source.arrays.values())
-        given[name.name] = value[first : first + num_rows] if is_rows else value
+        given[name] = value[first : first + num_rows] if is_rows else value
     try:
         return type(source)(**given)
     except Exception:  # the constructor may raise anything: then the whole source is used
         return source
+
+
+def evaluate(engine: Engine, source: Source) -> dict[str, float]:
+    """The numbers of the recipe's evaluation."""
+    with engine.evaluating():
+        return engine.system.evaluate(source, engine)
 
 
 def sample_options(engine: Engine) -> dict[str, Any]:
@@ -108,11 +117,11 @@ def advance_global_rng(seed: int) -> None:
     np.random.seed(seed)
 
 
-def loss_now(subject: Subject, system: System, batch: Batch) -> float:
-    """The training loss with the current random state, changing nothing."""
+def loss_now(subject: Subject, system: System, batch: Batch, variant: Any = None) -> float:
+    """The training loss with the current random state, changing nothing; of the first step variant unless another is given."""
     kept = {n: b.clone() for n, b in system.named_buffers()}
     recorder = Recorder(system, subject.small, CPU)
-    recorder.variant = system.variant(0, subject.small.steps)
+    recorder.variant = system.variant(0, subject.small.steps) if variant is None else variant
     system.update(batch, recorder)
     for name, buffer in system.named_buffers():
         buffer.copy_(kept[name])

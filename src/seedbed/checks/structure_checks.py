@@ -1,14 +1,15 @@
-"""Checks C: what the model may and must depend on: not the future, not the target, but every condition."""
+"""Checks C: what the model may and must depend on: not the future, not the target, but every condition; and its patches."""
 
-from __future__ import annotations
-
+from collections import Counter
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from seedbed.checks.calls import made_by
 from seedbed.checks.registry import check, failed, passed, skipped
-from seedbed.checks.subject import Subject, first_module_that_differs, limit_for, spread
+from seedbed.checks.subject import Subject, limit_for, source_line, spread
+from seedbed.checks.watch_ops import Lookups
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.probe import Batch, Probe
@@ -28,18 +29,24 @@ GRADIENT = 1e-2
 @torch.no_grad()
 def causality(subject: Subject) -> Finding:
     """Causal: the future does not affect the past. Full: the end affects the beginning."""
-    probe = subject.probe
-    assert probe is not None
+    probe = subject.declared
     inputs, base = probe.batch[probe.inputs], probe.predict(probe.batch)
-    length = inputs.shape[1]
-    late = {**probe.batch, probe.inputs: altered(inputs, (slice(None), slice(length // 2, None)))}
-    early = {**probe.batch, probe.inputs: altered(inputs, (slice(None), slice(0, length // 2)))}
+    length, limit = inputs.shape[1], limit_for(base)
+    half = length // 2
+    late = {**probe.batch, probe.inputs: altered(inputs, (slice(None), slice(half, None)))}
+    early = {**probe.batch, probe.inputs: altered(inputs, (slice(None), slice(0, half)))}
     forward, backward = _moved(probe, early, base), _moved(probe, late, base)
-    half, limit = length // 2, limit_for(base)
-    leak, control = float(backward[:half].max()), float(forward[-1])
-    measured = float(backward[half:].min())
-    if probe.order == "causal" and leak > limit:
-        return _leak(subject, probe, late, half, leak, limit)
+    seen = half + (probe.order == "strict")  # the first output that may change
+    leak, control = float(backward[:seen].max()), float(forward[-1])
+    measured = float(backward[seen:].min())
+    if probe.order != "full" and leak > limit:
+        runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(late))
+        select = lambda x: x[:, :seen] if x.ndim > 1 and x.shape[1] == length else None  # noqa: E731
+        where = subject.first_moved(*runs, select=select) or subject.objective_line()
+        what = f"outputs at positions 0-{seen - 1} move by {leak:.2g}x their mean when inputs {half}-{length - 1} change"
+        why = "the model can read its own answer: the loss will look excellent and samples will be noise"
+        fix = 'make attention causal, or declare order="full" if it is meant to see both sides'
+        return failed(what, where=where, why=why, fix=fix, value=leak, limit=limit)
     if probe.order == "full" and float(backward[0]) < CONTROL:
         what = f"the first output moves by {float(backward[0]):.2g} when the last half of the input changes"
         why = "the model is declared to see both sides and sees one"
@@ -58,13 +65,12 @@ def altered(value: Tensor, index: tuple) -> Tensor:
     out = value.clone()
     if value.is_floating_point() and bool(((value == 0) | (value == 1)).all()):
         out[index] = 1 - out[index]
-        return out
-    if value.is_floating_point():
+    elif value.is_floating_point():
         out[index] = out[index] + value.std().clamp_min(0.1) * torch.randn_like(out[index])
-        return out
-    top = int(value.max()) + 1
-    # Always another id, and always one that occurs.
-    out[index] = (out[index] + 1 + torch.randint(0, max(top - 1, 1), out[index].shape)) % top
+    else:
+        top = int(value.max()) + 1
+        # Always another id, and always one that occurs.
+        out[index] = (out[index] + 1 + torch.randint(0, max(top - 1, 1), out[index].shape)) % top
     return out
 
 
@@ -74,31 +80,11 @@ def _moved(probe: Probe, batch: Batch, base: Tensor) -> Tensor:
     return change.double() / spread(base)
 
 
-def _leak(subject: Subject, probe: Probe, late: Batch, half: int, leak: float, limit: float) -> Finding:
-    length = probe.batch[probe.inputs].shape[1]
-    guilty = first_module_that_differs(
-        subject.perturbed(),
-        lambda: probe.predict(probe.batch),
-        lambda: probe.predict(late),
-        lambda x: x[:, :half] if x.ndim > 1 and x.shape[1] == length else None,
-    )
-    found = f"{subject.module_line(subject.perturbed(), guilty[0])}; first module that moves: {guilty[0]}" if guilty else ""
-    return failed(
-        f"outputs at positions 0-{half - 1} move by {leak:.2g}x their mean when inputs {half}-{length - 1} change",
-        where=found or subject.objective_line(),
-        why="the model can read its own answer: the loss will look excellent and samples will be noise",
-        fix='make attention causal, or declare order="full" if it is meant to see both sides',
-        value=leak,
-        limit=limit,
-    )
-
-
 @check("C2", "target leak", "err", humbatova=(1, 9), needs=("predict", "objective", "targets", "inputs"))
 @torch.no_grad()
 def target_leak(subject: Subject) -> Finding:
     """Other targets change the loss and not the prediction, and targets follow the declared rule."""
-    probe = subject.probe
-    assert probe is not None
+    probe = subject.declared
     where = subject.objective_line()
     base = probe.predict(probe.batch)
     changed = {**probe.batch, probe.targets: altered(probe.batch[probe.targets], (slice(None),))}
@@ -107,12 +93,10 @@ def target_leak(subject: Subject) -> Finding:
         why = "the model copies its input: the loss falls to zero and samples are noise"
         fix = "make the prediction from the inputs alone"
         runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(changed))
-        guilty = first_module_that_differs(subject.perturbed(), *runs, lambda x: x)
-        where = subject.module_line(subject.perturbed(), guilty[0]) if guilty else where
+        where = subject.first_moved(*runs) or where
         what = f"predictions move by {moved:.2g} when only the targets change"
         return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit_for(base))
-    ignored = _ignored(probe, base)
-    if ignored:
+    if ignored := _ignored(probe, base):
         why, fix = "nothing is learned from it", "let every target contribute to the loss; padding needs its own id"
         return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix, severity=subject.unsure)
     return _follows_rule(subject, probe)
@@ -149,14 +133,12 @@ def _follows_rule(subject: Subject, probe: Probe) -> Finding:
         known = ~expected.isnan() & (expected != -1)
         share = float(((expected - found).abs() < 1e-6)[known].double().mean())
     if share < RULE:
-        return failed(
-            f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})",
-            where=subject.loss_line(),
-            why="the model is trained to predict something else than the next item",
-            fix="inputs are items 0..n-1, targets items 1..n: check both slices",
-            value=share,
-            limit=RULE,
-        )
+        anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
+        what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
+        why = "the model is trained to predict something else than the next item"
+        fix = "inputs are items 0..n-1, targets items 1..n: check both slices"
+        where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
+        return failed(what, where=where, why=why, fix=fix, value=share, limit=RULE)
     return passed("targets that follow the rule", share, RULE)
 
 
@@ -164,8 +146,7 @@ def _follows_rule(subject: Subject, probe: Probe) -> Finding:
 @torch.no_grad()
 def conditioning(subject: Subject) -> Finding:
     """The main input and every declared condition affect the prediction."""
-    probe = subject.probe
-    assert probe is not None
+    probe = subject.declared
     base, effects, constant = probe.predict(probe.batch), {}, []
     for name in (probe.inputs, *probe.uses):
         rolled = probe.batch[name].roll(1, 0)
@@ -178,24 +159,41 @@ def conditioning(subject: Subject) -> Finding:
     weakest = min(effects, key=lambda name: effects[name])
     value = effects[weakest]
     if value < CONTROL:
-        return failed(
-            f"`{weakest}` of another row moves the prediction by {value:.2g}",
-            where=subject.loss_line(),
-            why="this input does not reach the output: the control will be dead",
-            fix="connect it: follow it from the batch to the first layer that should use it",
-            value=value,
-            limit=CONTROL,
-            severity="err" if value < 1e-9 else "warn",
-        )
+        what = f"`{weakest}` of another row moves the prediction by {value:.2g}"
+        why = "this input does not reach the output: the control will be dead"
+        fix = "connect it: follow it from the batch to the first layer that should use it"
+        where = subject.loss_line()
+        return failed(what, where=where, why=why, fix=fix, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
+    if mixed := _shared_rows(probe):
+        why, fix = "values that should be told apart are mixed up", "give every value rows of its own: id * rows + arange(rows)"
+        return failed(mixed[0], where=mixed[1], why=why, fix=fix)
     untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
     return passed("smallest effect of " + ", ".join(effects) + untested, value, CONTROL)
+
+
+def _shared_rows(probe: Probe) -> tuple[str, str] | None:
+    """Two values of a condition that share more rows of an embedding than others do, and the line of the lookup."""
+    for name in probe.uses:
+        value, (low, high) = probe.batch[name], (probe.ranges or {}).get(name, (0, 0))
+        if value.is_floating_point() or high - low < 3:
+            continue
+        rows = []
+        for number in range(int(low), int(low) + 4):
+            with Lookups() as seen:
+                probe.predict({**probe.batch, name: torch.full_like(value, number)})
+            rows.append(Counter(row for lookup in seen.found for row in lookup))
+        shared = {(a, b): sum((rows[a] & rows[b]).values()) for a in range(4) for b in range(a)}
+        most, least = max(shared, key=shared.__getitem__), min(shared.values())
+        if shared[most] > least:
+            what = f"values {most[1]} and {most[0]} of `{name}` share {shared[most]} rows of a table, others {least}"
+            return what, seen.line
+    return None
 
 
 @check("C4", "condition range", "err", humbatova=(10, 14), needs=("predict", "objective", "scalars"))
 def condition_range(subject: Subject) -> Finding:
     """Prediction, loss and gradient stay finite over the range of every scalar condition, and the loss has no peak."""
-    probe = subject.probe
-    assert probe is not None and probe.scalars is not None
+    probe = subject.declared
     worst = 0.0
     for name, (low, high) in probe.scalars.items():
         span = high - low
@@ -215,10 +213,29 @@ def condition_range(subject: Subject) -> Finding:
         worst = max(worst, peak)
         if peak > PEAK:
             what = f"the loss at one {name} is {peak:.2g} times the median"
-            why = "a few rows own the gradient"
-            fix = "weight the loss by level"
+            why, fix = "a few rows own the gradient", "weight the loss by level"
             return failed(what, where=subject.objective_line(), why=why, fix=fix, value=peak, limit=PEAK)
     return passed(f"finite over {', '.join(probe.scalars)}; largest loss against the median", worst, PEAK)
+
+
+@check("C5", "patches", "err", humbatova=(5, 7), needs=("patches",))
+def patches(subject: Subject) -> Finding:
+    """Images come back from their tokens, of any height and width; one pixel is in one token, in raster order."""
+    patchify, back, patch = subject.declared.patches
+    height, width = 3 * patch, 5 * patch
+    x = torch.arange(2.0 * 3 * height * width, dtype=torch.float64).view(2, 3, height, width)
+    tokens, other = patchify(x, patch), x.clone()
+    other[:, :, 2 * patch, 3 * patch] += 1.0  # patch 13 in raster order
+    moved = (patchify(other, patch) != tokens).any(-1).any(0).nonzero().flatten().tolist()
+    what, where = "", source_line(patchify)
+    if not torch.equal(back(tokens, patch, height, width), x):
+        what, where = f"an image of {height}x{width} does not come back from its {tokens.shape[1]} tokens", source_line(back)
+    elif moved != [13]:
+        what = f"a pixel of patch 13 in raster order is in tokens {moved}"
+    if what:
+        why = "the model sees a scrambled image, or its samples are: stripes and shuffled squares"
+        return failed(what, where=where, why=why, fix="rows of the grid, then columns; undo the axes in the order of the split")
+    return passed(f"images of {height}x{width} come back; one pixel is in one token")
 
 
 @check("C6", "gradient check", "err", humbatova=(6, 9))
@@ -236,18 +253,18 @@ def gradient_check(subject: Subject) -> Finding:
     measured, spread_of_slope = _slope(loss, params, ways)
     off = abs(computed - measured) / max(abs(measured), abs(computed), 1e-12)
     limit = max(GRADIENT, 10 * spread_of_slope)
+    if off <= limit >= 1.0:  # a gradient of zero would pass
+        return skipped(f"the loss has kinks near these weights: its slope varies by {spread_of_slope:.0%} with the step")
     if off > limit:
         names = _cut_off(subject, system, batch, loss)
         guilty = f"; the gradients of {len(names)} tensors are wrong, {', '.join(names[:2])} among them" if names else ""
-        return failed(
-            f"the loss changes by {measured:.4g} where the gradient gives {computed:.4g}{guilty}",
-            where=subject.module_init_line(system, names[0]) if names else subject.objective_line(),
-            why="part of the model gets no gradient and will not learn",
-            fix="look for detach(), no_grad, .data, in-place writes or a custom backward",
-            value=off,
-            limit=limit,
-            severity=subject.unsure,  # it may be meant; O2 names what gets no gradient at all
-        )
+        what = f"the loss changes by {measured:.4g} where the gradient gives {computed:.4g}{guilty}"
+        # Where most of them are wrong, it is the loss that loses gradients.
+        where = subject.module_init_line(system, names[0]) if 0 < len(names) <= len(params) / 2 else subject.objective_line()
+        why = "part of the model gets no gradient and will not learn"
+        fix = "look for detach(), no_grad, .data, in-place writes or a custom backward"
+        # A note on a model of others: it may be meant, and O2 names what gets no gradient at all.
+        return failed(what, where=where, why=why, fix=fix, value=off, limit=limit, severity=subject.unsure)
     return passed("measured against computed slope" + (f"; {frozen} frozen" if frozen else ""), off, limit)
 
 

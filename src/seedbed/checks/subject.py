@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import random
@@ -103,6 +104,12 @@ class Subject:
         """The data of the small config, a subset of the run's data where the recipe supports it."""
         return self.recipe.check_data(self.small, self.real_data) if self.shrunk else self.real_data
 
+    def with_data(self, data: Data) -> Subject:
+        """The same subject with other data of its small config; nothing is shared."""
+        other = copy.copy(self)
+        other.__dict__ = {k: v for k, v in self.__dict__.items() if k != "probe"} | {"data": data, "_kept": {}}
+        return other
+
     @functools.cached_property
     def real_data(self) -> Data:
         """The data as the run opens it, opened once."""
@@ -114,9 +121,8 @@ class Subject:
         feed.load(n * size)
         return {k: v.clone() for k, v in feed.part(0).items()}
 
-    def feed(self, source: Source, size: int, *, seed: int | None = None, shuffle: bool = True) -> Feed:
-        seed = self.config.seed if seed is None else seed
-        return Feed(source, batch=size, parts=1, seed=seed, device=CPU, shuffle=shuffle)
+    def feed(self, source: Source, size: int) -> Feed:
+        return Feed(source, batch=size, parts=1, seed=self.config.seed, device=CPU)
 
     # ---- systems -----------------------------------------------------------------------------------------------------
 
@@ -132,8 +138,7 @@ class Subject:
     def fresh_engine(self, *assignments: str, seed: int | None = None) -> Engine:
         """A new engine and system of the small config, with `key=value` overrides."""
         config = configs.override(self.small, assignments) if assignments else self.small
-        system = self.fresh_system(seed)
-        return self.engine_type(system, config, CPU)
+        return self.engine_type(self.fresh_system(seed), config, CPU)
 
     def perturbed(self) -> System:
         """A system in evaluation mode with noise added to every parameter, in float64 where the recipe supports it.
@@ -145,10 +150,7 @@ class Subject:
     def _perturb(self, dtype: torch.dtype = torch.float64) -> System:
         # Rebuilt, not copied: a system may hold its data, which can be large.
         system = self.fresh_system().eval()
-        rng = torch.Generator().manual_seed(7)
-        with torch.no_grad():
-            for param in system.parameters():
-                param += PERTURBATION * torch.randn(param.shape, generator=rng).to(param.dtype)
+        add_noise(system, PERTURBATION)
         if dtype == torch.float32:
             return system
         try:
@@ -162,18 +164,20 @@ class Subject:
         """The dtype of the perturbed system."""
         return next((p.dtype for p in self.perturbed().parameters()), torch.float64)
 
-    def perturbed_batch(self, n: int = 0, size: int = ROWS) -> Batch:
+    def perturbed_batch(self, n: int = 0) -> Batch:
         """A batch in the dtype of the perturbed system."""
-        return to_dtype(self.batch(n, size), self.dtype)
+        return to_dtype(self.batch(n), self.dtype)
 
     @functools.cached_property
     def probe(self) -> Probe | None:
         """The probe of the perturbed system on the first batch."""
         return capabilities.probe(self.perturbed(), self.perturbed_batch())
 
-    def initial_probe(self, size: int = ROWS) -> Probe | None:
-        """The probe of a newly initialised system in evaluation mode."""
-        return capabilities.probe(self.fresh_system().eval(), self.batch(size=size))
+    @property
+    def declared(self) -> Any:
+        """The probe, or an empty one where there is none. Untyped: what a check names in `needs` is never None."""
+        nothing: Any = None
+        return self.probe or Probe({}, nothing, nothing)
 
     def loss_of(self, system: System, batch: Batch, seed: int = 0, variant: Any = None) -> Tensor:
         """The training loss by the system's own `update`, with the random numbers of one seed.
@@ -185,14 +189,14 @@ class Subject:
         torch.manual_seed(mix(self.config.seed, seed))
         system.update(batch, recorder)
         assert recorder.norms, "update() never called engine.minimize"
-        return torch.stack([loss for loss in recorder.norms.values()]).sum()
+        return torch.stack(list(recorder.norms.values())).sum()
 
     # ---- places ------------------------------------------------------------------------------------------------------
 
-    @staticmethod
-    def locate(thing: Any) -> str:
-        """`file:line name` of a module's forward, a method, a function or a class."""
-        return source_line(type(thing).forward if isinstance(thing, nn.Module) and not isinstance(thing, System) else thing)
+    def preset_line(self) -> str:
+        """Source line of the preset; the recipe's name where the config is of none."""
+        make = self.recipe.presets.get(self.preset or "")
+        return source_line(make) if make else self.recipe.name
 
     def loss_line(self) -> str:
         """Source line of the recipe's `loss`, or of its `update`."""
@@ -204,6 +208,18 @@ class Subject:
         path = own_path(system, name)
         return source_line(type(system.get_submodule(path)).forward) if path else self.loss_line()
 
+    def first_moved(self, *runs: Callable[[], Any], select: Callable[[Tensor], Tensor | None] = lambda x: x) -> str:
+        """The first module in execution order whose selected output, or what it gives to a module inside, differs in two runs of
+        the perturbed system: its line and name; empty when there is none."""
+        system = self.perturbed()
+        for (name, _, a), (_, _, b) in zip(*(outputs(system, run, inputs=True) for run in runs), strict=False):
+            if a.shape != b.shape or not a.is_floating_point():
+                continue
+            part_a, part_b = select(a), select(b)
+            if part_a is not None and part_b is not None and float((part_a - part_b).abs().max()) > 1e-6 * spread(a):
+                return f"{self.module_line(system, name)}; first module that moves: {name or 'the system'}"
+        return ""
+
     def objective_line(self) -> str:
         """Source line on which the loss is reduced to a scalar; the line of `loss` where that is unknown."""
         return self.once("objective line", self._find_objective)
@@ -212,7 +228,7 @@ class Subject:
         from seedbed.checks.watch_ops import Reductions
 
         system = self.perturbed()
-        with Reductions() as seen, torch.no_grad():
+        with Reductions() as seen, torch.enable_grad():
             self.loss_of(system, self.perturbed_batch())
         return seen.line or self.loss_line()
 
@@ -225,6 +241,11 @@ class Subject:
         return source_line(type(self.data.train).batch)
 
 
+def probe_of(system: System, batch: Batch) -> Any:
+    """The probe of a system that has one. Untyped: what a check names in `needs` is never None."""
+    return capabilities.probe(system, batch)
+
+
 class Recorder(Engine):
     """An engine that records losses and skips the backward pass."""
 
@@ -232,6 +253,14 @@ class Recorder(Engine):
 
     def minimize(self, loss: Tensor, name: str = "main") -> None:
         self.norms[name] = loss
+
+
+@torch.no_grad()
+def add_noise(system: System, size: float) -> None:
+    """Adds noise to every parameter, the same each time."""
+    rng = torch.Generator().manual_seed(7)
+    for param in system.parameters():
+        param += size * torch.randn(param.shape, generator=rng).to(param.dtype)
 
 
 def own_path(system: System, path: str) -> str:
@@ -291,8 +320,7 @@ def take_rows(batch: Batch, index: Any) -> Batch:
 
 def repeat_rows(batch: Batch, times: int) -> Batch:
     """Repeats every row `times` times."""
-    count = num_rows(batch)
-    return {k: v.repeat_interleave(times, 0) if v.ndim and len(v) == count else v for k, v in batch.items()}
+    return take_rows(batch, torch.arange(num_rows(batch)).repeat_interleave(times))
 
 
 def spread(x: Tensor) -> float:
@@ -342,39 +370,23 @@ def short(path: str | Path) -> str:
     return str(path)
 
 
-def outputs(system: nn.Module, run: Callable[[], Any]) -> list[tuple[str, nn.Module, Tensor]]:
-    """The output of every module during `run`, in order of completion."""
+def outputs(system: nn.Module, run: Callable[[], Any], inputs: bool = False) -> list[tuple[str, nn.Module, Tensor]]:
+    """The output of every module during `run`, in order of completion; with `inputs` also what each got, named by its caller."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
 
-    def hook(name: str) -> Callable[..., None]:
-        def keep(module: nn.Module, given: Any, out: Any) -> None:
-            first = out[0] if isinstance(out, tuple | list) and out else out
-            if isinstance(first, Tensor):
-                seen.append((name, module, first.detach().clone()))
+    def keep(name: str, module: nn.Module, value: Any) -> None:
+        first = value[0] if isinstance(value, tuple | list) and value else value
+        if isinstance(first, Tensor):
+            seen.append((name, module, first.detach().clone()))
 
-        return keep
+    def hooks(name: str, module: nn.Module) -> Iterator[Any]:
+        yield module.register_forward_hook(lambda module, given, out: keep(name, module, out))
+        if inputs:
+            caller = own_path(system, name.rpartition(".")[0])  # type: ignore[arg-type]
+            yield module.register_forward_pre_hook(lambda _, given: keep(caller, system.get_submodule(caller), given))
 
-    hooks = [module.register_forward_hook(hook(name)) for name, module in system.named_modules() if name]
-    try:
+    with contextlib.ExitStack() as stack:
+        for handle in (handle for name, module in system.named_modules() if name for handle in hooks(name, module)):
+            stack.enter_context(handle)
         run()
-    finally:
-        for handle in hooks:
-            handle.remove()
     return seen
-
-
-def first_module_that_differs(
-    system: nn.Module,
-    run_a: Callable[[], Any],
-    run_b: Callable[[], Any],
-    select: Callable[[Tensor], Tensor | None],
-    limit: float = 1e-6,
-) -> tuple[str, nn.Module] | None:
-    """The first module in execution order whose selected output differs between two runs."""
-    for (name, module, a), (_, _, b) in zip(outputs(system, run_a), outputs(system, run_b), strict=False):
-        if a.shape != b.shape or not a.is_floating_point():
-            continue
-        part_a, part_b = select(a), select(b)
-        if part_a is not None and part_b is not None and float((part_a - part_b).abs().max()) > limit * spread(a):
-            return name, module
-    return None

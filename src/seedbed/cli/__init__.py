@@ -13,23 +13,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from seedbed.cli.parser import Parser, Verb
+from seedbed.cli.parser import REGISTERED, Parser, Verb
 from seedbed.errors import EXIT_INTERRUPTED, EXIT_PIPE, UserError
 from seedbed.track import clocks
 
 # The verbs of each module, in the order of `seedbed --help`.
 _MODULES = {
     "training": ("demo", "train"),
+    "keys": ("keys",),
+    "explain": ("explain",),
     "resuming": ("resume", "cancel"),
-    "using": ("sample", "inference-curve", "play", "export"),
-    "measuring": ("find-lr", "find-batch", "profile", "plan", "sweep", "ablate", "doctor", "check", "replay", "overfit"),
-    "drilling": ("drill",),
+    "using": ("sample", "inference-curve", "play", "export", "publish"),
+    "measuring": ("find-lr", "find-batch", "profile", "plan", "sweep", "ablate", "doctor", "check", "replay", "overfit", "drill"),
     "data_and_runs": (
         *("data prepare", "data record", "data inspect", "data verify", "data bench", "data show", "runs list", "runs show"),
         *("runs checkpoints", "runs diff", "runs rm", "note", "journal"),
     ),
-    "reporting": ("top", "watch", "report", "runs export", "runs mirror"),
-    "serving": ("serve",),
+    "reporting": ("top", "watch", "report", "runs export", "runs mirror", "serve"),
     "completion": ("completion",),
 }
 
@@ -41,7 +41,8 @@ class _Verbs(Mapping[str, Verb]):
         self._modules = {name: module for module, names in _MODULES.items() for name in names}
 
     def __getitem__(self, name: str) -> Verb:
-        return importlib.import_module(f"seedbed.cli.{self._modules[name]}").VERBS[name]
+        importlib.import_module(f"seedbed.cli.{self._modules[name]}")
+        return REGISTERED[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._modules)
@@ -64,6 +65,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if words is not None:
         return _run(list(words))
     clocks.mark_command()
+    gc.set_threshold(100_000, 50, 100)  # the default takes a tenth of the time of importing torch and its compiler
     status = _run(sys.argv[1:])
     gc.freeze()  # skips the last garbage collection, which takes half a second with torch loaded
     if "torch" in sys.modules:
@@ -77,9 +79,8 @@ def _exit_now(status: int) -> NoReturn:
     It is also needed on ranks: gloo's threads release the tensors of the last collective after it has returned, for which they
     need the interpreter's lock; when the interpreter has begun to end by then, the process aborts and a finished run has failed.
     """
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    # What the interpreter calls: it ends idle pools of threads, such as the compiler's, and waits for all other threads.
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):
@@ -151,6 +152,10 @@ def dispatch(words: list[str]) -> int:
         return group_help(name)
     parser = parser_of(name)
     parser.set_defaults(runs=options.runs, json=options.json)
+    if {"-h", "--help"} & set(rest):
+        from seedbed.cli.keys import extend
+
+        extend(parser, rest)
     return VERBS[name].act(parser.read(rest))
 
 
@@ -168,17 +173,17 @@ def _verb_name(words: list[str]) -> tuple[str, list[str]]:
 
 def _known(name: str) -> str:
     if name not in VERBS:
-        from seedbed.cli.refusals import refuse_verb
+        from seedbed.cli.failures import refuse_verb
 
         refuse_verb(name)
     return name
 
 
 def parser_of(name: str) -> Parser:
-    """The parser of one verb."""
     found = VERBS[name]
     parser = Parser(prog=f"seedbed {name}", usage=f"seedbed {name} {found.usage}", description=found.about, allow_abbrev=False)
-    found.arguments(parser)
+    for add in found.arguments:
+        add(parser)
     _common(parser)
     return parser
 

@@ -7,72 +7,30 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from seedbed.cli.parser import Parser, Verb, registrar
+from seedbed.cli.parser import Parser, argument, verb
 from seedbed.errors import UserError
-
-VERBS: dict[str, Verb] = {}
-verb = registrar(VERBS)
 
 # The line up to the cursor is passed in an environment variable, so that it is not parsed as arguments.
 LINE = "SEEDBED_COMPLETE"
 
-_BASH = """\
-# seedbed completion for bash; in ~/.bashrc: eval "$(seedbed completion bash)"
-_seedbed() {
-    local line="${COMP_LINE:0:COMP_POINT}" word kept IFS=$'\\n'
-    word="${line##*[[:space:]]}"
-    # bash breaks words at = and :, and wants only what comes after the last of them.
-    kept="${word%"${word##*[=:]}"}"
-    COMPREPLY=($(SEEDBED_COMPLETE="$line" seedbed completion words 2>/dev/null))
-    COMPREPLY=("${COMPREPLY[@]#"$kept"}")
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
-}
-complete -o default -F _seedbed seedbed
-"""
-
-_ZSH = """\
-#compdef seedbed
-# seedbed completion for zsh; in ~/.zshrc, after compinit: eval "$(seedbed completion zsh)"
-_seedbed() {
-    local -a found
-    found=(${(f)"$(SEEDBED_COMPLETE="${(j: :)words[1,CURRENT]}" seedbed completion words 2>/dev/null)"})
-    if (( $#found )); then
-        compadd -S '' -a -- found
-    else
-        _files
-    fi
-}
-compdef _seedbed seedbed
-"""
-
-_FISH = """\
-# seedbed completion for fish; once: seedbed completion fish > ~/.config/fish/completions/seedbed.fish
-complete -c seedbed -a '(SEEDBED_COMPLETE=(commandline -cp) seedbed completion words 2>/dev/null)'
-"""
-
-SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
+SCRIPTS = {file.suffix[1:]: file for file in sorted(Path(__file__).parent.glob("completion.*")) if file.suffix != ".py"}
 
 
-@verb(
-    "completion",
-    "bash|zsh|fish",
-    "shell code for completion of verbs, runs, presets and keys",
-    lambda p: p.add_argument("shell"),
-)
+@verb("completion", "bash|zsh|fish", "shell code for completion of verbs, runs, presets and keys")
+@argument("shell")
 def _completion(given: argparse.Namespace) -> int:
     if given.shell == "words":
         print("\n".join(candidates(os.environ.get(LINE, ""))))
         return 0
     if given.shell not in SCRIPTS:
         raise UserError(f"there is no completion for {given.shell}; there is for: {', '.join(SCRIPTS)}")
-    print(SCRIPTS[given.shell], end="")
+    print(SCRIPTS[given.shell].read_text(encoding="utf-8"), end="")
     return 0
 
 
 def candidates(line: str) -> list[str]:
     """Candidates for the last word; none where the shell completes, as with files."""
-    words = _split(line)[1:] or [""]
-    *before, word = words
+    *before, word = _split(line)[1:] or [""]
     try:
         found = _after(before, word)
     except (UserError, OSError):
@@ -187,13 +145,10 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
     run = root / name / "config.json"
     if run.is_file():
         from seedbed.track import jsonl
+        from seedbed.track.run import full_name
 
         facts = jsonl.read_object(run)
-        name = (
-            f"{facts['recipe']}:{facts['preset']}"
-            if str(facts["recipe"]).endswith(".py")
-            else f"{facts['recipe']}/{facts['preset']}"
-        )
+        name = full_name(str(facts["recipe"]), facts["preset"])
     if not name.endswith(".py") and ".py:" not in name:
         recipe, preset = recipes.find(name)
         config = recipe.preset(preset)

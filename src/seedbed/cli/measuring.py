@@ -1,34 +1,24 @@
-"""Commands that measure or examine a recipe: find-lr, find-batch, profile, plan, sweep, ablate, doctor, check, replay."""
+"""Commands that measure or examine a recipe: find-lr, find-batch, profile, plan, sweep, ablate, doctor, check, replay, drill."""
 
 import argparse
 from pathlib import Path
 from typing import Any
 
-from seedbed.cli.parser import Parser, Verb, number, on_argument, registrar, runs_here, settings
+from seedbed.cli.parser import argument, number, on_argument, runs_here, settings, verb
 from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
-VERBS: dict[str, Verb] = {}
-verb = registrar(VERBS)
-
 # ---- instruments -----------------------------------------------------------------------------------------------------
 
 
-def _find_lr_arguments(parser: Parser) -> None:
-    settings(parser)
-    parser.add_argument(
-        "--seconds", type=number(float, 1), metavar="S", help="approximate time to spend; longer trials are more accurate"
-    )
-    parser.add_argument("--steps", type=number(int, 20), metavar="N", help="steps of each trial, regardless of time")
-    parser.add_argument(
-        "--repeats", type=number(int, 1), default=2, metavar="N", help="trials of the best rates, on different data"
-    )
-    parser.add_argument("--low", type=number(float, 0), metavar="LR", help="the lowest rate to try")
-    parser.add_argument("--high", type=number(float, 0), metavar="LR", help="the highest rate to try")
-
-
-@verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate", _find_lr_arguments)
+@verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate")
+@settings()
+@argument("--seconds", type=number(float, 1), metavar="S", help="approximate time to spend; longer trials are more accurate")
+@argument("--steps", type=number(int, 20), metavar="N", help="steps of each trial, regardless of time")
+@argument("--repeats", type=number(int, 1), default=2, metavar="N", help="trials of the best rates, on different data")
+@argument("--low", type=number(float, 0), metavar="LR", help="the lowest rate to try")
+@argument("--high", type=number(float, 0), metavar="LR", help="the highest rate to try")
 def _find_lr(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
@@ -36,14 +26,11 @@ def _find_lr(given: argparse.Namespace) -> int:
     return verbs.find_lr(given.name, given.settings, root=given.runs, json=given.json, **options)
 
 
-def _find_batch_arguments(parser: Parser) -> None:
-    settings(parser)
-    parser.add_argument("--limit", type=number(float, 0), metavar="GIB", help="memory to stay below")
-    parser.add_argument("--max", type=number(int, 1), dest="most", metavar="N", help="the largest batch to try")
-    parser.add_argument("--compiled", action="store_true", help="compile every size, not only the advised one: takes minutes")
-
-
-@verb("find-batch", "RECIPE/PRESET [key=value ...]", "find the largest batch that fits", _find_batch_arguments)
+@verb("find-batch", "RECIPE/PRESET [key=value ...]", "find the largest batch that fits")
+@settings()
+@argument("--limit", type=number(float, 0), metavar="GIB", help="memory to stay below")
+@argument("--max", type=number(int, 1), dest="most", metavar="N", help="the largest batch to try")
+@argument("--compiled", action="store_true", help="compile every size, not only the advised one: takes minutes")
 def _find_batch(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
@@ -51,28 +38,20 @@ def _find_batch(given: argparse.Namespace) -> int:
     return verbs.find_batch(given.name, given.settings, root=given.runs, json=given.json, **options)
 
 
-def _profile_arguments(parser: Parser) -> None:
-    settings(parser)
-    parser.add_argument("--steps", type=number(int, 1), default=20, metavar="N", help="steps to profile")
-
-
-@verb("profile", "RECIPE/PRESET [key=value ...]", "time of a step by phase and operation", _profile_arguments)
+@verb("profile", "RECIPE/PRESET [key=value ...]", "time of a step by phase and operation")
+@settings()
+@argument("--steps", type=number(int, 1), default=20, metavar="N", help="steps to profile")
 def _profile(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
     return verbs.profile(given.name, given.settings, root=given.runs, json=given.json, steps=given.steps)
 
 
-def _plan_arguments(parser: Parser) -> None:
-    settings(parser)
-    parser.add_argument("--run", metavar="RUN", help="use the MFU that this run measured")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
-    parser.add_argument(
-        "--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 shards each replica over 8"
-    )
-
-
-@verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and cost of a run", _plan_arguments)
+@verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and cost of a run")
+@settings()
+@argument("--run", metavar="RUN", help="use the MFU that this run measured")
+@argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
+@argument("--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 shards each replica over 8")
 def _plan(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 
@@ -80,34 +59,23 @@ def _plan(given: argparse.Namespace) -> int:
     return verbs.plan(given.name, given.settings, root=given.runs, json=given.json, **facts)
 
 
-def _sweep_arguments(parser: Parser) -> None:
-    settings(parser, needed=False)
-    parser.add_argument(
-        "--seeds", type=number(int, 0), metavar="N", help="train every setting with N seeds, starting at the config's"
-    )
-    parser.add_argument("--name", dest="sweep", metavar="NAME", help="the sweep's name; default: derived from the settings")
-    parser.add_argument("-m", "--why", default="", metavar="WHY", help="the reason for this sweep; shown in its report")
-    parser.add_argument(
-        "--patience", type=number(int, 0), default=0, metavar="N", help="end a trial after N evaluations without improvement"
-    )
-    parser.add_argument("--pack", type=number(int, 1), metavar="N", help="train at most N trials as one pack; default: what fits")
-    parser.add_argument("--no-pack", action="store_true", help="train the trials one by one")
-    parser.add_argument(
-        "--suggest", type=number(int, 1), metavar="N", help="choose N settings one after the other instead of a grid"
-    )
-    parser.add_argument("--sampler", choices=("optuna", "random"), default="optuna", help="the sampler of --suggest")
-    parser.add_argument("--no-check", action="store_true", help="start without the quick checks")
-    parser.add_argument("--retry", action="store_true", help="try failed trials again")
-    parser.add_argument("--join", metavar="NAME", help="work on an existing sweep")
-    parser.add_argument("--show", metavar="NAME", help="print the state of a sweep")
-    trust_argument(parser)
-    on_argument(parser)
-    dry_argument(parser)
-
-
-@verb(
-    "sweep", "RECIPE/PRESET key=a,b,c key=1..4", "train a grid of settings, or suggested ones; --show, --join", _sweep_arguments
-)
+@verb("sweep", "RECIPE/PRESET key=a,b,c key=1..4", "train a grid of settings, or suggested ones; --show, --join")
+@settings(needed=False)
+@argument("--seeds", type=number(int, 0), metavar="N", help="train every setting with N seeds, starting at the config's")
+@argument("--name", dest="sweep", metavar="NAME", help="the sweep's name; default: derived from the settings")
+@argument("-m", "--why", default="", metavar="WHY", help="the reason for this sweep; shown in its report")
+@argument("--patience", type=number(int, 0), default=0, metavar="N", help="end a trial after N evaluations without improvement")
+@argument("--pack", type=number(int, 1), metavar="N", help="train at most N trials as one pack; default: what fits")
+@argument("--no-pack", action="store_true", help="train the trials one by one")
+@argument("--suggest", type=number(int, 1), metavar="N", help="choose N settings one after the other instead of a grid")
+@argument("--sampler", choices=("optuna", "random"), default="optuna", help="the sampler of --suggest")
+@argument("--no-check", action="store_true", help="start without the quick checks")
+@argument("--retry", action="store_true", help="try failed trials again")
+@argument("--join", metavar="NAME", help="work on an existing sweep")
+@argument("--show", metavar="NAME", help="print the state of a sweep")
+@trust_argument
+@on_argument
+@dry_argument
 def _sweep(given: argparse.Namespace) -> int:
     from seedbed.tune.sweep import verbs
 
@@ -145,20 +113,13 @@ def _trials() -> Any:
     return trials
 
 
-def _ablate_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RECIPE/PRESET")
-    parser.add_argument(
-        "axes", nargs="*", default=[], metavar="axis=a,b", help="what to vary; default: every axis that applies here"
-    )
-    parser.add_argument("--set", action="append", default=[], metavar="key=value", help="change the baseline; repeatable")
-    parser.add_argument(
-        "--steps", type=number(int, 1), metavar="N", help="timed steps per repeat; default: some seconds of steps"
-    )
-    parser.add_argument("--repeats", type=number(int, 1), default=3, metavar="N", help="repeats per row, interleaved")
-    parser.add_argument("--name", dest="report", metavar="NAME", help="the report's name; default: derived from the arguments")
-
-
-@verb("ablate", "RECIPE/PRESET [axis=a,b ...]", "the effect of each setting, predicted and then measured", _ablate_arguments)
+@verb("ablate", "RECIPE/PRESET [axis=a,b ...]", "the effect of each setting, predicted and then measured")
+@argument("name", metavar="RECIPE/PRESET")
+@argument("axes", nargs="*", default=[], metavar="axis=a,b", help="what to vary; default: every axis that applies here")
+@argument("--set", action="append", default=[], metavar="key=value", help="change the baseline; repeatable")
+@argument("--steps", type=number(int, 1), metavar="N", help="timed steps per repeat; default: some seconds of steps")
+@argument("--repeats", type=number(int, 1), default=3, metavar="N", help="repeats per row, interleaved")
+@argument("--name", dest="report", metavar="NAME", help="the report's name; default: derived from the arguments")
 def _ablate(given: argparse.Namespace) -> int:
     from seedbed.tune.ablate import verbs
 
@@ -166,12 +127,8 @@ def _ablate(given: argparse.Namespace) -> int:
     return verbs.ablate(given.name, given.axes, root=given.runs, json=given.json, **options)
 
 
-@verb(
-    "doctor",
-    "[RECIPE/PRESET [key=value ...]]",
-    "test whether this machine can train",
-    lambda p: settings(p, needed=False),
-)
+@verb("doctor", "[RECIPE/PRESET [key=value ...]]", "test whether this machine can train")
+@settings(needed=False)
 def _doctor(given: argparse.Namespace) -> int:
     from seedbed.checks.doctor import doctor
 
@@ -181,19 +138,11 @@ def _doctor(given: argparse.Namespace) -> int:
 # ---- why it is not learning ------------------------------------------------------------------------------------------
 
 
-def _check_arguments(parser: Parser) -> None:
-    settings(parser, "RECIPE/PRESET")
-    parser.add_argument("--only", action="append", default=[], metavar="ID", help="run this check, or a group by its letter")
-    parser.add_argument("--skip", action="append", default=[], metavar="ID", help="skip this check or group")
-    parser.add_argument("--full", action="store_true", help="check the config at full depth, width and length")
-
-
-@verb(
-    "check",
-    "RECIPE/PRESET [key=value ...] | script.py::make",
-    "test data, model, loss and loop before training",
-    _check_arguments,
-)
+@verb("check", "RECIPE/PRESET [key=value ...] | script.py::make", "test data, model, loss and loop before training")
+@settings()
+@argument("--only", action="append", default=[], metavar="ID", help="run this check, or a group by its letter")
+@argument("--skip", action="append", default=[], metavar="ID", help="skip this check or group")
+@argument("--full", action="store_true", help="check the config at full depth, width and length")
 def _check(given: argparse.Namespace) -> int:
     from seedbed.checks import preflight
 
@@ -206,29 +155,36 @@ def _check(given: argparse.Namespace) -> int:
     return preflight.check(given.name, given.settings, root=given.runs, **chosen)
 
 
-def _replay_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RUN")
-    parser.add_argument("step", nargs="?", type=number(int, 1), metavar="STEP", help="default: the last step that failed")
-    trust_argument(parser)
-
-
-@verb("replay", "RUN [STEP]", "repeat a failed step bit for bit and name the cause", _replay_arguments)
+@verb("replay", "RUN [STEP]", "repeat a failed step bit for bit and name the cause")
+@argument("name", metavar="RUN")
+@argument("step", nargs="?", type=number(int, 1), metavar="STEP", help="default: the last step that failed")
+@trust_argument
 def _replay(given: argparse.Namespace) -> int:
     confirm(given)
-    from seedbed.checks import replay_show
+    from seedbed.checks.replay import replay
 
-    return replay_show.replay(given.runs, given.name, given.step, given.json)
-
-
-def _overfit_arguments(parser: Parser) -> None:
-    settings(parser, "RECIPE/PRESET")
-    parser.add_argument("--batches", type=number(int, 1), default=1, metavar="N", help="number of batches to memorise")
-    parser.add_argument("--steps", type=number(int, 1), default=200, metavar="N", help="number of steps")
+    return replay(given.runs, given.name, given.step, given.json)
 
 
-@verb("overfit", "RECIPE/PRESET [key=value ...]", "test whether the model can memorise a few batches", _overfit_arguments)
+@verb("overfit", "RECIPE/PRESET [key=value ...]", "test whether the model can memorise a few batches")
+@settings()
+@argument("--batches", type=number(int, 1), default=1, metavar="N", help="number of batches to memorise")
+@argument("--steps", type=number(int, 1), default=200, metavar="N", help="number of steps")
 def _overfit(given: argparse.Namespace) -> int:
     from seedbed.checks import overfit
 
     size = {"num_batches": given.batches, "steps": given.steps}
     return overfit.overfit(given.name, given.settings, as_json=given.json, **size)
+
+
+@verb("drill", "[NAME ...]", "inject faults into small runs and count what is lost; --list, --short")
+@argument("names", nargs="*", default=[], metavar="NAME", help="the drills to run; default: all")
+@argument("--list", action="store_true", dest="listed", help="list the drills and run none")
+@argument("--short", action="store_true", help="fewer faults of each kind")
+@argument("--write", type=Path, metavar="PAGE", help="update the table in this page, such as docs/drills.md")
+def _drill(given: argparse.Namespace) -> int:
+    from seedbed.drills import table
+
+    if given.listed:
+        return table.show(given.json)
+    return table.drill(given.names, short=given.short, as_json=given.json, page=given.write)

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from seedbed.cli import VERBS
+from seedbed.track.text import clip
 
 SECTIONS = {
     "demo": "train",
@@ -18,24 +19,33 @@ SECTIONS = {
 def overview(root: Path, as_json: bool) -> int:
     """List recipes, presets and the last runs."""
     from seedbed.recipes import catalogue, names
-    from seedbed.report import listing
+    from seedbed.report import summaries
     from seedbed.track import jsonl
-    from seedbed.track.text import clip, width
+    from seedbed.track.text import width
 
-    known = {name: catalogue.describe(name) for name in names()}
-    found = listing.summaries(root)
+    known, measured = {name: catalogue.describe(name) for name in names()}, catalogue.measured()
+    found = summaries.with_queue(root)
     if as_json:
-        return jsonl.print_json({"recipes": known, "runs": found})
-    print("seedbed: train generative models from scratch\n\nrecipes")
-    longest = max((len(f"{n}/{p}") for n, presets in known.items() for p in presets), default=0)
+        return jsonl.print_json({"recipes": known, "measured": measured, "runs": found})
+    print("seedbed: train generative models from scratch")
     for name, presets in known.items():
+        about = measured.get(name, {})
+        print(f"\n{name}: {about.get('about', 'a recipe')}")
         for preset, text in presets.items():
-            print(clip(f"  {f'{name}/{preset}':<{longest}}  {text}", width()))
-    print("  or your own file: seedbed train path/to/recipe.py")
+            print(_preset_line(f"{name}/{preset}", about.get(preset, {"what": text}), text, min(width(), 160)))
+    print("\nor your own file: seedbed train path/to/recipe.py")
     if found:
-        print(f"\nlast runs ({len(found)} in {root})\n" + listing.runs_table(listing.folded(found)[:5]))
-    print("\ntry: seedbed demo · seedbed train RECIPE/PRESET steps=240 -m why · seedbed --help")
+        print(f"\nlast runs ({len(found)} in {root})\n" + summaries.runs_table(summaries.folded(found)[:5]))
+    print("\ntry: seedbed demo · seedbed train RECIPE/PRESET -m why · seedbed --help")
     return 0
+
+
+def _preset_line(name: str, about: dict[str, str], text: str, columns: int) -> str:
+    """What it trains, in the preset's own words where they fit, on which machine, how long, and with which result."""
+    end = f"{about.get('machine', ''):<7}  {about.get('time', ''):<7}  {about.get('result', 'not measured'):<14}".rstrip()
+    room = columns - 61
+    words = text if len(text) <= room else about["what"]
+    return clip(f"  {name:<23}  {words:<{room}}  {end}" if len(words) <= room else f"  {name:<23}  {words}", columns)
 
 
 def help_text() -> str:

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
             own, extra = split(self, words)
         found, rest = self.parse_known_intermixed_args(own)
         if rest:
-            from seedbed.cli.refusals import refuse_option
+            from seedbed.cli.failures import refuse_option
 
             refuse_option(self, rest[0])
         found.recipe_options = extra
@@ -47,25 +47,41 @@ class Parser(argparse.ArgumentParser):
 
 
 class Verb(NamedTuple):
-    """A command: usage, help text, arguments and action."""
+    """A command: usage, help text, what adds its arguments, and action."""
 
     usage: str
     about: str
-    arguments: Callable[[Parser], object]
+    arguments: Sequence[Callable[[Parser], object]]
     act: Act
 
 
-def registrar(verbs: dict[str, Verb]) -> Callable[..., Callable[[Act], Act]]:
-    """A decorator that adds verbs to this registry."""
+REGISTERED: dict[str, Verb] = {}  # verbs of the modules that are imported
+_ARGUMENTS: dict[Act, list[Callable[[Parser], object]]] = {}
 
-    def verb(name: str, usage: str, about: str, arguments: Callable[[Parser], object] = lambda parser: None):
-        def register(act: Act) -> Act:
-            verbs[name] = Verb(usage, about, arguments, act)
-            return act
 
-        return register
+def verb(name: str, usage: str, about: str) -> Callable[[Act], Act]:
+    """Decorate the action of a verb; its arguments are declared by decorators below this one."""
 
-    return verb
+    def register(act: Act) -> Act:
+        REGISTERED[name] = Verb(usage, about, _ARGUMENTS.get(act, ()), act)
+        return act
+
+    return register
+
+
+def declares(add: Callable[[Parser], object]) -> Callable[[Act], Act]:
+    """A decorator of actions whose arguments this function adds."""
+
+    def declare(act: Act) -> Act:
+        _ARGUMENTS.setdefault(act, []).insert(0, add)  # the last decorator comes first
+        return act
+
+    return declare
+
+
+def argument(*names: str, **options: Any) -> Callable[[Act], Act]:
+    """Declare an argument of a verb, in the words of `add_argument`."""
+    return declares(lambda parser: parser.add_argument(*names, **options))
 
 
 def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str], Any]:
@@ -85,14 +101,18 @@ def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str]
     return read
 
 
-def settings(parser: Parser, what: str = "RECIPE/PRESET", needed: bool = True) -> None:
-    parser.takes_settings = True
-    parser.add_argument("name", nargs=None if needed else "?", metavar=what)
-    parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="config settings by their dotted names")
+def settings(what: str = "RECIPE/PRESET", needed: bool = True) -> Callable[[Act], Act]:
+    """Declare a name and `key=value` settings after it."""
+
+    def add(parser: Parser) -> None:
+        parser.takes_settings = True
+        parser.add_argument("name", nargs=None if needed else "?", metavar=what)
+        parser.add_argument("settings", nargs="*", default=[], metavar="key=value", help="config settings by their dotted names")
+
+    return declares(add)
 
 
-def on_argument(parser: Parser) -> None:
-    parser.add_argument("--on", choices=("slurm",), help="run it as a Slurm job; settings: slurm.time=4h, slurm.partition=...")
+on_argument = argument("--on", choices=("slurm",), help="run it as a Slurm job; settings: slurm.time=4h, slurm.partition=...")
 
 
 def runs_here(given: argparse.Namespace) -> bool:

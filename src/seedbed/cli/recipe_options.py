@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from seedbed.cli.failures import RENAMED_OPTIONS
 from seedbed.cli.parser import Parser, number
-from seedbed.cli.refusals import RENAMED_OPTIONS
 
 
 def split(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:

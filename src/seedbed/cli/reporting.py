@@ -1,36 +1,32 @@
-"""The verbs `top`, `watch`, `report`, `runs export` and `runs mirror`."""
+"""The verbs `top`, `watch`, `report`, `runs export`, `runs mirror` and `serve`."""
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from seedbed.cli.parser import Parser, Verb, registrar
+from seedbed.cli.parser import Act, Parser, argument, declares, number, verb
 from seedbed.errors import UserError
-
-VERBS: dict[str, Verb] = {}
-verb = registrar(VERBS)
 
 # ---- in the terminal -------------------------------------------------------------------------------------------------
 
 
-def _once(parser: Parser) -> None:
-    parser.add_argument("--once", action="store_true", help="print once and exit")
+_once = argument("--once", action="store_true", help="print once and exit")
 
 
-@verb("top", "[--once]", "running runs: speed and time left", _once)
+@verb("top", "[--once]", "running runs: speed and time left")
+@_once
 def _top(given: argparse.Namespace) -> int:
     from seedbed.report import top
 
     return top.top(given.runs, given.once, given.json)
 
 
-def _watch_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RUN")
-    parser.add_argument("key", nargs="?", default="loss", metavar="KEY", help="a metric of its rows or evaluations")
-    parser.add_argument("--log", action="store_true", help="a logarithmic scale")
-    _once(parser)
-
-
-@verb("watch", "RUN [KEY] [--log] [--once]", "live curve of a run in the terminal", _watch_arguments)
+@verb("watch", "RUN [KEY] [--log] [--once]", "live curve of a run in the terminal")
+@argument("name", metavar="RUN")
+@argument("key", nargs="?", default="loss", metavar="KEY", help="a metric of its rows or evaluations")
+@argument("--log", action="store_true", help="a logarithmic scale")
+@_once
 def _watch(given: argparse.Namespace) -> int:
     from seedbed.report import top
 
@@ -40,13 +36,10 @@ def _watch(given: argparse.Namespace) -> int:
 # ---- for others ------------------------------------------------------------------------------------------------------
 
 
-def _report_arguments(parser: Parser) -> None:
-    parser.add_argument("names", nargs="+", metavar="RUN|SWEEP|A..B")
-    parser.add_argument("--html", action="store_true", help="write one self-contained HTML file")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="the HTML file; default: NAME.html")
-
-
-@verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one HTML file", _report_arguments)
+@verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one HTML file")
+@argument("names", nargs="+", metavar="RUN|SWEEP|A..B")
+@argument("--html", action="store_true", help="write one self-contained HTML file")
+@argument("--out", type=Path, metavar="FILE", help="the HTML file; default: NAME.html")
 def _report(given: argparse.Namespace) -> int:
     from seedbed.report import html_report
 
@@ -55,25 +48,22 @@ def _report(given: argparse.Namespace) -> int:
 
 def _sweep_page(root: Path, name: str) -> tuple[str, str] | None:
     """Page and text of the sweep of that name, if there is one."""
-    from seedbed.tune.sweep import folder, page
+    from seedbed.tune.sweep import folder
     from seedbed.tune.sweep import report as reports
 
     if not (folder.folder_of(root) / name / "sweep.json").is_file():
         return None
     sweep = folder.Sweep(root, name)
-    return page.sweep_page(sweep), "\n".join(reports.lines_of(reports.read_report(sweep)))
+    return reports.sweep_page(sweep), "\n".join(reports.lines_of(reports.read_report(sweep)))
 
 
-def _export_arguments(parser: Parser) -> None:
-    parser.add_argument("names", nargs="*", metavar="RUN")
-    parser.add_argument("--csv", action="store_true", help="CSV; printed unless --out names a file")
-    parser.add_argument("--parquet", action="store_true", help="Parquet, for pandas, polars, duckdb")
-    parser.add_argument("--events", action="store_true", help="the events of the runs instead of their rows")
-    parser.add_argument("--table", action="store_true", help="one row per run: settings and results")
-    parser.add_argument("--out", type=Path, metavar="FILE")
-
-
-@verb("runs export", "[RUN ...] --csv|--parquet [--out FILE]", "rows of runs, or a table of all runs", _export_arguments)
+@verb("runs export", "[RUN ...] --csv|--parquet [--out FILE]", "rows of runs, or a table of all runs")
+@argument("names", nargs="*", metavar="RUN")
+@argument("--csv", action="store_true", help="CSV; printed unless --out names a file")
+@argument("--parquet", action="store_true", help="Parquet, for pandas, polars, duckdb")
+@argument("--events", action="store_true", help="the events of the runs instead of their rows")
+@argument("--table", action="store_true", help="one row per run: settings and results")
+@argument("--out", type=Path, metavar="FILE")
 def _runs_export(given: argparse.Namespace) -> int:
     from seedbed.report import export
 
@@ -85,12 +75,9 @@ def _runs_export(given: argparse.Namespace) -> int:
     return export.export(given.runs, given.names, kind="csv" if given.csv else "parquet", what=what, out=given.out)
 
 
-def _mirror_arguments(parser: Parser) -> None:
-    parser.add_argument("names", nargs="+", metavar="RUN")
-    parser.add_argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio, mlflow; +checkpoints")
-
-
-@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard, trackio or MLflow after the fact", _mirror_arguments)
+@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard, trackio or MLflow after the fact")
+@argument("names", nargs="+", metavar="RUN")
+@argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio, mlflow; +checkpoints")
 def _runs_mirror(given: argparse.Namespace) -> int:
     from seedbed.report.mirrors import choose
     from seedbed.track.run import Run
@@ -99,3 +86,35 @@ def _runs_mirror(given: argparse.Namespace) -> int:
     for run in [Run.open(given.runs, name) for name in given.names]:
         choose.send(run, choices, print)
     return 0
+
+
+def server_arguments(port: int) -> Callable[[Act], Act]:
+    def add(parser: Parser) -> None:
+        parser.add_argument(
+            "--port", type=number(int, 0, 65535), default=port, metavar="N", help=f"default {port}; 0: any free port"
+        )
+        host_help = "address to listen on, for other machines; needs --token"
+        parser.add_argument("--host", default="127.0.0.1", metavar="H", help=host_help)
+        parser.add_argument("--token", action="store_true", help="require the token in the address for every request")
+        parser.add_argument("--open", action="store_true", help="open the page in a browser")
+
+    return declares(add)
+
+
+def open_if_asked(given: argparse.Namespace, address: str) -> None:
+    if given.open:
+        import webbrowser
+
+        webbrowser.open(address)
+
+
+@verb("serve", "[--port N] [--open]", "the workbench: live web pages of all runs")
+@server_arguments(8765)
+def _serve(given: argparse.Namespace) -> int:
+    from seedbed.serve.server import needs, serve_app
+
+    needs()
+    from seedbed.serve.app import workbench
+
+    then = partial(open_if_asked, given)
+    return serve_app(workbench(given.runs), given.host, given.port, locked=given.token, then=then)

@@ -3,31 +3,31 @@
 import argparse
 import os
 
-from seedbed.cli.parser import Parser, Verb, on_argument, registrar, runs_here, settings
+from seedbed.cli.parser import argument, on_argument, runs_here, settings, verb
 from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.training import mirror_argument, mirrors_of, until_argument
 from seedbed.cli.trusting import confirm, trust_argument
 
-VERBS: dict[str, Verb] = {}
-verb = registrar(VERBS)
 
-
-def _resume_arguments(parser: Parser) -> None:
-    settings(parser, "RUN")
-    parser.add_argument("--force", action="store_true", help="also if the run is finished, or a check of a queued run fails")
-    parser.add_argument("--no-check", action="store_true", help="start a queued run without the quick checks")
-    parser.add_argument("--accept-edits", action="store_true", help="accept an edited config.json; recorded")
-    until_argument(parser)
-    on_argument(parser)
-    dry_argument(parser)
-    mirror_argument(parser)
-    trust_argument(parser)
-
-
-@verb("resume", "RUN [key=value ...]", "continue a run from its newest checkpoint, bit for bit", _resume_arguments)
+@verb("resume", "RUN [key=value ...]", "continue a run from its newest checkpoint, bit for bit")
+@settings("RUN")
+@argument("--force", action="store_true", help="also if the run is finished, or a check of a queued run fails")
+@argument("--no-check", action="store_true", help="start a queued run without the quick checks")
+@argument("--accept-edits", action="store_true", help="accept an edited config.json; recorded")
+@until_argument
+@on_argument
+@dry_argument
+@mirror_argument
+@trust_argument
 def _resume(given: argparse.Namespace) -> int:
     if given.accept_edits:
-        _accept_edits(given)
+        from seedbed.track import edits
+        from seedbed.track.run import Run
+        from seedbed.track.text import safe
+
+        if "RANK" not in os.environ:  # the process that started the ranks has done it
+            what = edits.accept(Run.open(given.runs, given.name))
+            print(f"accepted: {safe(what)}" if what else "nothing to accept: config.json and checkpoints are unchanged")
     confirm(given)
     if not runs_here(given):
         from seedbed.cli import slurm
@@ -47,21 +47,8 @@ def _resume(given: argparse.Namespace) -> int:
     return resume(given.runs, given.name, given.settings, **options)
 
 
-def _accept_edits(given: argparse.Namespace) -> None:
-    from seedbed.track import edits
-    from seedbed.track.run import Run
-    from seedbed.track.text import safe
-
-    if "RANK" not in os.environ:  # the process that started the ranks has done it
-        what = edits.accept(Run.open(given.runs, given.name))
-        print(f"accepted: {safe(what)}" if what else "nothing to accept: config.json and checkpoints are unchanged")
-
-
-def _cancel_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a run or a sweep that was submitted to Slurm")
-
-
-@verb("cancel", "RUN|SWEEP", "cancel its Slurm job; it is saved first and can be resumed", _cancel_arguments)
+@verb("cancel", "RUN|SWEEP", "cancel its Slurm job; it is saved first and can be resumed")
+@argument("name", metavar="NAME", help="a run or a sweep that was submitted to Slurm")
 def _cancel(given: argparse.Namespace) -> int:
     from seedbed.launch import slurm
 

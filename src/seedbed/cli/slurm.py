@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from seedbed.cli.parser import Parser
+from seedbed.cli.parser import argument
 from seedbed.errors import UserError
 
 
@@ -33,7 +33,8 @@ def sweep(given: argparse.Namespace, options: Any, facts: dict[str, Any]) -> int
     from seedbed.tune.sweep.folder import Sweep
 
     resources, own = slurm_script.read(given.settings)
-    submit = _submit_options(given, _sweep_flags(given))
+    flags = [f"--{name.replace('_', '-')}" for name in ("no_check", "no_pack") if getattr(given, name)]
+    submit = _submit_options(given, [*flags, *(["--pack", str(given.pack)] if given.pack else [])])
     if given.join:
         found = Sweep.open(given.runs, given.join)
         return slurm.sweep(slurm.sweep_job_of(found, given.retry), resources, submit, lambda: found)
@@ -61,13 +62,7 @@ def _run_flags(given: argparse.Namespace) -> list[str]:
     return [*(f"--{name.replace('_', '-')}" for name in ("no_check", "force") if getattr(given, name)), *until, *mirror]
 
 
-def _sweep_flags(given: argparse.Namespace) -> list[str]:
-    flags = [f"--{name.replace('_', '-')}" for name in ("no_check", "no_pack") if getattr(given, name)]
-    return [*flags, *(["--pack", str(given.pack)] if given.pack else [])]
-
-
-def dry_argument(parser: Parser) -> None:
-    parser.add_argument("--dry", action="store_true", help="with --on slurm: print script and command, submit nothing")
+dry_argument = argument("--dry", action="store_true", help="with --on slurm: print script and command, submit nothing")
 
 
 def refuse_dry(given: argparse.Namespace) -> None:

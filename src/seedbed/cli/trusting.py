@@ -3,11 +3,9 @@
 import argparse
 import sys
 
-from seedbed.cli.parser import Parser
+from seedbed.cli.parser import argument
 
-
-def trust_argument(parser: Parser) -> None:
-    parser.add_argument("--trust", action="store_true", help="trust and execute the recipe file that it names; read it first")
+trust_argument = argument("--trust", action="store_true", help="trust and execute the recipe file that it names; read it first")
 
 
 def confirm(given: argparse.Namespace) -> None:
@@ -15,14 +13,14 @@ def confirm(given: argparse.Namespace) -> None:
     if not given.trust:
         return
     from seedbed.recipes.saved import confirm_saved
-    from seedbed.track.run import Run
+    from seedbed.track.run_names import find_folder
 
     if getattr(given, "join", None):
         from seedbed.tune.sweep import verbs
 
         found = verbs.confirm(given.runs, given.join)
     else:
-        found = confirm_saved(Run.open(given.runs, given.name).config_json())
+        found = confirm_saved(find_folder(given.runs, given.name).config_json())
     for code in found:
         print(f"trusted: {code}", file=sys.stderr)
     if not found:

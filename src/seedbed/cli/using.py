@@ -4,28 +4,30 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from seedbed.cli.parser import Parser, Verb, number, registrar
+from seedbed.cli.parser import Parser, argument, declares, verb
 from seedbed.cli.recipe_options import recipe_options
+from seedbed.cli.reporting import open_if_asked, server_arguments
 from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
-VERBS: dict[str, Verb] = {}
-verb = registrar(VERBS)
+_checkpoint_argument = argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; default: the best")
+_FORMATS = (
+    "files: safetensors and JSON for seedbed, any recipe; hf: a folder that transformers loads, and gguf: a file of llama.cpp, "
+    "language models of Llama's shape; onnx: a network; web: a page that runs the network in the browser"
+)
 
 
-def _sample_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RUN", help="further options depend on the recipe: see seedbed sample RUN --help")
-    _checkpoint_argument(parser)
-    parser.add_argument("--no-stream", action="store_true", help="print the sample when it is complete")
-    trust_argument(parser)
+@declares
+def _takes_recipe_options(parser: Parser) -> None:
     parser.takes_recipe_options = True
 
 
-def _checkpoint_argument(parser: Parser) -> None:
-    parser.add_argument("--checkpoint", default="", metavar="STEP", help="such as step-000240; default: the best")
-
-
-@verb("sample", "RUN [--prompt TEXT] [options]", "generate samples from a run", _sample_arguments)
+@verb("sample", "RUN [--prompt TEXT] [options]", "generate samples from a run")
+@argument("name", metavar="RUN", help="further options depend on the recipe: see seedbed sample RUN --help")
+@_checkpoint_argument
+@argument("--no-stream", action="store_true", help="print the sample when it is complete")
+@trust_argument
+@_takes_recipe_options
 def _sample(given: argparse.Namespace) -> int:
     confirm(given)
     from seedbed import inference
@@ -41,19 +43,11 @@ def _stream(text: str) -> None:
     print(safe(text), end="", flush=True)
 
 
-def _inference_curve_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        "name", metavar="RUN", help="further options depend on the recipe: see seedbed inference-curve RUN --help"
-    )
-    trust_argument(parser)
-    _checkpoint_argument(parser)
-    parser.takes_recipe_options = True
-
-
-_CURVE = "quality by number of inference-time optimisation steps"
-
-
-@verb("inference-curve", "RUN [options]", _CURVE, _inference_curve_arguments)
+@verb("inference-curve", "RUN [options]", "quality by number of inference-time optimisation steps")
+@argument("name", metavar="RUN", help="further options depend on the recipe: see seedbed inference-curve RUN --help")
+@trust_argument
+@_checkpoint_argument
+@_takes_recipe_options
 def _inference_curve(given: argparse.Namespace) -> int:
     confirm(given)
     from seedbed import inference
@@ -62,20 +56,12 @@ def _inference_curve(given: argparse.Namespace) -> int:
     return inference.inference_curve(given.runs, given.name, read, checkpoint_name=given.checkpoint)
 
 
-def _play_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RUN")
-    parser.add_argument("--port", type=number(int, 0, 65535), default=8766, metavar="N", help="default 8766; 0: any free port")
-    parser.add_argument(
-        "--host", default="127.0.0.1", metavar="H", help="address to listen on, for other machines; needs --token"
-    )
-    parser.add_argument("--token", action="store_true", help="require the token in the address for every request")
-    parser.add_argument("--open", action="store_true", help="open the page in a browser")
-    trust_argument(parser)
-    parser.add_argument("--runtime", choices=("torch", "onnx"), default="torch", help="onnx: ONNX Runtime on one processor core")
-    _checkpoint_argument(parser)
-
-
-@verb("play", "RUN [--open] [--runtime onnx]", "play a world model in the browser", _play_arguments)
+@verb("play", "RUN [--open] [--runtime onnx]", "play a world model in the browser")
+@argument("name", metavar="RUN")
+@server_arguments(8766)
+@trust_argument
+@argument("--runtime", choices=("torch", "onnx"), default="torch", help="onnx: ONNX Runtime on one processor core")
+@_checkpoint_argument
 def _play(given: argparse.Namespace) -> int:
     from seedbed.serve.server import needs
 
@@ -83,41 +69,46 @@ def _play(given: argparse.Namespace) -> int:
     confirm(given)
     from seedbed.serve import play
 
-    def show(address: str) -> None:
-        if given.open:
-            import webbrowser
-
-            webbrowser.open(address)
-
+    then = partial(open_if_asked, given)
     server = play.PlayServer(given.runs, given.runtime, given.checkpoint)
-    return play.play(server, given.name, host=given.host, port=given.port, locked=given.token, then=show)
+    return play.play(server, given.name, host=given.host, port=given.port, locked=given.token, then=then)
 
 
-def _export_arguments(parser: Parser) -> None:
-    parser.add_argument("name", metavar="RUN")
-    parser.add_argument(
-        "--to", choices=("files", "web"), default="files", help="web: a page that runs the network in the browser"
-    )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="a new folder; default: RUN-export or RUN-web")
-    trust_argument(parser)
-    parser.add_argument("--ort", type=Path, metavar="DIR", help="for web: the folder of the npm package onnxruntime-web")
-    parser.add_argument("--fetch-ort", action="store_true", help="for web: let npm fetch onnxruntime-web")
-    _checkpoint_argument(parser)
-
-
-@verb("export", "RUN [--to web] [--out DIR]", "write weights and config for use elsewhere, or a web page", _export_arguments)
+@verb("export", "RUN [--to hf] [--out DIR]", "write weights and config for use elsewhere, or a web page")
+@argument("name", metavar="RUN")
+@argument("--to", choices=("files", "hf", "gguf", "onnx", "web"), default="files", help=_FORMATS)
+@argument("--out", type=Path, metavar="DIR", help="a new folder; default: RUN-export, RUN-hf, RUN-gguf, RUN-onnx or RUN-web")
+@trust_argument
+@argument("--ort", type=Path, metavar="DIR", help="for web: the folder of the npm package onnxruntime-web")
+@argument("--fetch-ort", action="store_true", help="for web: let npm fetch onnxruntime-web")
+@_checkpoint_argument
 def _export(given: argparse.Namespace) -> int:
     confirm(given)
     from seedbed import inference
 
-    out = given.out or Path(f"{Path(given.name).name}-{'web' if given.to == 'web' else 'export'}")
-    if given.to == "files":
+    out = given.out or Path(f"{Path(given.name).name}-{'export' if given.to == 'files' else given.to}")
+    if given.to != "web":
         if given.ort or given.fetch_ort:
             raise UserError("--ort and --fetch-ort belong to --to web")
-        return inference.export(given.runs, given.name, out, given.checkpoint)
+        return inference.export(given.runs, given.name, out, given.checkpoint, to=given.to)
     from seedbed.serve import web_page
 
     with web_page.runtime_files(given.ort, given.fetch_ort) as runtime:
         status = inference.export(given.runs, given.name, out, given.checkpoint, to="web")
         web_page.write_page(out, runtime, Path(given.name).name)
     return status
+
+
+@verb("publish", "RUN --to hub:USER/NAME [--dry]", "upload weights, model card, samples and plots to the Hugging Face Hub")
+@argument("name", metavar="RUN")
+@argument("--to", required=True, metavar="hub:USER/NAME", help="a repository that you may write to; made if there is none")
+@argument("--form", choices=("files", "hf", "gguf", "onnx"), default="files", help="of the weights: see seedbed export --help")
+@argument("--private", action="store_true", help="make the repository private; one that exists is not changed")
+@argument("--dry", action="store_true", help="print all that would be uploaded, the whole card too; contacts nothing")
+@trust_argument
+@_checkpoint_argument
+def _publish(given: argparse.Namespace) -> int:
+    confirm(given)
+    from seedbed.publish import publish
+
+    return publish(given.runs, given.name, given.to, given.form, given.checkpoint, private=given.private, dry=given.dry)

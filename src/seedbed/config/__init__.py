@@ -57,7 +57,7 @@ class Schedule:
     ends at 1 / (div x final_div) of it.
     """
 
-    kind: str = registered("gpt3", "seedbed.train.optim:SCHEDULES")
+    kind: str = registered("cosine", "seedbed.train.optim:SCHEDULES")
     warmup: float = number(0.02, low=0.0, high=1.0)
     decay: float = number(0.5, low=0.0, high=1.0)
     floor: float = number(0.1, low=0.0, high=1.0)
@@ -156,6 +156,24 @@ class Config:
         return self.batch // (self.accum * self.dist.world)
 
 
+class Units(typing.NamedTuple):
+    """What people count and read in a recipe, from `units(config)` of its presets: an item of data is `per_item` of `items`.
+
+    `loss` is the unit of the loss, `data` says in words what a run trains on, as a format of the facts of its data.
+    """
+
+    items: str = "items"
+    per_item: float = 1.0
+    loss: str = ""
+    data: str = ""
+
+    def describe(self, facts: dict[str, Any]) -> str:
+        """The data in words; without any, its facts."""
+        limits = [f"{part} {num:,}" for part, num in facts.get("limit", {}).items() if num]
+        words = self.data.format(**facts) if self.data else ", ".join(f"{name} {value}" for name, value in facts.items())
+        return words + (f", limited to {', '.join(limits)}" if limits else "")
+
+
 # Settings for an eager step: nothing compiled or captured; then also no checkpointing, float8, forced kernel or sharding.
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
 SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1")
@@ -198,7 +216,7 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
         inner = changes
         for group in groups:
             inner = inner.setdefault(group, {})
-        inner[name] = parsed(config, key.split("."), value, key)
+        inner[name] = parsed(config, key, value)
     # All at once: two changes may be valid together and not one by one.
     return replaced(config, changes)
 
@@ -235,14 +253,10 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def function_names(config: Any) -> list[str]:
-    """The values of fields that name functions."""
-    return [value for _, value, info, _ in leaves(config) if info.metadata.get("code") and value]
-
-
 def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The keys whose values differ between two flattened configs; a missing key reads as None, a list as a tuple."""
-    if old.keys() != new.keys():  # another recipe's, or saved by another version
+    # Another recipe's, or saved by another version.
+    if old.keys() != new.keys() or old.get("schedule.kind") != new.get("schedule.kind"):
         from seedbed.config.saved import translated
 
         old, new = translated(old), translated(new)
@@ -258,8 +272,7 @@ def digest_values(values: dict[str, Any]) -> str:
     """The hash of a flattened config, live or saved."""
     # 300 and 300.0 are equal, so their hashes must be.
     whole = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in values.items()}
-    text = json.dumps(_plain(whole), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(_plain(whole), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -308,22 +321,15 @@ def _is_plain(value: Any) -> bool:
     return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, bool | int | float | str | None)
 
 
-def parsed(config: Any, path: list[str], text: str, key: str) -> Any:
-    """The value that `text` gives the field at the end of `path`."""
-    fields = {f.name: f for f in dataclasses.fields(config)}
-    name, rest = path[0], path[1:]
-    if name not in fields or (rest and not dataclasses.is_dataclass(getattr(config, name))):
+def parsed(config: Any, key: str, text: str) -> Any:
+    """The value that `key=text` would set, not checked against ranges and other keys: those may change with it."""
+    found = {name: (info, kind) for name, _, info, kind in leaves(config)}
+    if key not in found:
         from seedbed.config.refusals import unknown_key
 
-        raise unknown_key(config, key, path)
-    current = getattr(config, name)
-    if rest:
-        return parsed(current, rest, text, key)
-    if dataclasses.is_dataclass(current):
-        options = ", ".join(f"{key}.{f.name}" for f in dataclasses.fields(current))
-        raise UserError(f"`{key}` is a group; set one of: {options}")
-    kind = type_of(fields[name], typing.get_type_hints(type(config))[name])
-    return parse(kind, text, key, bool(fields[name].metadata.get("duration")))
+        raise unknown_key(config, key)
+    info, kind = found[key]
+    return parse(type_of(info, kind), text, key, bool(info.metadata.get("duration")))
 
 
 def _fits(kind: Any, value: Any) -> bool:

@@ -6,16 +6,11 @@ from typing import Any
 from seedbed.config import leaves, parsed, type_of
 
 
-def read_value(config: Any, key: str, text: str) -> Any:
-    """The value that `key=text` would set, not checked against ranges and other keys: those may change with it."""
-    return parsed(config, key.split("."), text, key)
-
-
 def kind_of(config: Any, key: str) -> Any:
     """The type of the field that a dotted key names."""
     kinds = {name: type_of(info, kind) for name, _, info, kind in leaves(config)}
     if key not in kinds:
-        parsed(config, key.split("."), "", key)  # says what is wrong with the key
+        parsed(config, key, "")  # says what is wrong with the key
     return kinds[key]
 
 

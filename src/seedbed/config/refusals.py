@@ -1,5 +1,6 @@
 """Errors for keys that a config does not have and values that do not fit, with the nearest ones."""
 
+import dataclasses
 import difflib
 import re
 import types
@@ -10,16 +11,23 @@ from seedbed.config import flatten, saved
 from seedbed.errors import UserError
 
 
-def unknown_key(config: Any, key: str, path: list[str]) -> UserError:
-    """The error for a key that the config does not have, with its new name or the nearest ones."""
+def unknown_key(config: Any, key: str) -> UserError:
+    """The error for a key that the config does not have, with its new name or the nearest ones, or that names a group."""
     if saved.current_key(key) != key:
         return UserError(f"`{key}` is now called `{saved.current_key(key)}`")
-    prefix = key[: len(key) - len(".".join(path))]
+    prefix, last = "", key.rpartition(".")[2]
+    for name in key.split("."):
+        if not dataclasses.is_dataclass(getattr(config, name, None)):
+            break
+        config, prefix = getattr(config, name), f"{prefix}{name}."
+    if prefix == f"{key}.":
+        options = ", ".join(prefix + field.name for field in dataclasses.fields(config))
+        return UserError(f"`{key}` is a group; set one of: {options}")
     names = [prefix + k for k in flatten(config)]
     tails = {n.rpartition(".")[2]: n for n in reversed(names)}
     near = difflib.get_close_matches(key, names, 3, 0.5)
-    near += [tails[t] for t in difflib.get_close_matches(path[-1], tails, 3, 0.6)]
-    near += [n for n in names if path[-1] in re.split(r"[._]", n) or n.rpartition(".")[2] in path[-1].split("_")]
+    near += [tails[t] for t in difflib.get_close_matches(last, tails, 3, 0.6)]
+    near += [n for n in names if last in re.split(r"[._]", n) or n.rpartition(".")[2] in last.split("_")]
     shown = list(dict.fromkeys(near))[:3] or names[:6]
     return UserError(f"unknown key `{key}`; nearest: {', '.join(shown)}")
 
@@ -29,21 +37,21 @@ def not_valid(kind: Any, text: str, key: str) -> UserError:
     if text in saved.RENAMED_VALUES.get(key, {}):
         return UserError(f"{key}={text} is now called {key}={saved.RENAMED_VALUES[key][text]}")
     near = difflib.get_close_matches(text, map(str, get_args(kind)), 1) if get_origin(kind) is Literal else []
-    return UserError(f"{key}={text} is not {_wanted(kind)}" + (f"; did you mean {near[0]}?" if near else ""))
+    return UserError(f"{key}={text} is not {described(kind)}" + (f"; did you mean {near[0]}?" if near else ""))
 
 
-def _wanted(kind: Any) -> str:
+def described(kind: Any) -> str:
     """Describes the values of a type, for error messages."""
     if kind == "duration":
         return "a duration such as 90s, 5m or 2h"
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        return " or ".join(_wanted(k) for k in inner)
+        return " or ".join(described(k) for k in inner)
     if origin is Literal:
         return f"one of {', '.join(map(str, inner))}"
     if origin is tuple:
         return (
-            f"values separated by commas, each {_wanted(inner[0])}"
+            f"values separated by commas, each {described(inner[0])}"
             if Ellipsis in inner
             else f"{len(inner)} values separated by commas"
         )

@@ -29,9 +29,8 @@ RENAMED: dict[str, str] = {
     "model.plan": "model.program",
     "model.flow": "model.target_stream",
 }
-
-
 RENAMED_VALUES: dict[str, dict[Any, Any]] = {
+    "schedule.kind": {"gpt3": "cosine"},
     "model.target_stream": {"beside": "both"},
     "model.latent_init": {"placed": "positional"},
 }
@@ -49,7 +48,7 @@ def is_free(key: str) -> bool:
 def translated(values: dict[str, Any], known: typing.Container[str] = ()) -> dict[str, Any]:
     """A flattened config of an earlier version with the present keys and values; keys in `known` are not translated."""
     if values.get("schedule.kind") == "one_cycle" and "schedule.floor" in values and "schedule.div" not in values:
-        values = {**values, "schedule.kind": "gpt3"}  # without `div` it was an alias of gpt3
+        values = {**values, "schedule.kind": "cosine"}  # without `div` it was an alias of it
     found = {}
     for key, value in values.items():
         key = key if key in known else current_key(key)

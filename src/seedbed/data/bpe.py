@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from seedbed.data.corpus import Corpus
-from seedbed.data.progress import Progress
 from seedbed.data.splitting import split_text
-from seedbed.data.store import digest
+from seedbed.data.store import Progress, digest
 from seedbed.data.tokenizers import FORMAT, Tokenizer
 from seedbed.errors import UserError
 
@@ -75,12 +74,8 @@ class ByteTokenizer(Tokenizer):
         return self.body
 
 
-def train_on(corpus: Corpus, vocab: int) -> ByteTokenizer:
-    """`train_bpe` on the beginning of a corpus."""
-    return train_bpe(_training_text(corpus), vocab)
-
-
-def _training_text(corpus: Corpus) -> Iterator[str]:
+def training_text(corpus: Corpus) -> Iterator[str]:
+    """The beginning of a corpus, from which merges are learnt."""
     progress, length = Progress("learning merges from", corpus.unit), 0
     for chunk in corpus.chunks():
         if length >= TRAIN_LIMIT:
@@ -119,16 +114,12 @@ def _require_byte_level(body: dict[str, Any]) -> None:
         raise UserError("the tokenizer has BPE dropout: the same text would give different ids each time; set dropout to null")
 
 
-def _byte_of() -> dict[str, int]:
-    """Byte-level vocabularies write each byte as one visible character: itself, or one from U+0100 on."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    hidden = [byte for byte in range(256) if byte not in visible]
-    return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
-
-
 def _bytes_by_id(body: dict[str, Any]) -> tuple[list[bytes], np.ndarray]:
     """The bytes of each id, and the number of bytes of text: 0 for a special token."""
-    byte_of = _byte_of()
+    # Byte-level vocabularies write each byte as one visible character: itself, or one from U+0100 on.
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    byte_of = {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(hidden)}
     added = {token["id"]: token for token in body["added_tokens"]}
     names = {i: name for name, i in body["model"]["vocab"].items()}
     size = max([*added, *names]) + 1

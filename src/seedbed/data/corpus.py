@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from seedbed.config import number
+from seedbed.config import Units, number
 from seedbed.errors import UserError
 
 CHUNK = 1 << 20
@@ -38,6 +38,14 @@ class TextConfig:
             from seedbed.data.random_tokens import random_size
 
             random_size(self.text)
+
+    @property
+    def units(self) -> Units:
+        """Characters, bytes or tokens, by the tokenizer."""
+        name = "char" if self.tokenizer in ("char", "char75") else "byte" if self.vocab == 257 else "token"
+        items = {"char": "characters"}.get(name, f"{name}s")
+        words = f"{{name}}: {{num_tokens:,}} {items} to train on, {{num_valid_tokens:,}} held out"
+        return Units("tokens", self.block, f"nats/{name}", words)
 
 
 class Chunk(NamedTuple):

@@ -184,7 +184,7 @@ class _Direct:
 
             # New memory for a large batch would cost more in page faults than the copy itself.
             self.slots = [Slot(large, spans, locator.batch, torch.device("cpu"), pin=False) for _ in range(2)]
-            rows = {name: HostRows(array, spans[name], shared=False) for name, array in large.items()}
+            rows = {name: HostRows(array, spans[name]) for name, array in large.items()}
             self.targets = [[(r, r.target(slot.bytes[name])) for name, r in rows.items()] for slot in self.slots]
         self.values: dict[str, Tensor] = {}
         self.wide = source.wide
@@ -235,14 +235,23 @@ class Locator:
         try:
             start_B = np.ascontiguousarray(self.source.locate(epoch_B, index_B), dtype=np.int64)
         except Exception as error:
-            from seedbed.data.source_errors import with_sample
-
-            raise with_sample(self, counter, error) from error
+            raise self._with_sample(counter, error) from error
         # As unsigned numbers, negative ones are huge: one test for both ends.
         if np.maximum.reduce(start_B.view(np.uint64)) > self.last_row:
             wrong = int(np.argmax(start_B.view(np.uint64) > np.uint64(self.last_row)))
             raise IndexError(f"sample {counter + self.steps_B[wrong]} is at row {start_B[wrong]}, outside 0 to {self.last_row}")
         return start_B
+
+    def _with_sample(self, counter: int, error: Exception) -> Exception:
+        """The error with the number of the first sample that causes it by itself."""
+        assert self.order is not None
+        kind = UserError if isinstance(error, UserError) else RuntimeError
+        for sample in (counter + self.steps_B).tolist():
+            try:
+                self.source.locate(*self.order.at(sample, 1))
+            except Exception as alone:
+                return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
+        return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
 # ---- rows in host memory --------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Sources of images: a folder whose sub-folders are classes, an array file, a Hugging Face dataset."""
 
-import difflib
+import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from PIL import Image
 
 from seedbed.data import limits
 from seedbed.data.images import HELP
-from seedbed.data.text_files import load_hub
+from seedbed.data.text_files import load_hub, nearest
 from seedbed.errors import UserError
 from seedbed.track import files
 
@@ -57,8 +57,8 @@ class ImageFolder(ImageDataset):
         self.name, self.root = root.resolve().name, root
         parts = self._parts()
         trees = [_classes(root / part) for part in parts]
-        self.class_names = tuple(sorted(trees[0]))
         self._check(parts, trees)
+        self.class_names = tuple(trees[0])
         number = {name: n for n, name in enumerate(self.class_names)}
         found = [(path, number[name], k) for k, tree in enumerate(trees) for name, paths in tree.items() for path in paths]
         self.paths = [path for path, _, _ in found]
@@ -85,18 +85,20 @@ class ImageFolder(ImageDataset):
             self.notes += tuple(f"the folder {name} holds no images and is no class" for name in empty[:5])
             for name in empty:
                 del tree[name]
-        self.class_names = tuple(name for name in self.class_names if name in trees[0])
-        strange = sorted(set(trees[-1]) - set(self.class_names))
+        strange = sorted(trees[-1].keys() - trees[0].keys())
         if strange:
             raise UserError(f"{self.root}: {parts[1]}/ has the class {strange[0]}, which {TRAIN}/ has not; name classes alike")
-        if len(self.class_names) > MAX_CLASSES:
-            raise UserError(f"{self.root} has {len(self.class_names):,} classes; at most {MAX_CLASSES:,}")
+        if len(trees[0]) > MAX_CLASSES:
+            raise UserError(f"{self.root} has {len(trees[0]):,} classes; at most {MAX_CLASSES:,}")
 
     def identity(self) -> str:
         """By names, sizes and times: reading every file would take as long as decoding it."""
         whole = hashlib.sha256()
         for path in self.paths:
-            size, time = _size_and_time(path)
+            size, time = -1, 0  # of a dangling link: a bad image like others
+            with contextlib.suppress(OSError):
+                info = os.stat(path)
+                size, time = info.st_size, info.st_mtime_ns
             whole.update(f"{os.path.relpath(path, self.root)}\0{size}\0{time}\0".encode("utf-8", "replace"))
         return f"stat:{whole.hexdigest()}"
 
@@ -106,14 +108,6 @@ class ImageFolder(ImageDataset):
 
     def label(self, n: int) -> str:
         return os.path.relpath(self.paths[n], self.root).encode("utf-8", "replace").decode()
-
-
-def _size_and_time(path: str) -> tuple[int, int]:
-    try:
-        info = os.stat(path)
-    except OSError:  # a dangling link: a bad image like others
-        return -1, 0
-    return info.st_size, info.st_mtime_ns
 
 
 def _folders(root: Path) -> list[str]:
@@ -262,6 +256,4 @@ def open_image_dataset(name: str) -> ImageDataset:
             raise UserError(f"{path} is a single file and not {', '.join(ARRAYS)}; {HELP}")
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, ["shapes", *siblings], 1)
-    raise UserError(f"there are no images at {path}{f' (did you mean {near[0]}?)' if near else ''}; {HELP}")
+    raise UserError(f"there are no images at {path}{nearest(path, ['shapes'])}; {HELP}")

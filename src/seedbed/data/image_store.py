@@ -21,8 +21,7 @@ from seedbed.data.image_dataset import ImageDataset, open_image_dataset
 from seedbed.data.images import ImageConfig
 from seedbed.data.order import draw
 from seedbed.data.prepare import Say, cache_folder, find_or_build
-from seedbed.data.progress import Progress
-from seedbed.data.store import Store, Writer, digest, is_store
+from seedbed.data.store import Progress, Store, Writer, digest, is_store
 from seedbed.errors import UserError
 
 # Bump when the same image gives other bytes than before.
@@ -42,44 +41,23 @@ def prepare_images(config: ImageConfig, *, out: Path | None = None, rebuild: boo
     An interrupted preparation continues where it stopped, and gives the same store as an uninterrupted one.
     """
     if is_store(Path(config.images).expanduser()):
-        return _open_named(config)
+        store = Store.open(Path(config.images).expanduser())
+        made = store.manifest.get("images")
+        if made is None:
+            raise UserError(f"store {store.path} holds no images; name a folder of images, or a store made from one")
+        for name, wanted in _settings(config).items():
+            if made[name] != wanted:
+                raise UserError(f"store {store.path} was made with {name}={made[name]}, not {wanted}; name its images instead")
+        return store
     job = _Job(config, say)
     path = out.absolute() if out else cache_folder(config.cache) / f"{job.label}-{job.key[:12]}"
     return find_or_build(path, job.key, job.build, rebuild=rebuild, say=say)
 
 
-def image_facts(store: Store) -> dict[str, Any]:
-    """The contents of an image store."""
-    manifest = store.manifest
-    classes_N = store.arrays["class"]
-    counts = np.bincount(classes_N, minlength=len(manifest["class_names"])).tolist()
-    return {
-        "store": str(store.path),
-        "source": manifest["source"]["name"],
-        "fingerprint": store.fingerprint,
-        "shape": "x".join(map(str, store.arrays["image"].shape[1:])),
-        "images": {name: end - start for name, (start, end) in manifest["splits"].items()},
-        "classes": dict(zip(manifest["class_names"], counts, strict=True)),
-        "bad": manifest["counts"]["num_bad"],
-        "changed": manifest["counts"]["changed"],
-        "listed": {entry["image"]: entry["why"] for entry in manifest["bad"]},
-    }
-
-
-def _open_named(config: ImageConfig) -> Store:
-    store = Store.open(Path(config.images).expanduser())
-    made = store.manifest.get("images")
-    if made is None:
-        raise UserError(f"store {store.path} holds no images; name a folder of images, or a store made from one")
-    for name, wanted in _settings(config).items():
-        if made[name] != wanted:
-            raise UserError(f"store {store.path} was made with {name}={made[name]}, not {wanted}; name its images instead")
-    return store
-
-
 def _settings(config: ImageConfig) -> dict[str, Any]:
-    """The settings that a store depends on."""
-    return {"stored_size": config.stored_size, "valid": config.valid, "encode": config.encode}
+    """The settings that a store depends on; of square images as ever, so that older stores still serve."""
+    height, width = config.stored_shape
+    return {"stored_size": height if height == width else [height, width], "valid": config.valid, "encode": config.encode}
 
 
 def partition(classes_N: np.ndarray, share: float) -> np.ndarray:
@@ -109,20 +87,20 @@ class DecodedImage(NamedTuple):
     problem: str = ""
 
 
-def decode(image: Image.Image, size: int) -> DecodedImage:
-    """The centre square in RGB at `size` pixels: first frame, EXIF orientation applied, transparent parts on white."""
+def decode(image: Image.Image, shape: tuple[int, int]) -> DecodedImage:
+    """The centre in RGB at this height and width: first frame, EXIF orientation applied, transparent parts on white."""
     done = ["with several frames: the first used"] if getattr(image, "n_frames", 1) > 1 else []
     if image.format == "JPEG":
         # libjpeg decodes a large photograph at a fraction of its size for a fraction of the time.
-        image.draft("RGB", (2 * size, 2 * size))
+        image.draft("RGB", (2 * max(shape), 2 * max(shape)))  # its orientation is not known yet
     image = ImageOps.exif_transpose(image)
     image, changed = _to_rgb(image)
     done += changed
-    short = min(image.size)
-    if short < size:
+    height, width = shape
+    if image.width < width or image.height < height:
         done.append("smaller than asked for: enlarged")
-    if image.size != (size, size):
-        image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
+    if image.size != (width, height):
+        image = ImageOps.fit(image, (width, height), Image.Resampling.BICUBIC)
     return DecodedImage(np.asarray(image, np.uint8), tuple(done))
 
 
@@ -154,25 +132,22 @@ class _Job:
         self.encoder = load_encoder(config.encode) if config.encode else None
         made_by = self.encoder.identity if self.encoder else ""
         self.key = digest([FORMAT, self.identity, self.dataset.class_names, _settings(config), made_by])
-        self.label = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.dataset.name)[:40]}-{config.stored_size}px"
+        size = "x".join(map(str, dict.fromkeys(config.stored_shape)))
+        self.label = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', self.dataset.name)[:40]}-{size}px"
 
     def build(self, writer: Writer) -> Store:
         state = dict(writer.state) or {"next": 0, "train": 0, "num_bad": 0, "bad": [], "changed": {}}
         dtype = np.dtype(np.uint8 if len(self.dataset.class_names) <= 256 else "<u2")
         writer.array("class", dtype)
-        shape, kind = self._row()
+        shape, kind = (*self.config.stored_shape, 3), np.dtype(np.uint8)
+        if self.encoder:
+            shape, kind = self.encoder(np.zeros((1, *shape), np.uint8)).shape[1:], np.dtype("<f2")
         writer.array("image", kind, shape)
         self._write(writer, state, dtype)
         if self.dataset.identity() != self.identity:
             writer.discard()
             raise UserError(f"{self.config.images} changed while it was read; run again when nothing writes to it")
         return self._commit(writer, state)
-
-    def _row(self) -> tuple[tuple[int, ...], np.dtype]:
-        size = self.config.stored_size
-        if not self.encoder:
-            return (size, size, 3), np.dtype(np.uint8)
-        return self.encoder(np.zeros((1, size, size, 3), np.uint8)).shape[1:], np.dtype("<f2")
 
     def _write(self, writer: Writer, state: dict[str, Any], dtype: np.dtype) -> None:
         progress, saved_at = Progress("decoding", "images"), time.monotonic()
@@ -206,7 +181,7 @@ class _Job:
     def _read(self, n: int) -> DecodedImage:
         try:
             with contextlib.closing(self.dataset.image(n)) as image:
-                return decode(image, self.config.stored_size)
+                return decode(image, self.config.stored_shape)
         except Exception as error:
             # Whatever a damaged file makes the decoder raise, the other images are still good.
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -222,17 +197,15 @@ class _Job:
                     state["bad"].append({"image": self.dataset.label(n), "why": picture.problem})
 
     def _commit(self, writer: Writer, state: dict[str, Any]) -> Store:
-        num, first = writer.arrays["class"].num_rows, (state["bad"] or [{"image": "", "why": ""}])[0]
+        num, num_bad = writer.arrays["class"].num_rows, state["num_bad"]
+        first = "".join(f"{bad['image']}: {bad['why']}" for bad in state["bad"][:1])
         if not 0 < state["train"] < num:
             part = "training" if not state["train"] else "validation"
-            why = (
-                f"all {state['num_bad']:,} are bad, the first is {first['image']}: {first['why']}" if state["num_bad"] else "none"
-            )
             writer.discard()
+            why = f"all {num_bad:,} are bad, the first is {first}" if num_bad else "none"
             raise UserError(f"{self.config.images} has no image left for {part}: {why}")
-        if state["num_bad"]:
-            shown = f"{first['image']}: {first['why']}"
-            self.say(f"{state['num_bad']:,} of {len(self.rows):,} images are bad and left out, such as {shown}")
+        if num_bad:
+            self.say(f"{num_bad:,} of {len(self.rows):,} images are bad and left out, such as {first}")
         for what, count in state["changed"].items():
             self.say(f"{count:,} {what}")
         return writer.commit(
@@ -242,7 +215,7 @@ class _Job:
             images={"key": self.key, **_settings(self.config), "size": self.config.size},
             class_names=list(self.dataset.class_names),
             source={"name": self.config.images, "identity": self.identity},
-            counts={"num_images": num, "num_bad": state["num_bad"], "changed": state["changed"]},
+            counts={"num_images": num, "num_bad": num_bad, "changed": state["changed"]},
             bad=state["bad"],
             rebuild=f"{shlex.join(['rm', '-r', str(writer.path)])}  (the next run prepares it again)",
         )

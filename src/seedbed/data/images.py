@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from seedbed.config import number
+from seedbed.config import Units, number
 from seedbed.config.keys import function_name
 from seedbed.errors import UserError
 
@@ -12,7 +12,7 @@ HELP = "name a folder with one sub-folder per class, an .npy, .npz or .safetenso
 
 @dataclass(frozen=True)
 class ImageConfig:
-    """Square RGB images of `size` pixels with their classes.
+    """RGB images of `size` x `size` pixels, or with `width` of `size` x `width` (height x width), with their classes.
 
     `crop=random` stores an eighth more than `size` and takes a random window of it; `flip` mirrors half of the training
     images. `valid` is the share of every class that is held out where the source has no split of its own. `encode` names a
@@ -21,6 +21,7 @@ class ImageConfig:
 
     images: str = "shapes"
     size: int = number(32, low=4, high=4096)
+    width: int = number(0, low=0, high=4096)
     crop: Literal["center", "random"] = "center"
     flip: bool = False
     valid: float = number(0.1, low=0.0001, high=0.9)
@@ -29,6 +30,8 @@ class ImageConfig:
 
     def check(self) -> None:
         """What the fields must satisfy beyond their ranges."""
+        if 0 < self.width < 4:
+            raise UserError(f"data.width={self.width} is out of range: at least 4 pixels, or 0 for square images")
         if not self.images.strip():
             raise UserError(f"data.images is empty; {HELP}")
         if self.images.startswith("random:"):
@@ -42,10 +45,28 @@ class ImageConfig:
         if self.encode and self.encode.count(":") != 1:
             raise UserError(f"data.encode={self.encode} is not package.module:function")
 
+    def units(self, loss: str) -> Units:
+        """Images, with this unit of the loss."""
+        size = f"{self.shape[1]}x{self.shape[0]}"
+        return Units("images", 1.0, loss, f"{{name}}: {{num_images:,}} images of {size} pixels, {{num_valid_images:,}} held out")
+
     @property
-    def stored_size(self) -> int:
-        """Pixels along a side in the store: what a random crop needs, or just `size`."""
-        return self.size + max(1, self.size // 8) if self.crop == "random" else self.size
+    def shape(self) -> tuple[int, int]:
+        """Height and width in pixels."""
+        return self.size, self.width or self.size
+
+    @property
+    def stored_shape(self) -> tuple[int, int]:
+        """Height and width in the store: what a random crop needs, or just `shape`."""
+        height, width = (side + max(1, side // 8) if self.crop == "random" else side for side in self.shape)
+        return height, width
+
+    def check_settings(self, patch: int) -> dict[str, object]:
+        """A small copy for the checks: four patches along a side, five along a longer one. Latents keep their shape."""
+        height, width = self.shape
+        rows, columns = (patch * min(side // patch, 4 + (side > other)) for side, other in ((height, width), (width, height)))
+        wanted = {"data.size": (height, rows), "data.width": (self.width, columns if self.width else 0)}
+        return {} if self.encode else {key: small for key, (full, small) in wanted.items() if 0 < small < full}
 
 
 def random_images(name: str) -> tuple[int, int]:

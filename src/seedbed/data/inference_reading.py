@@ -20,4 +20,8 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             raise ValueError(f"{FACTS} does not describe data")
         return about, arrays
     except (OSError, ValueError, safetensors.SafetensorError) as error:
-        raise UserError(f"{folder} is damaged ({error}); move it away, and the training data is opened instead") from None
+        raise damaged(folder, error) from None
+
+
+def damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder} is damaged ({error}); copy it again, or move it away, and the training data is opened instead")

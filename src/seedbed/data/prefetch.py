@@ -1,7 +1,5 @@
 """Data too large for the device: a background thread prefetches batches in the known order, into a ring of slots."""
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import threading
@@ -9,17 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from seedbed.data.gather import HostRows, Slot
+from seedbed.data.feed import Locator, Source, is_long, row_bytes
+from seedbed.data.gather import Slot
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.data.feed import Locator, Source
 
 # A read that takes longer than this is an error.
 TIMEOUT = 120.0
@@ -51,7 +46,11 @@ class Prefetch:
         start = time.perf_counter()
         with self._changed:
             if counter != self._hand:
-                self._jump(counter)
+                self._generation += 1
+                self._free += [slot for slot, _ in self._ready]
+                self._ready.clear()
+                self._read = self._hand = counter
+                self._changed.notify_all()
             arrived = self._changed.wait_for(lambda: self._ready or not self._thread.is_alive(), TIMEOUT)
             self.waited += time.perf_counter() - start
             if not arrived:
@@ -91,13 +90,6 @@ class Prefetch:
         # A thread that hangs in a read cannot be stopped; it is a daemon and holds no lock.
         self._thread.join(timeout=1.0)
 
-    def _jump(self, counter: int) -> None:
-        self._generation += 1
-        self._free += [slot for slot, _ in self._ready]
-        self._ready.clear()
-        self._read = self._hand = counter
-        self._changed.notify_all()
-
     def _run(self) -> None:
         while True:
             with self._changed:
@@ -134,35 +126,32 @@ class Prefetch:
             self._changed.notify_all()
 
 
-class Reader:
-    """Fills slots in host memory with the items of a step, in a background thread."""
+class MappedRows:
+    """Rows gathered in a thread, by numpy: torch would use all its threads, which would starve the main one.
 
-    def __init__(self, source: Source, locator: Locator, num_slots: int, pin: bool):
-        self.locator = locator
-        self.rows = {name: MappedRows(array, source.spans[name]) for name, array in source.arrays.items()}
-        cpu = torch.device("cpu")
-        self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(num_slots)]
-        self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in self.rows.items()] for slot in self.slots]
-
-    def fill(self, counter: int, slot: int) -> None:
-        np.add(self.locator.steps_B, counter, out=self.slots[slot].host_index)
-        start_B = self.locator.rows(counter)
-        for rows, target in self.targets[slot]:
-            rows.fill(start_B, target)
-
-
-class MappedRows(HostRows):
-    """Rows of a memory map whose pages are announced before they are read."""
+    `fill` copies windows into memory prepared by `target`. The pages of a memory map are announced before they are read.
+    """
 
     def __init__(self, array: np.ndarray, span: int):
-        super().__init__(array, span, shared=True)
+        assert array.flags.c_contiguous, "rows must be contiguous"
+        self.row, self.span, self.long = row_bytes(array), max(1, span), is_long(array, span)
+        self.steps = np.arange(self.span)
+        width, count = (1, len(array)) if self.long else (self.span, max(0, len(array) - self.span + 1))
+        self.items = np.ndarray(count, f"V{self.row * width}", array, strides=(self.row,))
         self.advice = _Advice.on(array)
-
-    def expect_random(self) -> bool:
-        """Turn off read-ahead, since `advise` announces pages; False without a memory map."""
         if self.advice:
-            self.advice.random()
-        return self.advice is not None
+            self.advice.mapping.madvise(mmap.MADV_RANDOM)  # no read-ahead, since `advise` announces pages
+
+    def target(self, memory: Tensor) -> np.ndarray:
+        """A batch's bytes in the form that `fill` writes."""
+        return memory.numpy().view(self.items.dtype)
+
+    def fill(self, start_B: np.ndarray, target: np.ndarray) -> None:
+        if self.long:
+            # The default mode uses a second buffer; bounds were checked before.
+            np.take(self.items, (start_B[:, None] + self.steps).ravel(), out=target, mode="clip")
+        else:
+            target[:] = self.items[start_B]
 
     def advise(self, start_B: np.ndarray) -> None:
         """Announce the pages that will be read soon, so that the operating system fetches them in parallel."""
@@ -177,7 +166,7 @@ class _Advice:
     offset: int
 
     @classmethod
-    def on(cls, array: np.ndarray) -> _Advice | None:
+    def on(cls, array: np.ndarray) -> "_Advice | None":
         base = array
         while isinstance(base, np.ndarray) and base.base is not None:
             base = base.base
@@ -186,9 +175,6 @@ class _Advice:
             return None
         return cls(base, array.ctypes.data - np.frombuffer(base, np.uint8).ctypes.data)
 
-    def random(self) -> None:
-        self.mapping.madvise(mmap.MADV_RANDOM)
-
     def will_need(self, offset: int, length: int) -> None:
         first = self.offset + offset
         page = first // mmap.PAGESIZE * mmap.PAGESIZE
@@ -196,20 +182,23 @@ class _Advice:
 
 
 class Mapped:
-    """Arrays too large for the device: a thread prefetches from the memory map, and a transfer object delivers its slots."""
+    """Arrays too large for the device: a thread reads batches into slots in host memory, and a transfer object delivers them."""
 
     name = "memory-map"
 
     def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
-        self.reader = Reader(source, locator, NUM_SLOTS, pin=device.type == "cuda")
-        self.advised = 0
-        self.mapped = [rows for rows in self.reader.rows.values() if rows.expect_random()]
+        self.locator, self.advised, cpu = locator, 0, torch.device("cpu")
+        arrays = {name: MappedRows(array, source.spans[name]) for name, array in source.arrays.items()}
+        self.advisable = [rows for rows in arrays.values() if rows.advice]
+        pin = device.type == "cuda"
+        self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(NUM_SLOTS)]
+        self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in arrays.items()] for slot in self.slots]
         self.ahead = Prefetch(self._read, NUM_SLOTS, locator.stride)
         if device.type == "cpu":
-            self.transfer = _LendSlot(self.reader.slots, parts)
+            self.transfer = _LendSlot(self.slots, parts)
         else:
             static = Slot(source.arrays, source.spans, locator.batch, device, pin=False)
-            self.transfer = (_CopyAsync if device.type == "cuda" else _CopySlot)(self.reader.slots, static, parts, locator.stride)
+            self.transfer = (_CopyAsync if device.type == "cuda" else _CopySlot)(self.slots, static, parts, locator.stride)
 
     @property
     def wait(self) -> float:
@@ -229,17 +218,20 @@ class Mapped:
 
     def _read(self, counter: int, slot: int) -> None:
         """In the thread: announce the pages of later batches, then copy this one."""
-        step = self.reader.locator.stride
+        step = self.locator.stride
         limit = counter + LOOK_AHEAD * step
         first = self.advised if counter < self.advised <= limit else counter
         # A sample that cannot be located is reported when it is read.
         with contextlib.suppress(Exception):
-            for later in range(first, limit, step) if self.mapped else ():
-                start_B = self.reader.locator.rows(later)
-                for rows in self.mapped:
+            for later in range(first, limit, step) if self.advisable else ():
+                start_B = self.locator.rows(later)
+                for rows in self.advisable:
                     rows.advise(start_B)
         self.advised = limit
-        self.reader.fill(counter, slot)
+        np.add(self.locator.steps_B, counter, out=self.slots[slot].host_index)
+        start_B = self.locator.rows(counter)
+        for rows, target in self.targets[slot]:
+            rows.fill(start_B, target)
 
 
 def _parts(slot: Slot, count: int) -> list[dict[str, Tensor]]:
@@ -286,14 +278,15 @@ class _CopySlot:
         return dict(self.parts[k])
 
 
-class _CopyAsync:
+class _CopyAsync(_CopySlot):
     """For CUDA: the next step is copied on a separate stream while this one computes; events guard every buffer.
 
     Only the calling thread uses CUDA, so that the reading thread can never disturb a capture.
     """
 
     def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
-        self.slots, self.static, self.parts, self.stride = slots, static, _parts(static, parts), stride
+        super().__init__(slots, static, parts, stride)
+        self.stride = stride
         self.stream = torch.cuda.Stream(static.memory.device)
         self.buffers = [torch.empty_like(static.memory) for _ in range(2)]
         # The allocator may have returned memory that earlier work on the current stream still uses.
@@ -303,9 +296,6 @@ class _CopyAsync:
         # The counter that is in, or on its way to, each buffer; and the pinned slots whose copy may not have ended.
         self.turn, self.waiting = 0, None
         self.in_flight: list[tuple[int, int]] = []
-
-    def divide(self, parts: int) -> None:
-        self.parts = _parts(self.static, parts)
 
     def take(self, ahead: Prefetch, counter: int) -> None:
         if self.waiting != counter:
@@ -333,6 +323,3 @@ class _CopyAsync:
             self.arrived[self.turn].record(self.stream)
         self.in_flight.append((slot, self.turn))
         self.waiting = counter
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        return dict(self.parts[k])

@@ -1,7 +1,5 @@
 """Token stores, cached by content: the one that exists, or a new one that tokenise.py builds."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import re
@@ -11,7 +9,7 @@ from pathlib import Path
 from seedbed.cache import cache_folder
 from seedbed.data import tokenizers
 from seedbed.data.corpus import TextConfig, open_corpus
-from seedbed.data.store import DamagedStore, Store, Writer, building, damaged, digest, is_store
+from seedbed.data.store import DamagedStore, Progress, Store, Writer, building, damaged, digest, is_store
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
 
@@ -29,7 +27,13 @@ def prepare_text(config: TextConfig, *, out: Path | None = None, rebuild: bool =
     An interrupted preparation continues where it stopped, and gives the same store as an uninterrupted one.
     """
     if is_store(Path(config.text).expanduser()):
-        return _open_named(config)
+        store = Store.open(Path(config.text).expanduser())
+        made = store.manifest["text"]["valid"]
+        if made != config.valid:
+            raise UserError(
+                f"store {store.path} was split with valid={made}, not data.valid={config.valid}; name its text instead"
+            )
+        return store
     if config.text.startswith("random:"):
         from seedbed.data.random_tokens import RandomPlan as Plan
     else:
@@ -45,9 +49,7 @@ def find_or_build(path: Path, key: str, build: Callable[[Writer], Store], *, reb
         raise UserError(f"{path} exists and is not a store; choose another --out")
     with building(path, say), _disk_errors(path):
         store = _existing(path, key, rebuild, say) if is_store(path) else None
-        if store:
-            return store
-        return build(Writer(path, key))
+        return store or build(Writer(path, key))
 
 
 def load_tokenizer(store: Store) -> Tokenizer | None:
@@ -62,23 +64,12 @@ def load_tokenizer(store: Store) -> Tokenizer | None:
     return found
 
 
-def _open_named(config: TextConfig) -> Store:
-    store = Store.open(Path(config.text).expanduser())
-    made = store.manifest["text"]["valid"]
-    if made != config.valid:
-        raise UserError(f"store {store.path} was split with valid={made}, not data.valid={config.valid}; name its text instead")
-    return store
-
-
 def _existing(path: Path, key: str, rebuild: bool, say: Say) -> Store | None:
     """The store at `path` if it is valid and has this key; None when it is damaged and may be replaced."""
     try:
         store = Store.open(path, check=not rebuild)
-        if rebuild:
-            from seedbed.data.progress import Progress
-
-            if problems := store.verify(Progress("verifying")):
-                raise damaged(path, problems[0], store.manifest)
+        if rebuild and (problems := store.verify(Progress("verifying"))):
+            raise damaged(path, problems[0], store.manifest)
     except DamagedStore as error:
         if not rebuild:
             raise
@@ -107,8 +98,7 @@ class TextPlan:
 
     def __init__(self, config: TextConfig):
         self.config, self.corpus = config, open_corpus(config.text)
-        named = config.tokenizer in NAMES
-        self.given = None if named else tokenizers.load(Path(config.tokenizer).expanduser())
+        self.given = None if config.tokenizer in NAMES else tokenizers.load(Path(config.tokenizer).expanduser())
         self.identity = self.corpus.identity()
         spec = [config.tokenizer, config.vocab if config.tokenizer == "bpe" else config.unknown]
         self.key = digest([FORMAT, self.identity, self.given.fingerprint if self.given else spec, config.valid])

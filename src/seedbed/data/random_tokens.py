@@ -1,7 +1,5 @@
 """Random tokens for speed runs, `random:NUM_TOKENS:VOCAB`. No numpy import, so that presets are fast to list."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 from seedbed.errors import UserError
@@ -16,7 +14,7 @@ CHUNK = 1 << 22
 class RandomPlan:
     """Random tokens for speed runs."""
 
-    def __init__(self, config: TextConfig):
+    def __init__(self, config: "TextConfig"):
         from seedbed.data.prepare import FORMAT
         from seedbed.data.store import digest
 
@@ -25,10 +23,10 @@ class RandomPlan:
         self.label = f"random-{self.num_tokens}-{self.vocab}"
         self.key = digest([FORMAT, "random", self.num_tokens, self.vocab, config.valid])
 
-    def build(self, writer: Writer) -> Store:
+    def build(self, writer: "Writer") -> "Store":
         import numpy as np
 
-        from seedbed.data.progress import Progress
+        from seedbed.data.store import Progress
         from seedbed.data.tokenise import commit
         from seedbed.data.tokenizers import token_dtype
 

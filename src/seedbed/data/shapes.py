@@ -35,20 +35,21 @@ class ShapeReading(NamedTuple):
     iou: Tensor
 
 
-def render_shapes(size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Every possible image, sorted by class: (N, H, W, 3) and (N,), both uint8."""
-    masks_SMHW = masks(size).reshape(len(SHAPES), 1, len(POSITIONS), size, size, 1)
+def render_shapes(height: int, width: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Every possible image, sorted by class: (N, H, W, 3) and (N,), both uint8; square unless a width is given."""
+    width = width or height
+    masks_SMHW = masks(height, width).reshape(len(SHAPES), 1, len(POSITIONS), height, width, 1)
     paint = np.array(list(COLOURS.values()), np.uint8).reshape(1, -1, 1, 1, 1, 3)
     images = np.where(masks_SMHW, paint, np.array(BACKGROUND, np.uint8))
-    return images.reshape(-1, size, size, 3), np.repeat(np.arange(NUM_CLASSES, dtype=np.uint8), len(POSITIONS))
+    return images.reshape(-1, height, width, 3), np.repeat(np.arange(NUM_CLASSES, dtype=np.uint8), len(POSITIONS))
 
 
 @functools.lru_cache(maxsize=4)
-def masks(size: int) -> np.ndarray:
-    """(M, H, W) bool: every shape in every size and position, without colour."""
-    at = (np.arange(size) + 0.5) * 16 / size
+def masks(height: int, width: int = 0) -> np.ndarray:
+    """(M, H, W) bool: every shape in every size and position, without colour; stretched where images are not square."""
+    at_H, at_W = ((np.arange(side) + 0.5) * 16 / side for side in (height, width or height))
     found = [
-        _mask(shape, (at[:, None] - y) / radius, (at[None, :] - x) / radius) for shape in SHAPES for radius, y, x in POSITIONS
+        _mask(shape, (at_H[:, None] - y) / radius, (at_W[None, :] - x) / radius) for shape in SHAPES for radius, y, x in POSITIONS
     ]
     return np.stack(found)
 
@@ -68,11 +69,11 @@ def _mask(shape: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
 def read_shapes(images_NCHW: Tensor) -> ShapeReading:
     """The exact check of images in [-1, 1]: foreground by distance from the background, shape by IoU, colour by its mean."""
     images_NCHW = images_NCHW.float()
-    device, size = images_NCHW.device, images_NCHW.shape[-1]
+    device = images_NCHW.device
     background_C, palette_KC = _normal([BACKGROUND], device)[0], _normal(list(COLOURS.values()), device)
     threshold = (palette_KC - background_C).norm(dim=1).min() / 2
     front_NP = ((images_NCHW - background_C[:, None, None]).norm(dim=1) > threshold).flatten(1).float()
-    masks_MP = torch.from_numpy(masks(size)).to(device).flatten(1).float()
+    masks_MP = torch.from_numpy(masks(*images_NCHW.shape[-2:])).to(device).flatten(1).float()
     both_NM = front_NP @ masks_MP.T
     area_N1 = front_NP.sum(1, keepdim=True)
     iou_N, best_N = (both_NM / (area_N1 + masks_MP.sum(1) - both_NM)).max(1)

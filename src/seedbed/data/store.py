@@ -1,9 +1,7 @@
 """Stores: a folder of raw little-endian arrays, memory-mapped, with a manifest of checksums.
 
-They are built aside, hashed as rows pass, resumed after an interruption, and renamed into place.
+store_reading.py opens them; `Writer` builds them.
 """
-
-from __future__ import annotations
 
 import contextlib
 import fcntl
@@ -14,6 +12,8 @@ import mmap
 import os
 import shlex
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from math import prod
@@ -29,6 +29,8 @@ FORMAT = 1
 CHUNK = 16 << 20
 DTYPES = ("|b1", "|u1", "|i1", "<u2", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8")
 
+QUIET = 1.0  # seconds without a progress line
+
 
 class DamagedStore(UserError):
     """A store that differs from its manifest."""
@@ -36,7 +38,7 @@ class DamagedStore(UserError):
 
 def digest(value: Any) -> str:
     """A content hash of plain values, the same on any machine."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def is_store(path: Path) -> bool:
@@ -53,7 +55,7 @@ class Store:
         self.path, self.manifest, self.arrays = path, manifest, arrays
 
     @classmethod
-    def open(cls, path: Path, *, check: bool = True) -> Store:
+    def open(cls, path: Path, *, check: bool = True) -> "Store":
         """Open after quick checks: the manifest is intact, every file has its size, and chunks match their checksums.
 
         Of a large store some chunks are hashed, different ones each time; `check=False` hashes none.
@@ -253,3 +255,46 @@ class _Growing:
         shape = [self.num_rows, *self.row]
         extent = {} if self.high is None else {"min": self.low, "max": self.high}
         return {"dtype": self.dtype.str, "shape": shape, "sha256": digest(chunks), "chunks": chunks, **extent}
+
+
+class Progress:
+    """A line on standard error: amount done, rate and time left. Called with the amount done and the total, it prints nothing in
+    the first second, then at intervals."""
+
+    def __init__(self, what: str, unit: str = "bytes"):
+        self.what, self.unit = what, unit
+        self._start = self._spoke = time.monotonic()
+        self._first: int | None = None
+        self._open = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            # Continued work starts in the middle; the rate is that of this process.
+            self._first, self._start = done, now
+        terminal = sys.stderr.isatty()
+        if now - self._start < QUIET or (now - self._spoke < (0.2 if terminal else 10.0) and done < total):
+            return
+        rate = (done - self._first) / (now - self._start)
+        left = _time_left((total - done) / rate) if rate > 0 else "unknown"
+        line = f"{self.what}: {self._size(done)} of {self._size(total)}, {self._size(rate)}/s, {left} left"
+        sys.stderr.write(f"\r\x1b[2K{line}" if terminal else f"{line}\n")
+        sys.stderr.flush()
+        self._spoke, self._open = now, terminal
+
+    def _size(self, count: float) -> str:
+        if self.unit != "bytes":
+            return f"{count:,.0f} {self.unit}"
+        return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+
+    def close(self) -> None:
+        """End the line on a terminal."""
+        if self._open:
+            sys.stderr.write("\n")
+            self._open = False
+
+
+def _time_left(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

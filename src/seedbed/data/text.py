@@ -3,6 +3,7 @@
 Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inputs and targets are two views of it.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,6 +161,18 @@ def open_for_inference(config: Config, folder: Path) -> TextData:
 
     about, arrays = inference_reading.read(folder)
     tokenizer = tokenizers.load(folder) if (folder / tokenizers.NAME).is_file() else None
+    made = about["facts"]["tokenizer"]
+    if made["kind"] != "random" and (tokenizer is None or tokenizer.fingerprint != made["fingerprint"]):
+        raise UserError(f"{folder} has no tokenizer.json or that of another run; copy it again from where the run was trained")
     token_bytes = tokenizer.token_bytes if tokenizer else None
     source = TextSource(arrays["tokens"], config.data.block, "blocks", config.seed, token_bytes, "kept")
     return TextData(source, source, about["facts"], tokenizer, None, int(about["vocab_size"]))
+
+
+def text_metrics(name: str, nats: float, source: TextSource) -> dict[str, float]:
+    """Nats per token first: it decides which checkpoint is best. Bits per byte compare across tokenizers."""
+    per_token = nats / source.num_targets
+    numbers = {name: per_token, "perplexity": math.exp(min(per_token, 700.0))}
+    if source.num_target_bytes:
+        numbers["bits_per_byte"] = nats / (math.log(2) * source.num_target_bytes)
+    return numbers

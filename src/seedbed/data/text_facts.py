@@ -1,15 +1,18 @@
-"""Facts about tokens and their text, and small parts of them, for the checks of text recipes."""
+"""Facts about tokens and their text, small parts of them for the checks of text recipes, and other texts to evaluate on."""
 
 import functools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch.nn.functional as F
 
-from seedbed.data.corpus import open_corpus
+from seedbed.config import Config
+from seedbed.data.corpus import Corpus, open_corpus
 from seedbed.data.text import TextData, TextSource
+from seedbed.data.tokenise import encode_corpus
 from seedbed.errors import UserError
 
 # Larger texts are not searched for a batch.
@@ -17,8 +20,22 @@ MAX_TEXT = 256 << 20
 NUM_REENCODED, MAX_REENCODED, TORN = 2000, 8000, 16
 
 
-def decode_row(tokenizer: Any, row_T: Tensor) -> str:
-    return tokenizer.decode(row_T.tolist())
+def next_token_facts(data: TextData, model: Any) -> dict[str, Any]:
+    """What the checks may expect of any model of this text whose `inputs` are tokens and whose `targets` are those after them."""
+    tokenizer, text, num_ids = data.tokenizer, text_of(data), model.vocab
+    return {
+        "inputs": "inputs",
+        "targets": "targets",
+        "rule": lambda b: F.pad(b["inputs"][:, 1:], (0, 1), value=-1),
+        "ranges": {name: (0, num_ids - 1) for name in ("tokens", "inputs", "targets")},
+        "oracle": lambda b: 50.0 * F.one_hot(b["targets"], num_ids).to(model.embed.weight.dtype),
+        "lower_bound": 0.0,
+        "order": "causal",
+        "baselines": lambda b: {"unigram entropy": data.unigram_entropy()},
+        "decode": None if tokenizer is None else lambda row_T: tokenizer.decode(row_T.tolist()),
+        "holds": None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
+        "reencode": None if text is None else lambda: reencode(data),
+    }
 
 
 def text_of(data: TextData) -> Callable[[], str] | None:
@@ -67,3 +84,17 @@ def subset_text(data: TextData, block: int, num_tokens: int = 200_000) -> TextDa
         return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
 
     return replace(data, train=subset(data.train), valid=subset(data.valid))
+
+
+def given_text(config: Config, data: TextData, given: Any) -> Any:
+    """A text, or the text at a `Path`, in the run's own tokens: one block where it is shorter than that."""
+    if not isinstance(given, str | Path):
+        return given
+    if data.tokenizer is None:
+        raise UserError("this run was trained on random tokens; it cannot be evaluated on a text")
+    corpus = Corpus("given", given, {}) if isinstance(given, str) else open_corpus(str(given.expanduser().absolute()))
+    tokens = np.concatenate([ids for _, ids in encode_corpus(corpus, data.tokenizer)])
+    if len(tokens) < 2:
+        raise UserError(f"a text of {len(tokens)} tokens has none to predict; give evaluate a longer one")
+    block = min(config.data.block, len(tokens) - 1)
+    return type(data.valid)(tokens, block, "blocks", config.seed, data.tokenizer.token_bytes, "given")

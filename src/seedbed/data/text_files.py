@@ -126,18 +126,17 @@ def _from_path(path: Path) -> Corpus:
             raise UserError(f"{path} holds no text files ({looked}); images need --size")
         return FileCorpus(path.resolve().name, path, found)
     except FileNotFoundError:
-        raise UserError(f"there is no text at {path}{_nearest(path)}; {HELP}") from None
+        raise UserError(f"there is no text at {path}{nearest(path, ['reference', 'stdlib'])}; {HELP}") from None
     except OSError as error:
         # The text itself may have been given.
         shown = str(path) if len(str(path)) < 200 else f"{' '.join(str(path)[:160].split())}..."
         raise UserError(f"cannot read {shown}: {error.strerror}; {HELP}") from None
 
 
-def _nearest(path: Path) -> str:
-    siblings = ["reference", "stdlib"]
-    if path.parent.is_dir():
-        siblings += [p.name for p in path.parent.iterdir()]
-    near = difflib.get_close_matches(path.name, siblings, 1)
+def nearest(path: Path, known: Sequence[str]) -> str:
+    """For an error: the nearest of the names that are no paths and of those in the path's folder."""
+    siblings = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, [*known, *siblings], 1)
     return f" (did you mean {near[0]}?)" if near else ""
 
 

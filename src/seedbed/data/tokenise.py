@@ -1,7 +1,5 @@
 """Tokenises a text into a store: streamed in bounded memory, resumed after an interruption."""
 
-from __future__ import annotations
-
 import math
 import shlex
 import time
@@ -14,9 +12,8 @@ import numpy as np
 from seedbed.data import tokenizers
 from seedbed.data.corpus import Chunk, Corpus, TextConfig
 from seedbed.data.prepare import NAMES, TextPlan
-from seedbed.data.progress import Progress
-from seedbed.data.store import Store, Writer
-from seedbed.data.tokenizers import NUM_CODEPOINTS, TABLE_75, CharTokenizer, Tokenizer, char_table, codepoints
+from seedbed.data.store import Progress, Store, Writer
+from seedbed.data.tokenizers import NUM_CODEPOINTS, TABLE_75, CharTokenizer, Tokenizer, codepoints
 from seedbed.errors import UserError
 
 # A killed preparation loses at most this much text, or time.
@@ -43,12 +40,8 @@ def build_text(plan: TextPlan, writer: Writer) -> Store:
 def _write(plan: TextPlan, writer: Writer, tokenizer: Tokenizer) -> None:
     progress = Progress("tokenising", plan.corpus.unit)
     state, unsaved, saved_at = dict(writer.state), 0, time.monotonic()
-    for chunks in _batched(plan.corpus.chunks(state["document"], state["offset"])):
-        tokens = []
-        for chunk, ids in zip(chunks, tokenizer.encode_all([p.text for p in chunks]), strict=True):
-            between = chunk.ends and chunk.offset > 0 and chunk.document + 1 < plan.corpus.num_documents
-            tokens += [ids, tokenizer.separator] if between else [ids]
-        writer.append("tokens", np.concatenate(tokens))
+    for chunks, tokens in encode_corpus(plan.corpus, tokenizer, state["document"], state["offset"]):
+        writer.append("tokens", tokens)
         last, size = chunks[-1], sum(len(p.text.encode()) for p in chunks)
         state["document"], state["offset"] = (last.document + 1, 0) if last.ends else (last.document, last.offset)
         state["num_bytes"] += size
@@ -62,6 +55,18 @@ def _write(plan: TextPlan, writer: Writer, tokenizer: Tokenizer) -> None:
     writer.save(**state)
 
 
+def encode_corpus(
+    corpus: Corpus, tokenizer: Tokenizer, document: int = 0, offset: int = 0
+) -> Iterator[tuple[list[Chunk], np.ndarray]]:
+    """Some chunks at a time with their tokens, and separators between documents."""
+    for chunks in _batched(corpus.chunks(document, offset)):
+        tokens = []
+        for chunk, ids in zip(chunks, tokenizer.encode_all([p.text for p in chunks]), strict=True):
+            between = chunk.ends and chunk.offset > 0 and chunk.document + 1 < corpus.num_documents
+            tokens += [ids, tokenizer.separator] if between else [ids]
+        yield chunks, np.concatenate(tokens)
+
+
 def _require(plan: TextPlan, writer: Writer, unchanged: bool) -> None:
     """A text that changes while it is read may mix two versions: nothing is kept."""
     if not unchanged:
@@ -73,9 +78,9 @@ def _make_tokenizer(plan: TextPlan) -> tuple[Tokenizer, int]:
     """The tokenizer, and how many characters of the text it does not know."""
     name, unknown = plan.config.tokenizer, plan.config.unknown
     if name == "bpe":
-        from seedbed.data.bpe import train_on
+        from seedbed.data.bpe import train_bpe, training_text
 
-        return train_on(plan.corpus, plan.config.vocab), 0
+        return train_bpe(training_text(plan.corpus), plan.config.vocab), 0
     fixed = CharTokenizer(TABLE_75, unk=True, unknown=unknown) if name == "char75" else plan.given
     if fixed is None:
         counts = _count_characters(plan.corpus)
@@ -98,6 +103,11 @@ def _batched(chunks: Iterator[Chunk]) -> Iterator[list[Chunk]]:
             some, length = [], 0
     if some:
         yield some
+
+
+def char_table(counts: np.ndarray) -> list[str]:
+    """The table of a text, from the count of every code point: sorted, so that it is the same in every process."""
+    return [chr(p) for p in np.flatnonzero(counts).tolist()]
 
 
 def _count_characters(corpus: Corpus) -> np.ndarray:

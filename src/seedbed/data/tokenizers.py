@@ -45,7 +45,6 @@ class Tokenizer:
         raise NotImplementedError
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of each text."""
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -110,11 +109,6 @@ class CharTokenizer(Tokenizer):
         return {"format": FORMAT, "kind": self.kind, "table": self.table, "unk": self.unk, "unknown": self.unknown}
 
 
-def char_table(counts: np.ndarray) -> list[str]:
-    """The table of a text, from the count of every code point: sorted, so that it is the same in every process."""
-    return [chr(p) for p in np.flatnonzero(counts).tolist()]
-
-
 class TextStream:
     """Streaming decoder: the bytes of a character may be spread over several tokens."""
 
@@ -147,20 +141,16 @@ def load(path: Path) -> Tokenizer:
     if file.stat().st_size > MAX_BYTES:
         raise UserError(f"{file} is larger than {MAX_BYTES >> 20} MiB: not a tokenizer")
     try:
-        return from_json(json.loads(file.read_bytes()))
+        body = json.loads(file.read_bytes())
+        if body.get("kind") == "char":
+            if body["format"] != FORMAT:
+                raise UserError(f"the tokenizer has format {body['format']}, this version reads {FORMAT}")
+            return CharTokenizer(body["table"], unk=body["unk"], unknown=body["unknown"])
+        from seedbed.data.bpe import ByteTokenizer
+
+        return ByteTokenizer(body)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
     except Exception as error:
         # The library raises bare exceptions, and a foreign file may lack anything.
         raise UserError(f"{file} is not a tokenizer: {type(error).__name__}: {error}") from None
-
-
-def from_json(body: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_json` described."""
-    if body.get("kind") == "char":
-        if body["format"] != FORMAT:
-            raise UserError(f"the tokenizer has format {body['format']}, this version reads {FORMAT}")
-        return CharTokenizer(body["table"], unk=body["unk"], unknown=body["unknown"])
-    from seedbed.data.bpe import ByteTokenizer
-
-    return ByteTokenizer(body)

@@ -3,27 +3,14 @@
 import numpy as np
 
 from seedbed.data.corpus import Corpus
-from seedbed.data.progress import Progress
+from seedbed.data.store import Progress
 from seedbed.data.tokenizers import CharTokenizer, codepoints
 from seedbed.errors import UserError
 
 
 def count_unknown(corpus: Corpus, tokenizer: CharTokenizer) -> int:
     """How many characters of a corpus become the unknown id; an error where the tokenizer has none."""
-    found = _find_unknown(corpus, tokenizer)
-    if found and tokenizer.unknown == "error":
-        raise UserError(_report(found))
-    return sum(count for _, count, _ in found)
-
-
-def refused(tokenizer: CharTokenizer, text: str) -> UserError:
-    """The error for a text with characters that the table lacks."""
-    return UserError(_report([(p, n, f"at character {i:,}") for p, n, i in _unknown_in(tokenizer, text)]))
-
-
-def _find_unknown(corpus: Corpus, tokenizer: CharTokenizer) -> list[tuple[int, int, str]]:
-    """(code point, count, first place) of every character that the tokenizer does not know."""
-    found: dict[int, tuple[int, str]] = {}
+    found: dict[int, tuple[int, str]] = {}  # count and first place by code point
     progress, before = Progress("reading characters", corpus.unit), 0
     for chunk in corpus.chunks():
         for point, count, index in _unknown_in(tokenizer, chunk.text):
@@ -33,7 +20,14 @@ def _find_unknown(corpus: Corpus, tokenizer: CharTokenizer) -> list[tuple[int, i
         before = 0 if chunk.ends else before + len(chunk.text)
         progress(chunk.done, corpus.total)
     progress.close()
-    return [(point, count, place) for point, (count, place) in found.items()]
+    if found and tokenizer.unknown == "error":
+        raise UserError(_report([(point, count, place) for point, (count, place) in found.items()]))
+    return sum(count for count, _ in found.values())
+
+
+def refused(tokenizer: CharTokenizer, text: str) -> UserError:
+    """The error for a text with characters that the table lacks."""
+    return UserError(_report([(p, n, f"at character {i:,}") for p, n, i in _unknown_in(tokenizer, text)]))
 
 
 def _unknown_in(tokenizer: CharTokenizer, text: str) -> list[tuple[int, int, int]]:

@@ -24,13 +24,18 @@ BUCKET_BYTES = 64 << 20
 
 def join(degrees: Dist, device: str) -> Ranks:
     """Join the process group; the number of processes must be the one that the config asks for."""
-    num = started()
-    require(degrees, num)
+    require(degrees, started())
     if degrees.world == 1:
         return SINGLE
     rank, cuda = int(os.environ["RANK"]), device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
-        _use_gpu(int(os.environ.get("LOCAL_RANK", 0)))
+        number = int(os.environ.get("LOCAL_RANK", 0))
+        count = torch.cuda.device_count()
+        if not count:
+            raise UserError("device=cuda, but torch sees no CUDA device; use device=cpu or check the driver")
+        if number >= count:
+            raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
+        torch.cuda.set_device(number)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
@@ -65,8 +70,7 @@ class GroupRanks(Ranks):
             flat = torch.cat([t.reshape(-1) for t in bucket])
             dist.all_reduce(flat)
             flat /= self.world
-            sizes = [t.numel() for t in bucket]
-            for tensor, part in zip(bucket, flat.split(sizes), strict=True):
+            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
@@ -138,20 +142,11 @@ def make_mesh(degrees: Dist, kind: str) -> DeviceMesh:
     return init_device_mesh(kind, (degrees.replicate, degrees.shard), mesh_dim_names=("replicate", "shard"))
 
 
-def _use_gpu(number: int) -> None:
-    count = torch.cuda.device_count()
-    if not count:
-        raise UserError("device=cuda, but torch sees no CUDA device; use device=cpu or check the driver")
-    if number >= count:
-        raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
-    torch.cuda.set_device(number)
-
-
-# Settings that do not work with sharded weights, and why.
+# Settings that do not work with sharded weights when they are true, and why.
 _NOT_SHARDED = {
-    "compile_autograd": (True, "FSDP2 gathers and scatters inside the backward pass"),
-    "compile_optimizer": (True, "its code would be compiled for unsharded tensors"),
-    "float8": (True, "torchao's layers gather their own weights"),
+    "compile_autograd": "FSDP2 gathers and scatters inside the backward pass",
+    "compile_optimizer": "its code would be compiled for unsharded tensors",
+    "float8": "torchao's layers gather their own weights",
 }
 
 
@@ -159,9 +154,9 @@ def require_settings(config: Config) -> None:
     """Refuse settings that do not work with the degrees of parallelism, before the run is created."""
     if config.dist.world > 1 and config.device == "mps":
         raise UserError("device=mps is a single device; use dist.replicate=1 dist.shard=1")
-    for key, (value, why) in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
-        if getattr(config, key) == value:
-            raise UserError(f"{key}={str(value).lower()} does not go with dist.shard={config.dist.shard}: {why}")
+    for key, why in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
+        if getattr(config, key):
+            raise UserError(f"{key}=true does not go with dist.shard={config.dist.shard}: {why}")
 
 
 @contextlib.contextmanager

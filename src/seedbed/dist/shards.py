@@ -66,7 +66,7 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
         if param.ndim == 0:
             param.data = param.data.to(device)
     sharded_units = apply_fsdp(system, units, ranks)
-    system.root_output = _identity
+    system.root_output = lambda loss: loss
     system.to(device)
     for method in ("update", "root_output"):
         register_fsdp_forward_method(system, method)
@@ -79,8 +79,14 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
         if declared[name] is not None:
             param.declaration = declared[name]
         if hasattr(param, "to_local"):
-            shards.rows[name] = _local_rows(param, ranks)
-            param.first_row = shards.rows[name].first
+            # FSDP2 gives every rank the same number of rows, rounded up; the last ranks get what is left.
+            num = param.shape[0]
+            size = -(-num // ranks.degrees.shard)
+            first = min(size * ranks.shard_rank, num)
+            rows = Rows(first, min(first + size, num), num)
+            assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"
+            shards.rows[name] = rows
+            param.first_row = rows.first
     return shards
 
 
@@ -110,17 +116,3 @@ def _unhooked(unit: Any) -> Iterator[None]:
     finally:
         for name, hooks in kept.items():
             setattr(unit, name, hooks)
-
-
-def _identity(loss: Tensor) -> Tensor:
-    return loss
-
-
-def _local_rows(param: Tensor, ranks: Ranks) -> Rows:
-    """FSDP2 gives every rank the same number of rows, rounded up; the last ranks get what is left."""
-    num = param.shape[0]
-    size = -(-num // ranks.degrees.shard)
-    first = min(size * ranks.shard_rank, num)
-    rows = Rows(first, min(first + size, num), num)
-    assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"
-    return rows

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.drills import faults
-from seedbed.drills.power import Recorder, lose_power
+from seedbed.drills.faults import OpenFiles, die
 from seedbed.drills.sandbox import EVERY, STEPS, Child, DrillResult, Failed, Sandbox, line_with, training
 from seedbed.track import files
 from seedbed.train import checkpoint, checkpoint_loading, loop
@@ -21,8 +22,7 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
     sandbox.train("straight")
     report = sandbox.folder / "kills.jsonl"
     num = 16 if sandbox.short else 120
-    child = sandbox.start(*training("killed"), fault=lambda: _fork_at_save(2 * EVERY, num, report))
-    sandbox.require_killed(child)
+    sandbox.require_killed(sandbox.start(*training("killed"), fault=_fork_at_save(2 * EVERY, num, report)))
     found = [json.loads(line) for line in report.read_text().splitlines()]
     for one in found:
         result.injected += 1
@@ -36,22 +36,22 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
     result.messages.append("the previous checkpoint, intact; no message needed")
 
 
+@faults.fault
 def _fork_at_save(step: int, num: int, report: Path) -> None:
     """In the run: before the save at `step`, forks `num` copies that are killed during that save, then kills the run."""
-    real = loop.save
 
-    def save(job: loop.Job) -> None:
+    @faults.wrap(loop, "save")
+    def save(real: Any, job: loop.Job) -> None:
         if job.step != step:
             return real(job)
         num_bytes, num_calls = _measure(job, real, report.with_suffix(".size"))
         rng = random.Random(0)
         for k in range(num):
             at = ("call", rng.randrange(num_calls)) if k % 6 == 5 else ("byte", rng.randrange(num_bytes))
-            files.append_line(report, json.dumps(_kill_one(job, real, at)))
-        faults.KillTrap(at_byte=num_bytes // 2)
+            with report.open("a") as lines:
+                lines.write(json.dumps(_kill_one(job, real, at)) + "\n")
+        faults.WriteCounter(at_byte=num_bytes // 2)
         _save_and_wait(job, real)
-
-    loop.save = save
 
 
 def _measure(job: loop.Job, save: Any, note: Path) -> tuple[int, int]:
@@ -72,7 +72,7 @@ def _kill_one(job: loop.Job, save: Any, at: tuple[str, int]) -> dict[str, Any]:
     kind, where = at
 
     def work() -> None:
-        faults.KillTrap(**{f"at_{kind}": where})
+        faults.WriteCounter(**{f"at_{kind}": where})
         _save_and_wait(job, save)
 
     code = _in_copy(work)
@@ -112,8 +112,7 @@ def kill_run(sandbox: Sandbox, result: DrillResult) -> None:
         child = _kill_somewhere(sandbox, words, rng, fresh=k % 5 == 4)
         if sandbox.wait(child) != -signal.SIGKILL:
             raise Failed(f"the run ended before kill {k + 1} of {num}: {child.output()[-200:]}")
-        result.injected += 1
-        result.detected += 1
+        result.add()
         if sandbox.run_folder("killed").exists():
             if "resumed at step" in child.output():
                 sandbox.require_resumed("killed", kept)
@@ -191,19 +190,117 @@ def power_loss(sandbox: Sandbox, result: DrillResult) -> None:
             continue  # the run had fewer calls than that
         kept = max((checkpoint.step_of(Path(p).name) or 0 for p in json.loads(note.read_text())["durable"]), default=0)
         lose_power(note, rng)
-        _resume_or_restart(sandbox, name, result, kept)
+        result.add()
+        if not (sandbox.run_folder(name) / "config.json").exists():
+            continue  # the power failed before the run had its folder: there is nothing to resume
+        sandbox.run("resume", name)
+        resumed = sandbox.events(name, "resume")
+        result.steps_lost += max(0, kept - (resumed[-1]["step"] if resumed else 0))
+        sandbox.require_same_end("straight", name)
     result.messages.append("resumed at the newest checkpoint whose name was synced")
 
 
-def _resume_or_restart(sandbox: Sandbox, name: str, result: DrillResult, kept: int) -> None:
-    result.injected += 1
-    if not (sandbox.run_folder(name) / "config.json").exists():
-        result.detected += 1
-        return  # the power failed before the run had its folder: there is nothing to resume
-    child = sandbox.start("resume", name)
-    if sandbox.wait(child):
-        raise Failed(f"{name} could not be resumed: {child.output()[-300:]}")
-    result.detected += 1
-    resumed = sandbox.events(name, "resume")
-    result.steps_lost += max(0, kept - (resumed[-1]["step"] if resumed else 0))
-    sandbox.require_same_end("straight", name)
+class Recorder:
+    """In the run: tracks what is durable after each call of the write layer, and cuts the power at call number `calls`.
+
+    Synced bytes stay; later ones are truncated, zeroed or kept at random. A new file or a rename without a sync of its folder
+    is undone or kept.
+    """
+
+    def __init__(self, calls: int, note: Path) -> None:
+        self.left, self.note = calls, note
+        self.open_files = OpenFiles()
+        self.synced: dict[str, int] = {}  # bytes of a file that are on the disk
+        self.renames: list[dict[str, str]] = []  # those whose folder has not been synced since
+        self.durable: list[str] = []
+        self.real = {name: getattr(files, name) for name in ("write", "fsync", "replace", "sync_folder")}
+        for name in self.real:
+            setattr(files, name, getattr(self, name))
+
+    def _tick(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            new = sorted(self.open_files.new)
+            facts = {"synced": self.synced, "new": new, "renames": self.renames, "durable": self.durable}
+            self.note.write_text(json.dumps(facts))
+            die()
+
+    def write(self, fd: int, data: bytes) -> None:
+        self._tick()
+        self.real["write"](fd, data)
+        path = self.open_files.paths[fd]
+        self.synced.setdefault(str(path), 0 if str(path) in self.open_files.new else os.fstat(fd).st_size - len(data))
+
+    def fsync(self, fd: int) -> None:
+        self._tick()
+        self.real["fsync"](fd)
+        if fd in self.open_files.paths:
+            self.synced[str(self.open_files.paths[fd])] = os.fstat(fd).st_size
+
+    def replace(self, source: Path, target: Path) -> None:
+        self._tick()
+        old = self._keep(target)
+        self.real["replace"](source, target)
+        self._move(str(source), str(target))
+        self.renames.append({"source": str(source), "target": str(target), "old": old})
+
+    def _keep(self, target: Path) -> str:
+        """Saves the content that a rename is about to replace."""
+        if not target.is_file() or target.is_symlink():
+            return ""
+        kept = self.note.with_name(f"{self.note.stem}-old-{len(list(self.note.parent.glob('*-old-*')))}")
+        os.link(target, kept)
+        return str(kept)
+
+    def _move(self, source: str, target: str) -> None:
+        for path in [p for p in self.synced if p == source or p.startswith(f"{source}/")]:
+            moved = target + path.removeprefix(source)
+            self.synced[moved] = self.synced.pop(path)
+            if path in self.open_files.new:
+                self.open_files.new.discard(path)
+                # Renamed over another file: only the rename can be undone.
+                self.open_files.new |= {moved} if path != source else set()
+
+    def sync_folder(self, path: Path) -> None:
+        self._tick()
+        self.real["sync_folder"](path)
+        self.open_files.new = {p for p in self.open_files.new if Path(p).parent != Path(path)}
+        done = [r for r in self.renames if Path(r["target"]).parent == Path(path)]
+        self.durable += [r["target"] for r in done]
+        self.renames = [r for r in self.renames if r not in done]
+
+
+def lose_power(note: Path, rng: random.Random) -> None:
+    """After the run: removes what was not durable."""
+    record: dict[str, Any] = json.loads(note.read_text())
+    for path, size in record["synced"].items():
+        _lose_bytes(Path(path), size, rng)
+    for path in record["new"]:
+        if rng.random() < 0.5:
+            Path(path).unlink(missing_ok=True)
+    for rename in reversed(record["renames"]):
+        if rng.random() < 0.5:
+            _undo(rename)
+
+
+def _lose_bytes(path: Path, synced: int, rng: random.Random) -> None:
+    if not path.is_file() or path.stat().st_size <= synced:
+        return
+    size, kind = path.stat().st_size, rng.choice(("cut", "zero", "part"))
+    with path.open("r+b") as file:
+        if kind == "zero":
+            file.seek(synced)
+            file.write(b"\0" * (size - synced))
+        else:
+            file.truncate(synced if kind == "cut" else rng.randint(synced, size))
+
+
+def _undo(rename: dict[str, str]) -> None:
+    source, target = Path(rename["source"]), Path(rename["target"])
+    if not os.path.lexists(target):
+        return
+    if os.path.lexists(source):
+        shutil.rmtree(source) if source.is_dir() and not source.is_symlink() else source.unlink()
+    os.replace(target, source)
+    if rename["old"]:
+        os.link(rename["old"], target)

@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec
 
 import torch
 
@@ -18,22 +18,36 @@ from seedbed.train import loop
 from seedbed.train.engine import Engine
 from seedbed.train.system import System
 
+P = ParamSpec("P")
 
-def at_step(step: int, act: Callable[[loop.Job], object], times: int = 1) -> Fault:
-    """Calls `act(job)` just before step number `step`, the first `times` times."""
 
-    def inject() -> None:
-        real, left = loop.take_step, [times]
+def fault(inject: Callable[P, object]) -> Callable[P, Fault]:
+    """Decorates a function that injects a fault: called with its arguments, it returns the fault, to be called in the run."""
+    return lambda *given, **named: lambda: inject(*given, **named)
 
-        def take(job: loop.Job) -> None:
-            if job.step + 1 == step and left[0]:
-                left[0] -= 1
-                act(job)
-            real(job)
 
-        loop.take_step = take
+def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replaces a function of a module or class by the decorated one, which is called with the original first."""
 
-    return inject
+    def install(wrapper: Callable[..., Any]) -> None:
+        real = getattr(owner, name)
+        setattr(owner, name, lambda *given: wrapper(real, *given))
+
+    return install
+
+
+@fault
+def at_step(step: int, act: Callable[[loop.Job], object]) -> None:
+    """Calls `act(job)` just before step number `step`; not again after a rollback."""
+    done = False
+
+    @wrap(loop, "take_step")
+    def take(real: Any, job: loop.Job) -> None:
+        nonlocal done
+        if job.step + 1 == step and not done:
+            done = True
+            act(job)
+        real(job)
 
 
 def send(number: int) -> Callable[[loop.Job], None]:
@@ -62,92 +76,65 @@ class OpenFiles:
         self.paths: dict[int, Path] = {}
         self.new: set[str] = set()
         for name in ("open_write", "open_append"):
-            setattr(files, name, self._noting(getattr(files, name)))
+            wrap(files, name)(self._open)
 
-    def _noting(self, real: Callable[[Path], int]) -> Callable[[Path], int]:
-        def open_and_note(path: Path) -> int:
-            if not path.exists():
-                self.new.add(str(path))
-            fd = real(path)
-            self.paths[fd] = path
-            return fd
-
-        return open_and_note
+    def _open(self, real: Callable[[Path], int], path: Path) -> int:
+        if not path.exists():
+            self.new.add(str(path))
+        fd = real(path)
+        self.paths[fd] = path
+        return fd
 
 
-def disk_full(*names: str, from_step: int = 1, to_step: int = 10**9) -> Fault:
+@fault
+def disk_full(*names: str, from_step: int = 1, to_step: int = 10**9) -> None:
     """ENOSPC for paths that contain one of these names, between two steps."""
+    open_files, step = OpenFiles(), _follow_steps()
 
-    def inject() -> None:
-        open_files, real, job_step = OpenFiles(), files.write, [0]
-
-        def write(fd: int, data: bytes) -> None:
-            path = str(open_files.paths.get(fd, ""))
-            if from_step <= job_step[0] <= to_step and any(name in path for name in names):
-                real(fd, data[: len(data) // 2])
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-            real(fd, data)
-
-        files.write = write
-        _follow_steps(job_step)
-
-    return inject
+    @wrap(files, "write")
+    def write(real: Any, fd: int, data: bytes) -> None:
+        path = str(open_files.paths.get(fd, ""))
+        if from_step <= step[0] <= to_step and any(name in path for name in names):
+            real(fd, data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        real(fd, data)
 
 
-def _follow_steps(step: list[int]) -> None:
-    real = loop.take_step
+def _follow_steps() -> list[int]:
+    """The number of the current step, kept up to date."""
+    step = [0]
 
-    def take(job: loop.Job) -> None:
+    @wrap(loop, "take_step")
+    def take(real: Any, job: loop.Job) -> None:
         step[0] = job.step + 1
         real(job)
 
-    loop.take_step = take
+    return step
 
 
 class WriteCounter:
-    """Counts bytes written and calls that rename or sync."""
-
-    def __init__(self) -> None:
-        self.num_bytes = self.num_calls = 0
-        self._write = files.write
-        files.write = self.write
-        for name in ("fsync", "replace", "sync_folder"):
-            setattr(files, name, self._counted(getattr(files, name)))
-
-    def write(self, fd: int, data: bytes) -> None:
-        self._write(fd, data)
-        self.num_bytes += len(data)
-
-    def before_call(self) -> None:
-        """Called before a sync or a rename."""
-        self.num_calls += 1
-
-    def _counted(self, real: Callable[..., None]) -> Callable[..., None]:
-        def call(*given: Any) -> None:
-            self.before_call()
-            real(*given)
-
-        return call
-
-
-class KillTrap(WriteCounter):
-    """Kills the process at a byte written, or before a call of the write layer."""
+    """Counts bytes written and calls that rename or sync; kills the process at such a byte, or before a call."""
 
     def __init__(self, at_byte: int = 1 << 62, at_call: int = 1 << 62) -> None:
-        super().__init__()
+        self.num_bytes = self.num_calls = 0
         self.at_byte, self.at_call = at_byte, at_call
+        wrap(files, "write")(self._write)
+        for name in ("fsync", "replace", "sync_folder"):
+            wrap(files, name)(self._call)
 
-    def write(self, fd: int, data: bytes) -> None:
+    def _write(self, real: Callable[[int, bytes], None], fd: int, data: bytes) -> None:
         room = self.at_byte - self.num_bytes
         if len(data) > room:
-            self._write(fd, data[:room])
+            real(fd, data[:room])
             die()
-        super().write(fd, data)
+        real(fd, data)
+        self.num_bytes += len(data)
 
-    def before_call(self) -> None:
-        super().before_call()
+    def _call(self, real: Callable[..., None], *given: Any) -> None:
+        self.num_calls += 1
         if self.num_calls > self.at_call:
             die()
+        real(*given)
 
 
 def die() -> None:
@@ -158,22 +145,17 @@ def die() -> None:
 # ---- memory and numbers ----------------------------------------------------------------------------------------------
 
 
-def out_of_memory(limit: int, from_step: int) -> Fault:
+@fault
+def out_of_memory(limit: int, from_step: int) -> None:
     """From a step on, memory suffices for `limit` items at a time."""
+    step = _follow_steps()
 
-    def inject() -> None:
-        real, step = Engine._update, [0]
-        _follow_steps(step)
-
-        def update(self: Engine, batch: Any, part: int) -> Any:
-            if step[0] >= from_step and len(next(iter(batch.values()))) > limit:
-                real(self, batch, -1)  # forward and backward run before memory runs out
-                raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB (injected)")
-            return real(self, batch, part)
-
-        Engine._update = update
-
-    return inject
+    @wrap(Engine, "_update")
+    def update(real: Any, engine: Engine, batch: Any, part: int) -> Any:
+        if step[0] >= from_step and len(next(iter(batch.values()))) > limit:
+            real(engine, batch, -1)  # forward and backward run before memory runs out
+            raise torch.OutOfMemoryError("out of memory. Tried to allocate 2.00 GiB (injected)")
+        return real(engine, batch, part)
 
 
 @torch.no_grad()
@@ -199,7 +181,7 @@ def corrupt_input(step: int, num_steps: int) -> Fault:
 
         module.register_forward_hook(spoil)
 
-    return _inject_at_step(step, num_steps, plant)
+    return _corrupt_at_step(step, num_steps, plant)
 
 
 def corrupt_gradient(step: int, num_steps: int) -> Fault:
@@ -209,65 +191,51 @@ def corrupt_gradient(step: int, num_steps: int) -> Fault:
         param = next(p for name, p in system.named_parameters() if "mlp" in name)
         param.register_hook(lambda grad: grad * float("nan") if due[0] else grad)
 
-    return _inject_at_step(step, num_steps, plant)
+    return _corrupt_at_step(step, num_steps, plant)
 
 
-def _inject_at_step(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> Fault:
+@fault
+def _corrupt_at_step(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> None:
     """Every system built from now on has a fault at one step, identified by the run's progress."""
 
-    def inject() -> None:
-        real = Recipe.build
+    @wrap(Recipe, "build")
+    def build(real: Any, *given: Any) -> System:
+        system, due = real(*given), [False]
+        update: Any = system.update
 
-        def build(self: Recipe, config: Any, data: Any) -> System:
-            system, due = real(self, config, data), [False]
-            update: Any = system.update
+        def watched(batch: Any, engine: Engine) -> Any:
+            due[0] = abs(float(engine.progress) * num_steps - step) < 0.1
+            return update(batch, engine)
 
-            def watched(batch: Any, engine: Engine) -> Any:
-                due[0] = abs(float(engine.progress) * num_steps - step) < 0.1
-                return update(batch, engine)
-
-            system.update = watched
-            plant(system, due)
-            return system
-
-        Recipe.build = build
-
-    return inject
+        system.update = watched
+        plant(system, due)
+        return system
 
 
 # ---- data ------------------------------------------------------------------------------------------------------------
 
 
-def thread_reads(fill: Callable[[int], None]) -> Fault:
+@fault
+def thread_reads(fill: Callable[[int], None]) -> None:
     """Makes the data too large for memory, so that a thread reads it; `fill` is called there with every counter."""
+    feed.room = lambda device: 0
+    prefetch.TIMEOUT = 2.0
 
-    def inject() -> None:
-        feed.room = lambda device: 0
-        prefetch.TIMEOUT = 2.0
-        real = prefetch.Reader.fill
-
-        def read(self: Any, counter: int, slot: int) -> None:
-            fill(counter)
-            real(self, counter, slot)
-
-        prefetch.Reader.fill = read
-
-    return inject
+    @wrap(prefetch.Mapped, "_read")
+    def read(real: Any, self: Any, counter: int, slot: int) -> None:
+        fill(counter)
+        real(self, counter, slot)
 
 
-def thread_dies(counter: int) -> Fault:
+@fault
+def thread_dies(counter: int) -> None:
     """The reading thread dies silently before it delivers the samples from `counter` on."""
+    delivered = 0
 
-    def inject() -> None:
-        real = prefetch.Prefetch._deliver
-        delivered = [0]
-
-        def deliver(self: Any, slot: int, generation: int, error: BaseException | None) -> None:
-            if delivered[0] >= counter:
-                raise SystemExit
-            delivered[0] += self._step
-            real(self, slot, generation, error)
-
-        prefetch.Prefetch._deliver = deliver
-
-    return inject
+    @wrap(prefetch.Prefetch, "_deliver")
+    def deliver(real: Any, self: Any, *given: Any) -> None:
+        nonlocal delivered
+        if delivered >= counter:
+            raise SystemExit
+        delivered += self._step
+        real(self, *given)

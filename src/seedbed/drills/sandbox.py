@@ -53,11 +53,11 @@ class DrillResult:
     steps_lost: int = 0
     messages: list[str] = field(default_factory=list)
 
-    def add(self, sentence: str) -> None:
-        """Counts one detected fault and keeps the message that reported it."""
+    def add(self, sentence: str = "") -> None:
+        """Counts one detected fault and keeps the message that reported it, if any."""
         self.injected += 1
         self.detected += 1
-        if sentence not in self.messages:
+        if sentence and sentence not in self.messages:
             self.messages.append(sentence)
 
 
@@ -132,7 +132,6 @@ class Sandbox:
         return code
 
     def wait_until(self, true: Callable[[], Any], child: Child, what: str) -> None:
-        """Waits until `true()`."""
         while not true():
             if time.monotonic() > self.deadline:
                 child.signal(signal.SIGKILL)
@@ -289,7 +288,13 @@ def _run_in_child(words: tuple[str, ...], folder: Path, root: Path, out: Path, f
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-        _redirect(out)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        fd, null = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
         os.chdir(folder)
         os.environ["SEEDBED_RUNS"] = str(root)
         sys.argv = ["seedbed", *words]
@@ -305,16 +310,6 @@ def _run_in_child(words: tuple[str, ...], folder: Path, root: Path, out: Path, f
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _redirect(out: Path) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    fd, null = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
-    os.dup2(fd, 1)
-    os.dup2(fd, 2)
-    sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
 
 
 def preload() -> None:

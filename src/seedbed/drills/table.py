@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.drills import crash, damage, disconnects, mirrors_and_ranks, training_faults, user_edits
+from seedbed.drills import crash, damage, disconnects, training_faults
 from seedbed.drills.sandbox import DrillResult, Failed, NotRun, Sandbox, preload
 from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
 from seedbed.track import code, files, jsonl
@@ -48,24 +48,23 @@ DRILLS = [
     Drill("out-of-memory", training_faults.out_of_memory, exact=OTHER_SUMS + "1e-4"),
     Drill("feed", training_faults.feed),
     Drill("hang", training_faults.hang),
-    Drill("mirrors", mirrors_and_ranks.mirrors),
+    Drill("mirrors", disconnects.mirrors),
     Drill("sizes", training_faults.sizes, exact="same batch: losses within 1e-5"),
-    Drill("ranks", mirrors_and_ranks.ranks, 600.0, OTHER_SUMS + "1e-5"),
+    Drill("ranks", disconnects.ranks, 600.0, OTHER_SUMS + "1e-5"),
     Drill("two-processes", damage.two_processes),
     Drill("clock", damage.clock),
     Drill("config", damage.config),
     Drill("hang-up", disconnects.hang_up),
     Drill("parents", disconnects.parents, 600.0, OTHER_SUMS + "1e-5"),
     Drill("slow-clients", disconnects.slow_clients, exact="-"),
-    Drill("million-steps", user_edits.million_steps),
-    Drill("moved-folder", user_edits.moved_folder),
-    Drill("sharded-manifest", user_edits.sharded_manifest, exact=OTHER_SUMS + "1e-5"),
-    Drill("edited-config", user_edits.edited_config),
+    Drill("million-steps", damage.million_steps),
+    Drill("moved-folder", damage.moved_folder),
+    Drill("sharded-manifest", damage.sharded_manifest, exact=OTHER_SUMS + "1e-5"),
+    Drill("edited-config", damage.edited_config),
 ]
 
 
 def show(as_json: bool) -> int:
-    """Lists the drills."""
     if as_json:
         return jsonl.print_json({drill.name: drill.about for drill in DRILLS})
     print(table(("drill", "what is injected"), [(drill.name, drill.about) for drill in DRILLS]))
@@ -85,15 +84,19 @@ def drill(names: Sequence[str], *, short: bool, as_json: bool, page: Path | None
         if not as_json:
             print(_line(found[-1]), flush=True)
     if page:
-        _write_page(page, results)
+        # The table goes between the page's two marks.
+        head, mark, rest = page.read_text(encoding="utf-8").partition(_MARKS[0])
+        _, end, tail = rest.partition(_MARKS[1])
+        if not mark or not end:
+            raise UserError(f"{page} lacks the lines {_MARKS[0]} and {_MARKS[1]}, between which the table goes")
+        files.write_atomic(page, f"{head}{mark}\n{markdown(results)}\n{end}{tail}")
     print(json.dumps(found, indent=1) if as_json else f"\n{_total(found)}; kept in {RESULTS}" + f" and {page}" * bool(page))
     return EXIT_OK if all(one["outcome"] != "failed" for one in found) else EXIT_FAILED
 
 
 def _find(name: str) -> Drill:
-    for one in DRILLS:
-        if one.name == name:
-            return one
+    if found := [one for one in DRILLS if one.name == name]:
+        return found[0]
     import difflib
 
     near = difflib.get_close_matches(name, [d.name for d in DRILLS], 1, 0.4)
@@ -168,16 +171,6 @@ def _keep(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return results
 
 
-def _write_page(page: Path, results: list[dict[str, Any]]) -> None:
-    """Writes the table between the page's two marks."""
-    text = page.read_text(encoding="utf-8")
-    head, mark, rest = text.partition(_MARKS[0])
-    _, end, tail = rest.partition(_MARKS[1])
-    if not mark or not end:
-        raise UserError(f"{page} lacks the lines {_MARKS[0]} and {_MARKS[1]}, between which the table goes")
-    files.write_atomic(page, f"{head}{mark}\n{markdown(results)}\n{end}{tail}")
-
-
 def markdown(results: list[dict[str, Any]]) -> str:
     """The results as a Markdown table, with their sum."""
     rows = ["| drill | injected | faults | detected | steps lost | bit-exact after |", "|---|---|---|---|---|---|"]
@@ -194,11 +187,11 @@ def markdown(results: list[dict[str, Any]]) -> str:
     return "\n".join([_total(results) + ".", "", *rows, "", "Messages:", "", *output])
 
 
-def _distinct(messages: list[str], most: int = 4) -> list[str]:
+def _distinct(messages: list[str]) -> list[str]:
     """The first messages that differ in more than numbers and file names."""
     varying = r"[\w.-]*\d[\w.-]*|\S+\.(json|safetensors)|[\w.]+ cannot change"
     kinds = {re.sub(varying, "", text): text for text in reversed(messages)}
-    return list(reversed(kinds.values()))[:most]
+    return list(reversed(kinds.values()))[:4]
 
 
 def _cell(text: str) -> str:

@@ -128,5 +128,4 @@ def sizes(sandbox: Sandbox, result: DrillResult) -> None:
     result.add(f"the run ends after as many items: {wanted}")
     if found != wanted:
         raise Failed(f"{found} items against {wanted}")
-    result.injected += 1
-    result.detected += 1
+    result.add()

@@ -1,7 +1,6 @@
 """Starts runs on this machine; from command-line arguments to exit codes. resume.py continues them."""
 
-from __future__ import annotations
-
+import os
 import shutil
 import signal
 import statistics
@@ -22,12 +21,13 @@ from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
 from seedbed.report.model_table import model_text
-from seedbed.report.run_report import closing_verdict
+from seedbed.report.run_report import Setup, closing_verdict
 from seedbed.track import clocks, code
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
+from seedbed.track.text import duration, format_value, wrapped
 from seedbed.train import checkpoint
 from seedbed.train.engine import pick_device
 from seedbed.train.job import Job
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 # The quick checks before the first step: a failure stops the run, is only reported, or the checks are skipped.
 Check = Literal["quick", "force", "skip"]
+NUM_SEARCHED = 100  # of the newest runs, for what one of these settings took
 
 
 @dataclass
@@ -71,7 +72,8 @@ def train(
     check: Check = "skip",
     anomaly: bool = False,
     until: int = 0,
-    mirrors: Sequence[Choice] = (),
+    verbose: bool = False,
+    mirrors: "Sequence[Choice]" = (),
 ) -> int:
     """Train a new run to its end. The quick checks may stop it before its first step."""
     clock = Stopwatch(since=clocks.take_command_start())
@@ -96,6 +98,7 @@ def train(
 
             choose.keep(run, mirrors)
         with run.lock(), closing(Console(run.path / "console.log")) as console:
+            console.verbose = verbose
             launch = Launch(run, recipe, config, console, until=until, anomaly=anomaly, ranks=ranks, clock=clock)
             try:
                 data = open_run(launch, base)
@@ -121,9 +124,9 @@ def open_run(launch: Launch, base: Config) -> Data:
     """Copy the recipe files into the run folder, print the config and open the data."""
     run, console = launch.run, launch.console
     if launch.recipe.code:
-        from seedbed.launch.user_recipe import copy_files
+        from seedbed.track.code_patch import copy_files
 
-        copy_files(launch.recipe, run)
+        copy_files(launch.recipe.files(), run)
     print_config(run, base, console)
     if missing := code.left_out(run.code_json()):
         console.warn(missing)
@@ -139,14 +142,6 @@ def may_start(launch: Launch, data: Data, check: Check) -> bool:
     from seedbed.launch.quick_checks import are_passed
 
     return are_passed(launch, data, check)
-
-
-def saved_config(run: Run) -> tuple[Recipe, Config]:
-    """The recipe and config of a run folder."""
-    from seedbed.recipes.saved import open_saved
-    from seedbed.track import edits
-
-    return open_saved(edits.verified_config(run), run.path)
 
 
 def run_training(launch: Launch, data: Data) -> int:
@@ -203,35 +198,60 @@ def open_job(launch: Launch, data: Data) -> Job:
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
     job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
-    for name, value in _startup_facts(job).items():
-        console.line(f"  {name:<18} {value}")
+    show_facts(job, launch)
     if launch.resumed:
         from seedbed.launch.resume import restore_newest
 
         restore_newest(job, launch.recipe)
     else:
         run.event(0, "start", device=device_name(engine.device), data=data.facts)
-        if primary:
+    if primary:
+        with suppress(OSError):  # not needed for training
             launch.recipe.save_inference_data(data, run.path)
     if about and primary:
         run.event(0, "model", **about)
-        with suppress(OSError):  # not needed for training
+        with suppress(OSError):  # neither
             write_atomic(run.path / "model.txt", f"{model_text(about)}\n".encode())
         if unreached := about["unreached"]:
             console.warn(f"the loss does not reach {', '.join(unreached[:4])}: {len(unreached)} parameters in all")
     return job
 
 
-def _startup_facts(job: Job) -> dict[str, Any]:
-    """The facts that are printed before step 0."""
-    num_params = sum(p.numel() for p in job.system.parameters())
-    facts = {"parameters": f"{num_params:,}", "device": device_name(job.engine.device), "precision": job.config.precision}
-    degrees = job.config.dist
+def show_facts(job: Job, launch: Launch) -> None:
+    """Print what is trained, on what and where, before step 0; with `-v` all other facts of data and model."""
+    console, config, degrees = job.console, job.config, job.config.dist
+    console.units = launch.recipe.units(config)
+    facts = {"model": f"{sum(p.numel() for p in job.system.parameters()):,} parameters"}
+    facts |= {"data": console.units.describe(job.data.facts), "device": f"{device_name(job.engine.device)}, {config.precision}"}
     if degrees.world > 1:
-        facts["ranks"] = (
-            f"{degrees.world}: {degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {job.config.micro_batch}"
-        )
-    return facts | job.data.facts | describe(job.system)
+        shape = f"{degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {config.micro_batch}"
+        facts["ranks"] = f"{degrees.world}: {shape}"
+    if not launch.resumed:
+        length = f"{config.steps:,} steps" if not config.budget else f"{duration(config.budget)} of training"
+        unknown = f"{length}; the time left is shown after the first steps"
+        facts["time"] = _known_time(job.run, facts["device"]) or unknown
+    for name, value in facts.items():
+        console.line(f"  {name:<9} " + ("\n" + " " * 12).join(wrapped(value.split(), console.width - 12, " ")))
+    for name, value in (job.data.facts | describe(job.system)).items():
+        console.detail(f"  {name:<18} {format_value(value)}")
+
+
+def _known_time(run: Run, device: str) -> str:
+    """What the newest finished run of these settings on the device took, which may differ in its seed; empty if there is none."""
+
+    def settings(one: Run) -> dict[str, Any]:
+        facts = one.config_json()
+        return {**configs.flat(facts["config"]), "recipe": facts["recipe"], "seed": 0}
+
+    with suppress(OSError):
+        for path in sorted(run.path.parent.glob("*/status.json"), key=os.path.getmtime, reverse=True)[:NUM_SEARCHED]:
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged run tells nothing
+                other = Run(path.parent)
+                seconds, starts = sum(other.status()["clock"].values()), (e for e in other.events() if e["kind"] == "start")
+                here = any(device.startswith(f"{start['device']}, ") for start in starts)
+                if here and other.status()["status"] == "done" and settings(other) == settings(run):
+                    return f"{duration(seconds)} in the last run of these settings, {other.name}"
+    return ""
 
 
 def device_name(device: torch.device) -> str:
@@ -249,9 +269,21 @@ def close_job(job: Job, status: str) -> int:
         console.line(f"stopped at step {job.step}{asked}, {what}; continue with: seedbed resume {run.name}")
         return exit_code(job, status)
     job.clock.start("report")
-    verdict = _verdict(job)
+    # What bounds the speed of this run, from numbers that it measured anyway.
+    rows = job.run.rows()
+    medians = {
+        key: statistics.median(found) for key in ("wait", "mfu") if (found := [r[key] for r in rows if r.get(key) is not None])
+    }
+    runner, tier = job.stepper.runner, job.stepper.feed.tier
+    setup = Setup(job.engine.device.type, job.config.precision, bool(runner.units), not runner.why_not, tier)
+    verdict = closing_verdict(setup, **medians)
     run.set_status(status, verdict=verdict)
     journal.finish(run, console.warn)
+    if console.has_hidden:
+        from seedbed.report.tables import evaluation_table
+
+        for text in evaluation_table(run.events(), console.width).splitlines():
+            console.line(text)
     best = "" if job.best is None else f"; best evaluation {job.best:.4f} at step {job.best_step}"
     console.line(f"{status} at step {job.step} after {job.clock['train']:.1f} s of training{best}", style="bold")
     console.line(verdict)
@@ -278,21 +310,23 @@ def exit_code(job: Job, status: str) -> int:
     return EXIT_OK if status == "done" else EXIT_FAILED
 
 
-def _verdict(job: Job) -> str:
-    """What bounds the speed of this run, from numbers that it measured anyway."""
-    rows = job.run.rows()
-    medians = {
-        key: statistics.median(found) for key in ("wait", "mfu") if (found := [r[key] for r in rows if r.get(key) is not None])
-    }
-    runner, tier = job.stepper.runner, job.stepper.feed.tier
-    execution = {"compiled": bool(runner.units), "captured": not runner.why_not, "tier": tier}
-    return closing_verdict({"device": job.engine.device.type, "precision": job.config.precision, **execution, **medians})
-
-
 def print_config(run: Run, base: Config, console: Console) -> None:
-    """Print the config and what differs from the preset, before anything is trained."""
-    facts = run.config_json()
-    parent = Run.open(run.path.parent, facts["parent"]) if facts["parent"] else None
-    title = f"{full_name(facts['recipe'], facts['preset'])} -> {run.path}" + (f"  ({facts['why']})" if facts["why"] else "")
-    before = (parent.name, parent.config_json()["config"]) if parent else None
-    console.config(title, facts["config"], configs.to_json(base), before)
+    """Print where the run is kept and what differs from the preset and the parent; with `-v` every setting."""
+    facts, new = run.config_json(), configs.flat(run.config_json()["config"])
+    why = f"  ({facts['why']})" if facts["why"] else ""
+    console.line(f"{full_name(facts['recipe'], facts['preset'])} -> {run.path}{why}", style="bold")
+    changes = {"changed": configs.diff(configs.flatten(base), new)}
+    if facts["parent"]:
+        parent = Run.open(run.path.parent, facts["parent"])
+        changes[f"changed against {parent.name}"] = configs.diff(configs.flat(parent.config_json()["config"]), new)
+    if console.verbose:
+        from seedbed.report.config_lines import config_lines
+
+        for text in config_lines(new, dict(zip("*~", changes.values(), strict=False)), console.width):
+            console.line(text)
+    for title, found in changes.items():
+        words = [f"{key} {format_value(old)} -> {format_value(now)}" for key, (old, now) in found.items()] or ["nothing"]
+        head = f"  {title:<9} " if title == "changed" else f"  {title}:\n{' ' * 12}"
+        if found or title != "changed":
+            text = ("\n" + " " * 12).join(wrapped(words, console.width - 12, " · "))
+            console.line(head + text, style="yellow" if found else "")

@@ -1,19 +1,19 @@
 """Resumes runs from their newest intact checkpoint; queued runs begin."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from seedbed import config as configs
 from seedbed.config import Config, flat
 from seedbed.config.saved import is_free
 from seedbed.errors import EXIT_FAILED, UserError
-from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training, saved_config
+from seedbed.launch import code_changes
+from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training
 from seedbed.recipes import Recipe
-from seedbed.track import clocks, code_changes
+from seedbed.recipes.saved import open_saved
+from seedbed.track import clocks, edits
 from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
@@ -33,7 +33,7 @@ def resume(
     force: bool = False,
     check: Check = "quick",
     until: int = 0,
-    mirrors: Sequence[Choice] | None = None,
+    mirrors: "Sequence[Choice] | None" = None,
 ) -> int:
     """Resume a run from its newest intact checkpoint. A queued run begins, after its checks."""
     clock, run = Stopwatch(since=clocks.take_command_start()), Run.open(root, run_name)
@@ -59,6 +59,10 @@ def resume(
             with clock.timer("data"):
                 data = recipe.open_data(config)
             return run_training(launch, data)
+
+
+def saved_config(run: Run) -> tuple[Recipe, Config]:
+    return open_saved(edits.verified_config(run), run.path)
 
 
 def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:
@@ -103,7 +107,11 @@ def restore_newest(job: Job, recipe: Recipe) -> None:
     else:
         progress.restore(job, saved)
         job.clock.go_on_from(saved.state["clock"])
-        _extend(job, saved)
+        # Apply a new number of steps. Without one, the run ends after the same number of items as before.
+        if job.config.steps != saved.state["planned_steps"]:
+            if job.config.steps <= job.step:
+                raise UserError(f"steps={job.config.steps} is before step {job.step}, which the run has reached")
+            job.total_items = job.items + (job.config.steps - job.step) * job.config.batch
         rollback.forget_after(job, job.step)
         job.console.line(f"resumed at step {job.step} of {job.num_steps}")
         history = [past for past in facts.get("history") or [] if past["step"] < job.step]
@@ -111,25 +119,10 @@ def restore_newest(job: Job, recipe: Recipe) -> None:
     if not job.ranks.is_primary:
         return
     rewind(run, job.step)
-    about = {"changed": changed, "code": _record_code_changes(job, recipe)}
-    run.event(job.step, "resume", device=device_name(job.engine.device), **{key: value for key, value in about.items() if value})
-    change_config(run, job.config, recipe.preset(facts["preset"]), history)
-
-
-def _record_code_changes(job: Job, recipe: Recipe) -> dict[str, Any]:
-    """Report and record how the code differs from that of the earlier part of the run."""
-    changed = code_changes.since_last(job.run, recipe.files() if recipe.name.endswith(".py") else ())
-    if changed:
-        job.console.warn(f"resumed with other code: {code_changes.describe(changed)}")
+    if code := code_changes.since_last(run, recipe.files() if recipe.name.endswith(".py") else ()):
+        job.console.warn(f"resumed with other code: {code_changes.describe(code)}")
     with suppress(OSError):  # also in the event
-        code_changes.record(job.run, job.step, changed)
-    return changed
-
-
-def _extend(job: Job, saved: checkpoint_loading.Checkpoint) -> None:
-    """Apply a new number of steps. Without one, the run ends after the same number of items as before."""
-    planned = saved.state["planned_steps"]
-    if job.config.steps != planned:
-        if job.config.steps <= job.step:
-            raise UserError(f"steps={job.config.steps} is before step {job.step}, which the run has reached")
-        job.total_items = job.items + (job.config.steps - job.step) * job.config.batch
+        code_changes.record(run, job.step, code)
+    about = {key: value for key, value in (("changed", changed), ("code", code)) if value}
+    run.event(job.step, "resume", device=device_name(job.engine.device), **about)
+    change_config(run, job.config, recipe.preset(facts["preset"]), history)

@@ -31,14 +31,9 @@ def default_options(trained: inference.TrainedModel) -> dict[str, Any]:
 def answer(trained: inference.TrainedModel, options: dict[str, Any], write: Any) -> dict[str, Any]:
     """Make one sample. Its text is streamed to `write`; files and time are returned."""
     began = time.monotonic()
-    with trained.engine.evaluating():
-        shown = trained.system.sample(Request(_folder(trained), options, write), trained.engine)
+    shown = trained.answer(Request(trained.run.path / "samples" / "asked", options, write))
     files = [str(path.relative_to(trained.run.path)) for path in shown.files]
     return {"files": files, "seconds": round(time.monotonic() - began, 3), "text": "" if write.pieces else shown.text}
-
-
-def _folder(trained: inference.TrainedModel) -> Path:
-    return trained.run.path / "samples" / "asked"
 
 
 class _Writer:
@@ -59,7 +54,11 @@ def _say(out: TextIO, words: dict[str, Any]) -> None:
     out.flush()
 
 
-def _listen(questions: "queue.Queue[dict[str, Any] | None]", stop: threading.Event) -> None:
+def _problem(error: Exception) -> dict[str, str]:
+    return {"error": str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"[:400]}
+
+
+def _listen(questions: queue.Queue[dict[str, Any]], stop: threading.Event) -> None:
     for line in sys.stdin:
         words = json.loads(line)
         if words.get("stop"):
@@ -72,19 +71,18 @@ def _listen(questions: "queue.Queue[dict[str, Any] | None]", stop: threading.Eve
 
 
 def _serve(trained: inference.TrainedModel, out: TextIO) -> None:
-    questions: queue.Queue[dict[str, Any] | None] = queue.Queue()
+    questions: queue.Queue[dict[str, Any]] = queue.Queue()
     stop = threading.Event()
     threading.Thread(target=_listen, args=(questions, stop), daemon=True).start()
-    while (words := questions.get()) is not None:
+    while True:
+        words = questions.get()
         try:
             options = words["request"] if isinstance(words.get("request"), dict) else {}
             _say(out, {"end": answer(trained, options, _Writer(out, stop))})
         except Stopped:
             _say(out, {"end": {"files": [], "stopped": True}})
-        except UserError as problem:
-            _say(out, {"error": str(problem)})
         except Exception as error:
-            _say(out, {"error": f"{type(error).__name__}: {error}"[:400]})
+            _say(out, _problem(error))
 
 
 def main() -> None:
@@ -95,10 +93,8 @@ def main() -> None:
     try:
         trained = inference.load(root, name)
         ready = {"options": default_options(trained), "device": trained.engine.device.type, "recipe": trained.run.title()}
-    except UserError as problem:
-        return _say(out, {"error": str(problem)})
     except Exception as error:
-        return _say(out, {"error": f"{type(error).__name__}: {error}"[:400]})
+        return _say(out, _problem(error))
     _say(out, {"ready": ready})
     _serve(trained, out)
 

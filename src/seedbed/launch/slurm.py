@@ -14,7 +14,7 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.errors import EXIT_OK, UserError
 from seedbed.launch import slurm_script
-from seedbed.launch.slurm_script import Layout, Resources, Script
+from seedbed.launch.slurm_script import Resources, Script
 from seedbed.recipes import Recipe, find, named_code, remember
 from seedbed.recipes.saved import find_saved
 from seedbed.report import slurm_queue
@@ -22,7 +22,6 @@ from seedbed.track import code, files, folders
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import one_line
-from seedbed.trust import Code
 from seedbed.tune.sweep.folder import Sweep, folder_of
 
 # Most workers of a sweep by default.
@@ -49,33 +48,25 @@ class SubmitOptions:
     flags: tuple[str, ...] = ()  # passed to the command inside the job
 
 
-def train(
-    name: str,
-    assignments: list[str],
-    options: SubmitOptions,
-    *,
-    run_name: str | None = None,
-    why: str = "",
-    parent: str | None = None,
-) -> int:
-    """Create a run and submit its job. The first start of the job begins the run; later starts resume it."""
+def train(name: str, assignments: list[str], options: SubmitOptions, *, run_name: str | None = None, **about: Any) -> int:
+    """Create a run, with `about` as of `Run.create`, and submit its job: its first start begins the run, later ones resume it."""
     resources, own = _run_resources(assignments)
     recipe, preset = find(name)
     base = recipe.preset(preset)
     assert preset is not None
     config = configs.override(base, own)
-    plan = slurm_script.layout(resources, config)
+    slurm_script.layout(resources, config)  # refused before anything is written
     state = code.state(Path.cwd(), options.root)
     code.require_clean(state, options.dirty)
-    title, trusted = full_name(recipe.name, preset), named_code(recipe, config)
+    title = full_name(recipe.name, preset)
     if options.dry:
         taken = set(os.listdir(options.root)) if options.root.is_dir() else set()
         called = folders.check_name(run_name) if run_name else folders.new_name(recipe.name, datetime.datetime.now(), taken)
-        return _show(_run_script(title, options.root / called, options, [], resources, plan, trusted))
+        return _show(_run_script(title, options.root / called, options, [], resources, recipe, config))
     _require_sbatch()
     remember(recipe, config)
-    run = Run.create(options.root, recipe.name, preset, config, name=run_name, why=why, parent=parent, code=state, base=base)
-    script = _run_script(title, run.path, options, [], resources, plan, trusted)
+    run = Run.create(options.root, recipe.name, preset, config, name=run_name, code=state, base=base, **about)
+    script = _run_script(title, run.path, options, [], resources, recipe, config)
     try:
         run.set_status("queued")
         job = _submit(script, recipe, state)
@@ -88,12 +79,11 @@ def train(
 def resume(run: Run, recipe: Recipe, config: Config, assignments: list[str], options: SubmitOptions) -> int:
     """Submit a job that resumes a run with the current code; `config` includes the assignments."""
     resources, own = _run_resources(assignments)
-    plan, trusted = slurm_script.layout(resources, config), named_code(recipe, config)
-    script = _run_script(run.title(), run.path, options, own, resources, plan, trusted)
+    script = _run_script(run.title(), run.path, options, own, resources, recipe, config)
     if options.dry:
         return _show(script)
     _require_sbatch()
-    if live := slurm_queue.in_queue(run.path):
+    if live := list(slurm_queue.query(slurm_queue.jobs(run.path)) or {}):
         raise UserError(f"run {run.name} is already in the queue as job {live[-1]}; to remove it: seedbed cancel {run.name}")
     with run.lock():
         job = _submit(script, recipe, code.state(Path.cwd(), options.root))
@@ -119,9 +109,7 @@ def sweep(job: SweepJob, resources: Resources, options: SubmitOptions, make: Cal
         flags = (*flags, "--pack", str(-(-job.num_trials // workers)))
     script = Script(
         title=f"{workers} workers of sweep {job.name}",
-        name=job.name,
         folder=folder_of(root) / job.name,
-        cwd=Path.cwd(),
         saved=root / job.name,
         words=("sweep", "--join", job.name, "--runs", str(root), "--dirty", *flags),
         resources=resources,
@@ -136,7 +124,14 @@ def sweep(job: SweepJob, resources: Resources, options: SubmitOptions, make: Cal
     _require_sbatch()
     found = make()
     if workers > 1:
-        _require_locks(found.path)
+        # Claims of trials are file locks, which some shared disks do not support.
+        fd = folders.open_lock(found.path / "lock")
+        try:
+            folders.try_lock(fd)
+        except OSError as error:
+            raise UserError(f"{found.path} is on a disk without file locks ({error.strerror}): use slurm.workers=1") from None
+        finally:
+            folders.release(fd)
     if options.retry:
         found.forget_failures()
     return _print_submitted(script, _submit(script, job.recipe, state), options)
@@ -152,17 +147,6 @@ def sweep_job_of(found: Sweep, retry: bool) -> SweepJob:
     if left <= 0:
         raise UserError(f"every trial of sweep {found.name} has ended; see: seedbed sweep --show {found.name}")
     return SweepJob(found.name, left, recipe, recipe.preset(found.facts["preset"]))
-
-
-def _require_locks(folder: Path) -> None:
-    """Claims of trials are file locks, which some shared disks do not support."""
-    fd = folders.open_lock(folder / "lock")
-    try:
-        folders.try_lock(fd)
-    except OSError as error:
-        raise UserError(f"{folder} is on a disk without file locks ({error.strerror}): use slurm.workers=1") from None
-    finally:
-        folders.release(fd)
 
 
 def cancel(root: Path, name: str) -> int:
@@ -189,12 +173,12 @@ def _run_resources(assignments: list[str]) -> tuple[Resources, list[str]]:
 
 
 def _run_script(
-    title: str, path: Path, options: SubmitOptions, own: list[str], resources: Resources, plan: Layout, trusted: list[Code]
+    title: str, path: Path, options: SubmitOptions, own: list[str], resources: Resources, recipe: Recipe, config: Config
 ) -> Script:
-    path = path.absolute()
+    path, plan = path.absolute(), slurm_script.layout(resources, config)
     words = ("resume", path.name, *own, "--runs", str(path.parent), *options.flags)
-    hashes = tuple(code.sha256 for code in trusted)
-    return Script(f"run {path.name} ({title})", path.name, path, Path.cwd(), path, words, resources, plan, trust=hashes)
+    hashes = tuple(code.sha256 for code in named_code(recipe, config))
+    return Script(f"run {path.name} ({title})", path, path, words, resources, plan, trust=hashes)
 
 
 def _show(script: Script) -> int:
@@ -224,13 +208,13 @@ def _submit(script: Script, recipe: Recipe, state: dict[str, Any]) -> str:
 
 
 def _print_submitted(script: Script, job: str, options: SubmitOptions) -> int:
-    path = script.folder / slurm_script.NAME
+    path, name = script.folder / slurm_script.NAME, script.folder.name
     if options.json:
-        return print_json({"name": script.name, "job": job, "script": str(path), "path": str(script.folder)})
+        return print_json({"name": name, "job": job, "script": str(path), "path": str(script.folder)})
     output = script.folder / f"slurm-{job}{'_*' if script.workers else ''}.out"
-    look = f"seedbed sweep --show {script.name}" if script.workers else "seedbed runs list"
+    look = f"seedbed sweep --show {name}" if script.workers else "seedbed runs list"
     print(f"submitted job {job}: {script.title}\nscript  {path}\noutput  {output}")
-    print(f"look: {look} · stop: seedbed cancel {script.name}")
+    print(f"look: {look} · stop: seedbed cancel {name}")
     return EXIT_OK
 
 

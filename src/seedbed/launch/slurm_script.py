@@ -73,8 +73,7 @@ def _seconds(text: str) -> int:
     days, *parts = found.groups()
     given = [int(part) for part in parts if part is not None]
     if days is None and len(given) < 3:
-        minutes, second = [*given, 0][:2]
-        return 60 * minutes + second
+        given = [0, *given]  # minutes come first
     hours, minutes, second = [*given, 0, 0][:3]
     return ((24 * int(days or 0) + hours) * 60 + minutes) * 60 + second
 
@@ -118,9 +117,7 @@ class Script:
     """Content of a script. `folder` is that of the run or sweep; `saved` is the run's name, or the prefix of its trials."""
 
     title: str
-    name: str
     folder: Path
-    cwd: Path
     saved: Path
     words: tuple[str, ...]
     resources: Resources
@@ -129,14 +126,15 @@ class Script:
     trust: tuple[str, ...] = ()  # hashes of the user's code that the job may execute on any node
 
     def text(self) -> str:
-        parts = [self._head(), self._code(), self._setup(), self._ranks(), self._traps(), self._step(), _END]
+        setup = f"# slurm.setup\n{self.resources.setup}" if self.resources.setup else ""
+        parts = [self._head(), self._code(), setup, self._ranks(), self._traps(), self._step(), _END]
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def _head(self) -> str:
         resources, plan = self.resources, self.layout
         options = {
-            "job-name": self.name,
-            "chdir": self.cwd,
+            "job-name": self.folder.name,
+            "chdir": Path.cwd(),
             "output": str(self.folder).replace("%", "%%") + ("/slurm-%A_%a.out" if self.workers else "/slurm-%j.out"),
             "open-mode": "append",
             "array": f"1-{self.workers}" if self.workers else "",
@@ -164,9 +162,6 @@ class Script:
             + (f"\nexport {trust.VARIABLE}={shlex.quote(','.join(self.trust))}" if self.trust else "")
         )
 
-    def _setup(self) -> str:
-        return f"# slurm.setup\n{self.resources.setup}" if self.resources.setup else ""
-
     def _ranks(self) -> str:
         if self.layout.world == 1:
             return ""
@@ -178,18 +173,16 @@ class Script:
         )
 
     def _traps(self) -> str:
+        # The run folders whose checkpoints show progress.
+        runs = shlex.quote(str(self.saved)) + ("-*" if self.workers else "")
         return (
             "# USR1 (time limit) is passed on, so that the run saves. TERM (preemption, scancel) reaches it directly.\n"
             "warned=\n"
             """trap 'warned=yes; kill -USR1 "$step"' USR1\n"""
             "trap : TERM\n"
-            f"saved() {{ ls -d {self._runs()}/checkpoints/step-* 2>/dev/null; }}\n"
+            f"saved() {{ ls -d {runs}/checkpoints/step-* 2>/dev/null; }}\n"
             "before=$(saved)"
         )
-
-    def _runs(self) -> str:
-        """Shell pattern of the run folders whose checkpoints show progress."""
-        return shlex.quote(str(self.saved)) + ("-*" if self.workers else "")
 
     def _step(self) -> str:
         container = shlex.split(self.resources.container)

@@ -49,13 +49,16 @@ def to_resume(root: Path, name: str, assignments: list[str]) -> int:
 def start(num: int) -> int:
     """Run this command once per rank. Returns the exit code of the first rank that failed, or 0."""
     words = isolated.command("seedbed", *sys.argv[1:])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free_port = probe.getsockname()[1]
     ours, theirs = os.pipe()[::-1]
     shared = {
         **os.environ,
         "WORLD_SIZE": str(num),
         "LOCAL_WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(_free_port()),
+        "MASTER_PORT": str(free_port),
         PARENT_PIPE: str(theirs),
     }
     shared.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // num)))
@@ -108,12 +111,6 @@ def _end(ranks: list[subprocess.Popen]) -> None:
         deadline = time.monotonic() + seconds
         while any(process.poll() is None for process in left) and time.monotonic() < deadline:
             time.sleep(0.05)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def end_with_parent() -> None:

@@ -1,10 +1,10 @@
-"""Trains trials of a sweep on this machine, alone or as packs."""
+"""Trains trials of a sweep on this machine, alone or as packs: several runs as one stacked model, each with its own folder."""
 
 import contextlib
 import os
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 import torch
 
@@ -12,20 +12,25 @@ from seedbed.checks.preflight import before_training
 from seedbed.config import Config
 from seedbed.data.feed import Data, room
 from seedbed.errors import UserError
-from seedbed.launch import local, user_recipe
-from seedbed.launch.packed import train_packed
+from seedbed.launch import local
+from seedbed.launch.local import Launch, close_job, open_job
+from seedbed.launch.resume import saved_config
 from seedbed.report.findings import Finding
+from seedbed.track import code_patch
+from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.run import Run
 from seedbed.train import capabilities
+from seedbed.train.capabilities import packable
 from seedbed.train.engine import pick_device
+from seedbed.train.job import Job
 from seedbed.train.oom import is_out_of_memory
 from seedbed.train.system import flops_per_item
 from seedbed.tune.estimate import estimate_costs
-from seedbed.tune.packing.pack import why_not_packed
+from seedbed.tune.packing.pack import Pack, fit_pack, why_not_packed
 from seedbed.tune.sweep.folder import Trial
 from seedbed.tune.sweep.grid import words
-from seedbed.tune.sweep.worker import Group, Outcome, Workspace
+from seedbed.tune.sweep.verbs import Group, Outcome, Workspace
 
 MAX_PACK = 128
 # A pack saves more for its backward pass than single runs: random draws, masks and stacked copies.
@@ -128,13 +133,9 @@ def train(workspace: Workspace, trials: Sequence[Trial]) -> Outcome:
     try:
         return _train_pack(workspace, trials)
     except Exception as error:
-        middle = len(trials) // 2 if is_out_of_memory(error) else 1
+        size = len(trials) // 2 if is_out_of_memory(error) else 1
         workspace.say(f"the pack of {len(trials)} did not train ({_reason(error)}); retrying with smaller packs")
-    return _train_in_parts(workspace, trials, middle)
-
-
-def _train_in_parts(workspace: Workspace, trials: Sequence[Trial], size: int) -> Outcome:
-    torch.cuda.empty_cache()
+    torch.cuda.empty_cache()  # here, where the error no longer holds tensors
     errors: dict[int, str] = {}
     for first in range(0, len(trials), size):
         outcome = train(workspace, trials[first : first + size])
@@ -147,7 +148,7 @@ def _train_in_parts(workspace: Workspace, trials: Sequence[Trial], size: int) ->
 def _train_alone(workspace: Workspace, trial: Trial) -> Outcome:
     config = workspace.config(trial)
     try:
-        with _run_of(workspace, trial) as (run, resumed), _console(run) as console:
+        with _run_of(workspace, trial) as (run, resumed), quiet_console(run) as console:
             data = workspace.recipe.open_data(config)
             try:
                 how = {"resumed": resumed, "patience": workspace.patience}
@@ -173,11 +174,9 @@ def _train_pack(workspace: Workspace, trials: Sequence[Trial]) -> Outcome:
 @contextlib.contextmanager
 def _run_of(workspace: Workspace, trial: Trial) -> Iterator[tuple[Run, bool]]:
     """The run of a trial, locked, and whether it was started before."""
-    sweep, name = workspace.sweep, workspace.sweep.run_name(trial)
-    if (sweep.root / name).is_dir():
-        run, begun = Run.open(sweep.root, name), True
-    else:
-        run, begun = _new_run(workspace, trial, name), False
+    root, name = workspace.sweep.root, workspace.sweep.run_name(trial)
+    begun = (root / name).is_dir()
+    run = Run.open(root, name) if begun else _new_run(workspace, trial, name)
     with run.lock():
         # Without a status nothing was trained: the process died before the first step.
         yield run, begun and bool(run.status())
@@ -189,19 +188,66 @@ def _new_run(workspace: Workspace, trial: Trial, name: str) -> Run:
     about = {"name": name, "why": why, "code": workspace.code, "base": workspace.base, "sweep": sweep.name}
     run = Run.create(sweep.root, workspace.recipe.name, workspace.preset, config, **about)
     if workspace.recipe.code:
-        user_recipe.copy_files(workspace.recipe, run)
-    with _console(run) as console:
+        code_patch.copy_files(workspace.recipe.files(), run)
+    with quiet_console(run) as console:
         local.print_config(run, workspace.base, console)
     return run
-
-
-@contextlib.contextmanager
-def _console(run: Run) -> Iterator[Console]:
-    """A console that writes to console.log only; the terminal shows the sweep."""
-    with open(os.devnull, "w") as nowhere, closing(Console(run.path / "console.log", nowhere)) as console:
-        yield console
 
 
 def _reason(error: Exception) -> str:
     text = str(error).strip().partition("\n")[0]
     return text if isinstance(error, UserError) else f"{type(error).__name__}: {text}"
+
+
+def train_packed(runs: Sequence[Run], *, patience: int = 0, on_status: Callable[[Job], None] | None = None) -> dict[str, str]:
+    """Train locked run folders of one recipe as one pack. Returns the final status of each run by name.
+
+    Runs that were started before resume from their newest checkpoint. Console output goes to console.log only.
+    """
+    jobs: list[Job] = []
+
+    def on_end(job: Job) -> None:
+        if job.status not in ("running", "failed"):
+            job.run.close()
+            close_job(job, job.status)
+        if on_status:
+            on_status(job)
+
+    with ExitStack() as stack:
+        try:
+            for run in runs:
+                jobs.append(open_quietly(run, stack))
+            return fit_pack(as_pack(jobs), patience, on_end)
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            ended = {job.run.name for job in jobs if job.status != "running"}
+            for run in runs:
+                if run.name not in ended:
+                    run.set_status(status, error=str(error)[:500])
+            raise
+        finally:
+            for run in runs:
+                run.close()
+
+
+@contextmanager
+def quiet_console(run: Run) -> Iterator[Console]:
+    """A console that writes to console.log only."""
+    with open(os.devnull, "w") as nowhere, closing(Console(run.path / "console.log", nowhere)) as console:
+        yield console
+
+
+def open_quietly(run: Run, stack: ExitStack) -> Job:
+    """The job of a run folder, without terminal output; `stack` closes its files."""
+    console = stack.enter_context(quiet_console(run))
+    recipe, config = saved_config(run)
+    begun = bool(run.status())
+    run.set_status("running")
+    return open_job(Launch(run, recipe, config, console, resumed=begun, clock=Stopwatch()), recipe.open_data(config))
+
+
+def as_pack(jobs: list[Job]) -> Pack:
+    """The pack of these jobs, with the system of their padded config."""
+    recipe, _ = saved_config(jobs[0].run)
+    padded_config = packable(jobs[0].system).padded_config([job.config for job in jobs])
+    return Pack(jobs, recipe.build(padded_config, recipe.open_data(padded_config)).to(jobs[0].engine.device))

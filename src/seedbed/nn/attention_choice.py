@@ -12,9 +12,17 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from seedbed.errors import UserError
-from seedbed.nn.layers import NAMED, Kernel, Own, attend, attention_scope, cuda_ops
+from seedbed.nn.layers import Kernel, Own, attend, attention_scope, cuda_ops
 
 MAX_SCORES = 1 << 30
+# The values of the key `attention`, besides auto.
+NAMED: dict[str, Kernel] = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+    "narrow": Own.NARROW,
+}
 
 
 @functools.cache
@@ -27,7 +35,7 @@ def choose(
     causal: bool,
     only: str,
 ) -> tuple[Kernel, ...]:
-    """`choose_attention` of attention.py, on CUDA or for a kernel that is named."""
+    """`choose_attention` of layers.py, on CUDA or for a kernel that is named."""
     rest = (shape, dtype, device, kv_heads, dropout, causal)
     if only != "auto":
         if not _runs(NAMED[only], *rest):
@@ -72,13 +80,7 @@ def _runs(kernel: Kernel, shape: tuple[int, ...], *rest: Any) -> bool:
 
 @contextlib.contextmanager
 def _trying(
-    kernel: Kernel,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    device: torch.device,
-    kv_heads: int,
-    dropout: float,
-    causal: bool,
+    kernel: Kernel, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, kv_heads: int, dropout: float, causal: bool
 ) -> Iterator[Callable[[], None]]:
     """Yields a function that runs a forward and backward pass through one kernel."""
     batch, heads, length, head_dim = shape

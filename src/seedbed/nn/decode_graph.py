@@ -16,7 +16,7 @@ def capture(decoder: CachedDecoder) -> None:
             decoder.step()
         torch.cuda.current_stream().wait_stream(side)
         graph.register_generator_state(decoder.generator)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may copy a checkpoint meanwhile
             decoder.step()
         decoder.graph = graph
     except RuntimeError as error:

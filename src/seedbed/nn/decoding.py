@@ -4,8 +4,6 @@ B rows, V vocabulary, N tokens of history, L layers, H heads, T slots, D head wi
 read again and generation continues from there: `window_start` is the policy.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +21,7 @@ class Decoder:
     """Extends rows of tokens. The host knows every length; tokens, lengths and the generator stay on the device."""
 
     def __init__(
-        self, model: Any, prompts: list[list[int]], num_tokens: int, sampling: Sampling, seed: int, *, capture: bool = False
+        self, model: Any, prompts: list[list[int]], num_tokens: int, sampling: "Sampling", seed: int, *, capture: bool = False
     ) -> None:
         self.model, self.sampling = model, sampling
         device = model.embed.weight.device
@@ -66,11 +64,9 @@ class Decoder:
 class CachedDecoder(Decoder):
     """Decodes with a cache: each new token is one forward pass of one token, and on CUDA one graph launch.
 
-    A subclass defines how windows are read (`_fill`), the decode step (`step`, without host work), and which counters
-    on the device a step advances.
+    A subclass defines how the model reads windows (`_prefill`) and the decode step (`step`, without host work). `counters` are
+    those on the device that a step advances.
     """
-
-    counters: tuple[Tensor, ...]
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -80,10 +76,18 @@ class CachedDecoder(Decoder):
 
     def _open(self) -> None:
         """Allocate the cache."""
-        raise NotImplementedError
+        self.cache: Cache = self.model.new_cache(len(self.lengths))
+        self.counters: tuple[Tensor, ...] = (self.cache.length_B, self.count_B)
 
     def _fill(self, rows: list[int]) -> None:
         """Read all but the last token of each row's window; the last one is the next step's input."""
+        tokens_NT, sizes = self._windows(rows, leave=1)
+        rows_N = torch.tensor(rows, device=tokens_NT.device)
+        if tokens_NT.shape[1]:
+            self._prefill(tokens_NT, self.cache.prefill(rows_N))
+        self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
+
+    def _prefill(self, tokens_NT: Tensor, layers: "list[Prefill]") -> None:
         raise NotImplementedError
 
     def step(self, num_slots: int = 0) -> None:
@@ -152,20 +156,16 @@ class Cache:
         self.kv_LPBHTD = torch.zeros(num_layers, 2, batch, num_heads, length, head_dim, dtype=dtype, device=device)
         self.length_B = torch.zeros(batch, dtype=torch.int64, device=device)
 
-    @property
-    def num_slots(self) -> int:
-        return self.kv_LPBHTD.shape[4]
-
-    def prefill(self, rows_N: Tensor) -> list[Prefill]:
+    def prefill(self, rows_N: Tensor) -> "list[Prefill]":
         """One writer per layer for whole prompts in the given rows; the caller sets `length_B` afterwards."""
         return [Prefill(kv, rows_N) for kv in self.kv_LPBHTD]
 
-    def decode(self, num_slots: int = 0) -> list[Decode]:
+    def decode(self, num_slots: int = 0) -> "list[Decode]":
         """One writer per layer for one further token in every row; the caller advances `length_B` afterwards.
 
         `num_slots` is the number of slots in use, the new one included: attention skips the others. 0 means all.
         """
-        used_LPBHTD = self.kv_LPBHTD[..., : num_slots or self.num_slots, :]
+        used_LPBHTD = self.kv_LPBHTD[..., : num_slots or None, :]
         slots_T = torch.arange(used_LPBHTD.shape[4], device=self.length_B.device)
         # An additive mask, made once: from a boolean one every layer would make its own.
         hidden_B11T = (slots_T > self.length_B[:, None])[:, None, None]

@@ -1,14 +1,16 @@
 """Parameters: how they are initialised, equally on every device, and how an optimizer is to treat them."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+M = TypeVar("M", bound=nn.Module)
+T = TypeVar("T")
 keeps_meta = False  # set by `shapes_only` of shapes_only.py
 
 
@@ -62,6 +64,20 @@ def on_meta() -> Iterator[None]:
     """Modules created inside have shapes and no storage; `materialize` or a checkpoint provides it."""
     with torch.device("meta"), _Unfilled():
         yield
+
+
+def initialised(kind: type[M], seed: int, *given: Any) -> M:
+    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+    with on_meta():
+        model = kind(*given)
+    materialize(model)
+    model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
+    return model
+
+
+def module_list(modules: Iterable[T]) -> list[T]:
+    """An `nn.ModuleList`, known to type checkers as a list of modules of one class (or of such lists)."""
+    return nn.ModuleList(modules)  # type: ignore[arg-type, return-value]
 
 
 # ---- how an optimizer treats a parameter, declared where it is created ---------------------------------------------------

@@ -4,8 +4,6 @@ B batch, T time, H heads, K key heads, C width, D head width, N rows, V padded v
 returned in the dtype of the stream. A new positional encoding is a class and a line of `ENCODINGS`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import importlib
@@ -38,6 +36,13 @@ def rms_norm(x: Tensor, weight_D: Tensor | None = None, eps: float = EPS) -> Ten
     wide = widen(x)
     wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide if weight_D is None else wide * weight_D).to(x.dtype)
+
+
+def stream_dtype(weight: Tensor) -> torch.dtype:
+    """The dtype of the residual stream of a model with this weight: autocast's inside autocast, else the weight's own."""
+    kind = weight.device.type
+    on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the question
+    return torch.get_autocast_dtype(kind) if on else weight.dtype
 
 
 class RMSNorm(nn.Module):
@@ -116,16 +121,6 @@ class Own(enum.Enum):
 
 Kernel = SDPBackend | Own
 
-
-NAMED: dict[str, Kernel] = {
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "math": SDPBackend.MATH,
-    "narrow": Own.NARROW,
-}
-
-
 # Whether a scope has chosen the kernel for narrow heads; process-wide, as torch's own choice is.
 _narrow_first = False
 
@@ -171,7 +166,7 @@ class Attention(nn.Module):
             normal_(self.values_x0.weight, in_std, generator)
 
     def forward(
-        self, x_BTC: Tensor, rope: Rope | None = None, x0_BTC: Tensor | None = None, cache: Prefill | Decode | None = None
+        self, x_BTC: Tensor, rope: "Rope | None" = None, x0_BTC: Tensor | None = None, cache: "Prefill | Decode | None" = None
     ) -> Tensor:
         q_BHTD, k_BKTD, v_BKTD = self._project(x_BTC, rope, x0_BTC)
         mask = None
@@ -192,7 +187,7 @@ class Attention(nn.Module):
             y_BTHD = y_BTHD * (2.0 * torch.sigmoid(self.gate(x_BTC)))[..., None]
         return self.out(y_BTHD.flatten(2))
 
-    def _project(self, x_BTC: Tensor, rope: Rope | None, x0_BTC: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x_BTC: Tensor, rope: "Rope | None", x0_BTC: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         batch, num_tokens, _ = x_BTC.shape
         heads_BTHD = self.qkv(x_BTC).view(batch, num_tokens, -1, self.head_dim)
         qk, v = heads_BTHD.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
@@ -241,7 +236,7 @@ def choose_attention(
 ) -> tuple[Kernel, ...]:
     """The attention kernels that run (B, H, T, D) forward and backward on `device`, fastest first, timed once.
 
-    Empty where there is no choice, that is anywhere but on CUDA. `only` selects one of NAMED, or raises where it cannot run.
+    Empty where there is no choice, that is anywhere but on CUDA. `only` names one of them, or raises where it cannot run.
     """
     if only == "auto" and device.type != "cuda":
         return ()
@@ -332,8 +327,6 @@ class LearnedPositions(nn.Embedding):
 
 
 PositionalEncoding = NoPositions | LearnedPositions
-
-
 ENCODINGS: dict[str, type[PositionalEncoding]] = {"rope": RotaryPositions, "learned": LearnedPositions, "none": NoPositions}
 
 

@@ -13,14 +13,10 @@ def only_likeliest(logits_BV: Tensor, sampling: Sampling) -> Tensor:
         floor_B1 = logits_BV.topk(sampling.top_k).values[:, -1:]
         logits_BV = logits_BV.masked_fill(logits_BV < floor_B1, -math.inf)
     if sampling.top_p < 1.0:
-        logits_BV = logits_BV.masked_fill(logits_BV < _nucleus_floor(logits_BV, sampling.top_p), -math.inf)
+        # The smallest logit among the likeliest tokens that together reach `top_p`.
+        sorted_BV = logits_BV.sort(dim=-1, descending=True).values
+        probs_BV = sorted_BV.softmax(-1)
+        before_BV = probs_BV.cumsum(-1) - probs_BV
+        last_B1 = (before_BV < sampling.top_p).sum(-1, keepdim=True) - 1
+        logits_BV = logits_BV.masked_fill(logits_BV < sorted_BV.gather(-1, last_B1.clamp_min(0)), -math.inf)
     return logits_BV
-
-
-def _nucleus_floor(logits_BV: Tensor, top_p: float) -> Tensor:
-    """The smallest logit among the likeliest tokens that together reach `top_p`."""
-    sorted_BV = logits_BV.sort(dim=-1, descending=True).values
-    probs_BV = sorted_BV.softmax(-1)
-    before_BV = probs_BV.cumsum(-1) - probs_BV
-    last_B1 = (before_BV < top_p).sum(-1, keepdim=True) - 1
-    return sorted_BV.gather(-1, last_B1.clamp_min(0))

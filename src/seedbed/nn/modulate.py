@@ -1,11 +1,10 @@
-"""adaLN conditioning: time as sines, and shifts, scales and gates for all layers from one matrix product.
+"""adaLN conditioning: shifts, scales and gates for all layers from one matrix product.
 
-B batch, N tokens, C width, M vectors of a modulation, F features of a time.
+B batch, N tokens, C width, M vectors of a modulation.
 """
 
 import contextlib
 import functools
-import math
 import warnings
 from collections.abc import Callable
 
@@ -14,20 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn import gated
-from seedbed.nn.init import declare, fill_, normal_
+from seedbed.nn.init import declare, fill_
 from seedbed.nn.layers import rms_norm, widen
-
-TIME_PERIOD = 10_000.0
-
-
-def time_features(time_B: Tensor, num: int, scale: float) -> Tensor:
-    """(B, F) cosines and sines of `scale` times t. Without a scale, times in [0, 1] give nearly parallel vectors."""
-    assert num % 2 == 0, f"cosines and sines come in pairs, not {num}"
-    half = num // 2
-    wide_B = widen(time_B)
-    rates = torch.exp(torch.arange(half, device=time_B.device, dtype=wide_B.dtype) * (-math.log(TIME_PERIOD) / half))
-    angles_BF = scale * wide_B[:, None] * rates
-    return torch.cat((angles_BF.cos(), angles_BF.sin()), dim=1)
 
 
 def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
@@ -35,25 +22,6 @@ def full_precision(device: torch.device) -> contextlib.AbstractContextManager:
     if device.type == "meta":  # which has no autocast
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
-
-
-class TimeEmbedding(nn.Module):
-    """Sines of the time through two layers, in float32 also under autocast."""
-
-    def __init__(self, num_features: int, width: int, scale: float) -> None:
-        super().__init__()
-        self.num_features, self.scale = num_features, scale
-        self.up, self.down = nn.Linear(num_features, width), nn.Linear(width, width)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        for layer in (self.up, self.down):
-            normal_(layer.weight, layer.in_features**-0.5, generator)
-            fill_(layer.bias, 0.0)
-
-    def forward(self, time_B: Tensor) -> Tensor:
-        with full_precision(time_B.device):
-            features_BF = time_features(time_B.to(self.up.weight.dtype), self.num_features, self.scale)
-            return self.down(F.silu(self.up(features_BF)))
 
 
 class Modulation(nn.Module):

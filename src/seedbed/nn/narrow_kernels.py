@@ -48,15 +48,11 @@ def backward(dy_BTHD: Tensor, given: tuple[Tensor, ...], lse_BHP: Tensor, scale:
     not be rounded more than dy v: from rounded outputs it would be off by eps |dy| |y| for all keys together, and the queries'
     gradient by as much times the mean key, for any number of keys.
     """
-    dq_BTHD, dk_BTHD, dv_BTHD = (_like(x) for x in given[:3])
+    dq_BTHD, dk_BTHD, dv_BTHD = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in given[:3])
     numbers = lse_BHP, torch.empty_like(lse_BHP)  # the first pass stores dy y for the second
     _launch(_narrow_attention_queries, (*given, dy_BTHD, dq_BTHD), numbers, scale, QUERIES)
     _launch(_narrow_attention_keys, (*given[:3], dy_BTHD, dk_BTHD, dv_BTHD), numbers, scale, KEYS)
     return dq_BTHD, dk_BTHD, dv_BTHD
-
-
-def _like(x_BTHD: Tensor) -> Tensor:
-    return torch.empty(x_BTHD.shape, dtype=x_BTHD.dtype, device=x_BTHD.device)
 
 
 def _launch(kernel, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], scale: float, tiles: dict[int, Tiles]) -> None:

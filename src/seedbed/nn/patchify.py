@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
-from seedbed.nn.layers import Rope, rope_table
 
 
 def grid_of(height: int, width: int, patch: int) -> tuple[int, int]:
@@ -36,21 +35,6 @@ def raster(rows: int, columns: int, device: torch.device) -> Tensor:
     """(N, 2): row and column of every patch, in the order of `patchify`."""
     at = torch.arange(rows * columns, device=device)
     return torch.stack((at // columns, at % columns), dim=1)
-
-
-def axial_table(places_N2: Tensor, head_dim: int, base: float) -> Rope:
-    """Cosines and sines of shape (N, 1, D/2): the first half of the angles follows the row, the second the column."""
-    assert head_dim % 4 == 0, f"two axes of pairs need a head width that is a multiple of 4, not {head_dim}"
-    parts = [rope_table(place_N, head_dim // 2, base) for place_N in places_N2.unbind(1)]
-    cos, sin = (torch.cat(pair, dim=-1) for pair in zip(*parts, strict=True))
-    return cos, sin
-
-
-def with_unrotated(rope: Rope, num: int) -> Rope:
-    """The table with `num` further tokens that have no position and are not rotated."""
-    cos, sin = rope
-    shape = (num, *cos.shape[1:])
-    return torch.cat((cos, cos.new_ones(shape))), torch.cat((sin, sin.new_zeros(shape)))
 
 
 def sincos_table(places_N2: Tensor, width: int) -> Tensor:

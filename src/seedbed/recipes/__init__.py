@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
-from seedbed.config import Config
+from seedbed.config import Config, Units
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
@@ -48,14 +48,20 @@ class Recipe:
         return limited(data, config.limit)
 
     def save_inference_data(self, data: "Data", run: Path) -> None:
-        """Save the part of the data that inference needs with a run, by the recipe's `save_inference_data(data, folder)`."""
-        if found := getattr(self._module("data"), "save_inference_data", None):
+        """Save the part of the data that inference needs, by the recipe's `save_inference_data(data, folder)`; only once."""
+        found = getattr(self._module("data"), "save_inference_data", None)
+        if found and not (run / INFERENCE).is_dir():
             found(data, run / INFERENCE)
 
     def open_inference_data(self, config: Config, run: Path) -> "Data | None":
         """The data saved with a run; None for older runs, and for recipes whose inference needs all data."""
         found = getattr(self._module("data"), "open_inference_data", None)
         return found(config, run / INFERENCE) if found and (run / INFERENCE).is_dir() else None
+
+    def evaluation_source(self, config: Config, data: "Data", given: Any) -> Any:
+        """Given data as a source to evaluate on, by the recipe's `evaluation_source(config, data, given)`; else as they are."""
+        found = getattr(self._module("data"), "evaluation_source", None)
+        return found(config, data, given) if found else given
 
     def build(self, config: Config, data: "Data") -> "System":
         return self.function("system", "build")(config, data)
@@ -64,6 +70,11 @@ class Recipe:
         """The settings of a small copy of a config, by key, from the recipe's `check_settings(config)`."""
         found = getattr(self._module("presets"), "check_settings", None)
         return found(config) if found else {}
+
+    def units(self, config: Config) -> Units:
+        """What is counted and measured, by the recipe's `units(config)`."""
+        found = getattr(self._module("presets"), "units", None)
+        return found(config) if found else Units()
 
     @property
     def is_playable(self) -> bool:
@@ -122,20 +133,13 @@ def named_code(recipe: Recipe, config: Config) -> "list[trust.Code]":
     return [*([recipe.code] if recipe.code else []), *function_code(config)]
 
 
-def load_file(name: str) -> ModuleType:
-    """The module in a Python file that the user has named."""
-    from seedbed.recipes import user_files
-
-    return user_files.load_module(user_files.code_of(name))
-
-
 def is_file_name(name: str) -> bool:
     return name.endswith(".py") or ".py:" in name
 
 
 def function_code(config: Config) -> "list[trust.Code]":
     """The modules of functions that settings name; most name none."""
-    names = list(configs.function_names(config))
+    names = [value for _, value, info, _ in configs.leaves(config) if info.metadata.get("code") and value]
     if not names:
         return []
     from seedbed import trust
@@ -158,7 +162,7 @@ def _from_package(name: str) -> Recipe:
         return importlib.import_module(f"{__name__}.{name}.{part}")
 
     folder = Path(__path__[0]) / name
-    return Recipe(name, _Presets(module, folder), module, tuple(sorted(folder.glob("*.py"))))
+    return Recipe(name, _Presets(module, folder), module, tuple(sorted(folder.rglob("*.py"))))
 
 
 class _Presets(Mapping[str, Callable[[], Config]]):

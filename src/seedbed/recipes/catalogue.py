@@ -2,8 +2,10 @@
 
 import difflib
 import importlib
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from seedbed import recipes
 from seedbed.data import kinds
@@ -18,6 +20,11 @@ def describe(name: str) -> dict[str, str]:
     except Exception as error:
         return {"?": f"does not load: {type(error).__name__}: {error}".partition("\n")[0]}
     return {preset: (make.__doc__ or "").strip().partition("\n")[0] for preset, make in recipe.presets.items()}
+
+
+def measured() -> dict[str, dict[str, Any]]:
+    """By recipe: what it is `about`, and by preset what it trains, the machine, the time and the result that was measured."""
+    return tomllib.loads((Path(recipes.__file__).parent / "presets.toml").read_text())
 
 
 def dataset_kinds() -> dict[str, kinds.DatasetKind]:

@@ -16,12 +16,11 @@ from rich.text import Text
 
 from seedbed.config import validate
 from seedbed.data.corpus import TextConfig
-from seedbed.data.image_store import image_facts, prepare_images
+from seedbed.data.image_store import prepare_images
 from seedbed.data.images import ImageConfig
 from seedbed.data.order import draw
 from seedbed.data.prepare import load_tokenizer, prepare_text
-from seedbed.data.progress import Progress
-from seedbed.data.store import DamagedStore, Store, is_store
+from seedbed.data.store import DamagedStore, Progress, Store, is_store
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, UserError
 
@@ -29,6 +28,7 @@ BENCH_BLOCK, BENCH_BATCH = 1024, 64
 NUM_SAMPLES, NUM_FREQUENT, WIDTH = 4, 12, 74
 # Statistics of a larger store are computed on its first tokens.
 COUNT_LIMIT = 64 << 20
+_CONSOLE = Console(highlight=False, markup=False, emoji=False)
 _MARKS = {" ": "·", "\n": "↵", "\t": "→", "\r": "␍"}
 
 
@@ -40,7 +40,11 @@ def prepare(
     store = _prepared(prepare_text, config, out)
     if store is None:
         return EXIT_INTERRUPTED
-    command = _train_command(config, store.path if out or is_store(Path(path)) else None)
+    is_named = out or is_store(Path(path))
+    words = ["seedbed", "train", "gpt/demo", f"data.text={store.path if is_named else config.text}"]
+    if not is_named and config.tokenizer != TextConfig.tokenizer:
+        words.append(f"data.tokenizer={config.tokenizer}")
+        words += [f"data.vocab={config.vocab}"] if config.tokenizer == "bpe" else []
     result = {
         "store": str(store.path),
         "fingerprint": store.fingerprint,
@@ -48,39 +52,31 @@ def prepare(
         "counts": store.manifest["counts"],
         "splits": store.manifest["splits"],
         "seconds": round(time.monotonic() - start, 2),
-        "train": command,
+        "train": shlex.join(words),
     }
-    if json:
-        print(dumps(result))
-        return EXIT_OK
     sizes = " + ".join(f"{end - begin:,} {name}" for name, (begin, end) in result["splits"].items())
-    made = result["tokenizer"]
-    _print_pairs(
-        {
-            "store": result["store"],
-            "tokens": f"{result['counts']['num_tokens']:,} = {sizes}",
-            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
-            **({"unknown": f"{result['counts']['num_unknown']:,} characters"} if result["counts"]["num_unknown"] else {}),
-            "fingerprint": result["fingerprint"],
-            "train on it": command,
-        }
-    )
-    return EXIT_OK
+    made, counts = result["tokenizer"], result["counts"]
+    shown = {
+        "store": result["store"],
+        "tokens": f"{counts['num_tokens']:,} = {sizes}",
+        "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+        **({"unknown": f"{counts['num_unknown']:,} characters"} if counts["num_unknown"] else {}),
+        "fingerprint": result["fingerprint"],
+        "train on it": result["train"],
+    }
+    return _print_result(result, shown, json)
 
 
-def prepare_image_store(path: str, *, size: int, out: str | Path | None = None, json: bool = False) -> int:
+def prepare_image_store(path: str, *, size: int, width: int = 0, out: str | Path | None = None, json: bool = False) -> int:
     """Create or find the store of a folder, file or dataset of images; a damaged one is rebuilt."""
     start = time.monotonic()
-    store = _prepared(prepare_images, ImageConfig(images=str(path), size=size), out)
+    store = _prepared(prepare_images, ImageConfig(images=str(path), size=size, width=width), out)
     if store is None:
         return EXIT_INTERRUPTED
     words = ["seedbed", "train", "flow/cifar10", f"data.images={store.path if out else path}", f"data.size={size}"]
+    words += [f"data.width={width}"] if width else []
     result = {**image_facts(store), "seconds": round(time.monotonic() - start, 2), "train on it": shlex.join(words)}
-    if json:
-        print(dumps(result))
-    else:
-        _print_pairs({name: _shown(value) for name, value in result.items()})
-    return EXIT_OK
+    return _print_result(result, {name: _shown(value) for name, value in result.items()}, json)
 
 
 def _prepared(make: Callable[..., Store], config: TextConfig | ImageConfig, out: str | Path | None) -> Store | None:
@@ -98,14 +94,14 @@ def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] 
     """Show the content of a store, a text, or (through `open_recipe`) the data of RECIPE/PRESET."""
     is_preset = "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
     data = open_recipe(path) if open_recipe and is_preset else None
-    plain = _without_tokens(path, data)
-    found = plain or facts(*((data.store, data.train.block) if data else _find(path)))
-    if json:
-        print(dumps(found))
-    elif plain:
-        _print_pairs({name: _shown(value) for name, value in plain.items()})
-    else:
-        _print_facts(found)
+    if plain := _without_tokens(path, data):
+        return _print_result(plain, {name: _shown(value) for name, value in plain.items()}, json)
+    found = facts(*((data.store, data.train.block) if data else _find(path)))
+    _print_result(found, _facts_in_words(found), json)
+    for sample in () if json else found["samples"]:
+        _CONSOLE.print(Text(f"\n{sample['split']} from token {sample['start']:,}", style="dim"))
+        for name in ("x", "y"):
+            _CONSOLE.print(Text(f"  {name} {sample[name]}"), no_wrap=True, overflow="crop", crop=False)
     return EXIT_OK
 
 
@@ -166,8 +162,8 @@ def bench(path: str, *, json: bool = False) -> int:
     for (name, ratio), title in zip(ratios.items(), ("feed", "plain copy (tensor)", "plain copy (memcpy)"), strict=True):
         table.add_row(title, f"{result[name]['ms']:.3f}", f"{result[name]['gb_per_s']:.2f}", ratio)
     size = f"{result['bytes_per_batch']:,} bytes a batch"
-    _console().print(f"{BENCH_BATCH} blocks of {block} + 1 tokens, {size}, on the CPU")
-    _console().print(table)
+    _CONSOLE.print(f"{BENCH_BATCH} blocks of {block} + 1 tokens, {size}, on the CPU")
+    _CONSOLE.print(table)
     return EXIT_OK
 
 
@@ -183,51 +179,35 @@ def _find(path: str) -> tuple[Store, int]:
     return prepare_text(TextConfig(text=path), say=_say), TextConfig.block
 
 
-def _train_command(config: TextConfig, store: Path | None) -> str:
-    words = ["seedbed", "train", "gpt/demo", f"data.text={store or config.text}"]
-    if store is None and config.tokenizer != TextConfig.tokenizer:
-        words.append(f"data.tokenizer={config.tokenizer}")
-        words += [f"data.vocab={config.vocab}"] if config.tokenizer == "bpe" else []
-    return shlex.join(words)
-
-
-def _print_facts(found: dict[str, Any]) -> None:
+def _facts_in_words(found: dict[str, Any]) -> dict[str, str]:
     made, ids = found["tokenizer"], f"ids {found['min_id']} to {found['max_id']}, {found['num_used_ids']:,} in use"
     unknown = f", {found['num_unknown']:,} unknown characters" if found["num_unknown"] else ""
     parts = {}
     for name, s in found["splits"].items():
         blocks = f"{s['num_blocks']:,} blocks of {found['block']}, tail of {s['num_dropped']} dropped"
         parts[name] = f"{s['end'] - s['start']:,} tokens from {s['start']:,}: {blocks}"
-    _print_pairs(
-        {
-            "store": found["store"],
-            "source": found["source"]["name"],
-            "fingerprint": found["fingerprint"],
-            "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
-            "tokens": f"{found['num_tokens']:,} as {found['dtype']}, {ids}",
-            "text": f"{found['num_bytes']:,} bytes, {found['bytes_per_token']:.3f} per token{unknown}",
-            "guessing": f"{found['unigram_nats']:.3f} nats per token when only frequencies are known",
-            **parts,
-            "frequent": "  ".join(f"{f['text']} {f['share']:.1%}" for f in found["frequent"]),
-        }
-    )
-    console = _console()
-    for sample in found["samples"]:
-        console.print(Text(f"\n{sample['split']} from token {sample['start']:,}", style="dim"))
-        for name in ("x", "y"):
-            console.print(Text(f"  {name} {sample[name]}"), no_wrap=True, overflow="crop", crop=False)
+    return {
+        "store": found["store"],
+        "source": found["source"]["name"],
+        "fingerprint": found["fingerprint"],
+        "tokenizer": f"{made['kind']}, {made['vocab_size']:,} ids, fingerprint {made['fingerprint']}",
+        "tokens": f"{found['num_tokens']:,} as {found['dtype']}, {ids}",
+        "text": f"{found['num_bytes']:,} bytes, {found['bytes_per_token']:.3f} per token{unknown}",
+        "guessing": f"{found['unigram_nats']:.3f} nats per token when only frequencies are known",
+        **parts,
+        "frequent": "  ".join(f"{f['text']} {f['share']:.1%}" for f in found["frequent"]),
+    }
 
 
-def _print_pairs(pairs: dict[str, str]) -> None:
-    width = max(map(len, pairs))
-    console = _console()
-    for name, value in pairs.items():
-        line = Text(f"{name:<{width}}  ", style="bold").append(Text(value, style="not bold"))
-        console.print(line, soft_wrap=True)
-
-
-def _console() -> Console:
-    return Console(highlight=False, markup=False, emoji=False)
+def _print_result(result: dict[str, Any], shown: dict[str, str], json: bool) -> int:
+    """The result as JSON, or what is shown of it as aligned lines."""
+    if json:
+        print(dumps(result))
+        return EXIT_OK
+    width = max(map(len, shown))
+    for name, value in shown.items():
+        _CONSOLE.print(Text(f"{name:<{width}}  ", style="bold").append(Text(value, style="not bold")), soft_wrap=True)
+    return EXIT_OK
 
 
 def _say(line: str) -> None:
@@ -267,6 +247,23 @@ def facts(store: Store, block: int) -> dict[str, Any]:
         "splits": splits,
         **_statistics(store.arrays["tokens"], manifest["tokenizer"]["vocab_size"], tokenizer),
         "samples": [_sample(store, tokenizer, *place) for place in places],
+    }
+
+
+def image_facts(store: Store) -> dict[str, Any]:
+    """What a store of images holds, as plain values."""
+    manifest = store.manifest
+    counts = np.bincount(store.arrays["class"], minlength=len(manifest["class_names"])).tolist()
+    return {
+        "store": str(store.path),
+        "source": manifest["source"]["name"],
+        "fingerprint": store.fingerprint,
+        "shape": "x".join(map(str, store.arrays["image"].shape[1:])),
+        "images": {name: end - start for name, (start, end) in manifest["splits"].items()},
+        "classes": dict(zip(manifest["class_names"], counts, strict=True)),
+        "bad": manifest["counts"]["num_bad"],
+        "changed": manifest["counts"]["changed"],
+        "listed": {entry["image"]: entry["why"] for entry in manifest["bad"]},
     }
 
 

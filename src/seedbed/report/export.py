@@ -31,12 +31,16 @@ def export(root: Path, names: Sequence[str], *, kind: str, what: str, out: Path 
             raise UserError("a Parquet file is no text for a screen; name a file with --out")
         sys.stdout.write(data.decode())
         return 0
+    write_file(out, data)
+    print(f"{out}: {len(found)} lines, {len(_columns(found))} columns")
+    return 0
+
+
+def write_file(out: Path, data: bytes | str) -> None:
     try:
         files.write_atomic(out, data)
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror})") from None
-    print(f"{out}: {len(found)} lines, {len(_columns(found))} columns")
-    return 0
 
 
 def row_of(run: Run) -> dict[str, Any]:
@@ -45,10 +49,10 @@ def row_of(run: Run) -> dict[str, Any]:
     short.pop("path", None)
     config = run.config_json() if short["status"] != "damaged" else {"config": {}}
     saved = run.status()
-    clock = saved.get("clock") if isinstance(saved.get("clock"), dict) else {}
+    clock = saved["clock"] if isinstance(saved.get("clock"), dict) else {}
     metric, points = facts.evaluations(run.events())
     about = {"hash": config.get("hash"), "metric": metric, "last": points[-1][1] if points else None}
-    seconds, settings = flat({"seconds": clock or {}}), flat({"config": config["config"]})
+    seconds, settings = flat({"seconds": clock}), flat({"config": config["config"]})
     return {**short, **about, **seconds, "verdict": saved.get("verdict"), **settings}
 
 
@@ -96,6 +100,5 @@ def _uniform(values: list[Any]) -> list[Any]:
     kinds = {type(value) for value in values if value is not None}
     if len(kinds) <= 1:
         return values
-    if kinds <= {int, float}:
-        return [None if value is None else float(value) for value in values]
-    return [None if value is None else str(value) for value in values]
+    convert = float if kinds <= {int, float} else str
+    return [None if value is None else convert(value) for value in values]

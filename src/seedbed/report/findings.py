@@ -1,7 +1,5 @@
 """Finding: one result of a check, of the doctor or of a replay; and the report of a preflight. Does not import torch."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +13,10 @@ _WORDS = {"err": "error", "warn": "warning", "note": "note"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What was seen, where in the code, why it matters and what to do. `severity` is that of a failure."""
+    """What was seen, where in the code, why it matters and what to do. `severity` is that of a failure.
+
+    `follows` is the id of the finding that this one is a consequence of.
+    """
 
     id: str = ""
     title: str = ""
@@ -28,6 +29,7 @@ class Finding:
     fix: str = ""
     value: float | None = None
     limit: float | None = None
+    follows: str = ""
 
     @property
     def alarm(self) -> bool:
@@ -44,6 +46,7 @@ class Finding:
     def row(self) -> str:
         """One line of the table: a value against its limit, or the reason for a skip."""
         word = {"pass": "ok", "skip": "skip", "fail": "note" if self.severity == "note" else self.severity.upper()}[self.status]
+        word = f"({self.follows})" if self.follows else word
         seen = self.what if self.value is None else f"{number(self.value)} (limit {number(self.limit)})  {self.what}"
         return clip(f"  {word:<5}{self.id:<4}{self.title:<17}{self.seconds:5.1f} s  {safe(seen).strip()}", width())
 
@@ -60,7 +63,13 @@ class Report:
     made: float = 0.0  # seconds since 1970
 
     def of(self, severity: str) -> list[Finding]:
-        return [f for f in self.findings if f.status == "fail" and f.severity == severity]
+        """The failures of one severity that follow from no other."""
+        return [f for f in self.findings if f.status == "fail" and f.severity == severity and not f.follows]
+
+    def following(self, finding: Finding) -> str:
+        """The line below a finding that names those which follow from it; empty when there are none."""
+        ids = [f.id for f in self.findings if f.follows == finding.id]
+        return f"\n        follows from {finding.id}: {', '.join(ids)}" if ids else ""
 
     @property
     def exit_code(self) -> int:
@@ -74,15 +83,15 @@ class Report:
         count = {s: sum(f.status == s for f in self.findings) for s in ("pass", "skip")}
         parts = [f"{count['pass']} passed", f"{count['skip']} skipped"]
         for severity, word in _WORDS.items():
-            found = self.of(severity)
-            if found:
+            if found := self.of(severity):
                 parts.append(f"{len(found)} {word}{'s' if len(found) > 1 else ''} ({' '.join(f.id for f in found)})")
         return f"{', '.join(parts)} in {self.seconds:.1f} s"
 
     def details(self) -> list[str]:
         """The findings in full, most severe first, and a summary."""
         found = [finding for severity in _WORDS for finding in self.of(severity)]
-        return [*("\n" + "\n".join(finding.lines(self.name)) for finding in found), f"\n{self.name}: {self.summary()}"]
+        shown = ("\n" + "\n".join(finding.lines(self.name)) + self.following(finding) for finding in found)
+        return [*shown, f"\n{self.name}: {self.summary()}"]
 
     def __str__(self) -> str:
         return "\n".join([self.head(), *(finding.row() for finding in self.findings), *self.details()])
@@ -93,7 +102,7 @@ class Report:
         return {**plain, "shrunk": self.shrunk, "findings": [dataclasses.asdict(f) for f in self.findings]}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Report:
+    def from_json(cls, values: dict[str, Any]) -> "Report":
         findings = [Finding(**f) for f in values["findings"]]
         shrunk = {k: (old, new) for k, (old, new) in values["shrunk"].items()}
         return cls(values["name"], shrunk, findings, values["key"], values["seconds"], values["made"])

@@ -26,28 +26,6 @@ class Panel:
     hatched: Sequence[Sequence[bool]] | None = None
 
 
-def draw_heatmap(
-    path: Path,
-    values: Sequence[Row],
-    rows: Sequence[Any],
-    cols: Sequence[Any],
-    title: str,
-    row_title: str,
-    col_title: str,
-    *,
-    low: float,
-    high: float,
-    box: tuple[int, int, int, int] | None = None,
-    hatched: Sequence[Sequence[bool]] | None = None,
-) -> None:
-    """Write one map. `box` outlines (first row, last row, first column, last column), all inside.
-
-    Colours run from `low`, dark, to `high`, bright; where less is better, `low` is the larger number.
-    """
-    labels = (rows, cols, row_title, col_title)
-    draw_panels(path, [Panel("", values, hatched)], labels, title, low=low, high=high, box=box)
-
-
 def draw_panels(
     path: Path,
     panels: Sequence[Panel],
@@ -58,7 +36,11 @@ def draw_panels(
     high: float,
     box: tuple[int, int, int, int] | None = None,
 ) -> None:
-    """Write small multiples that share their axes and colours; `labels` are rows, columns and the titles of both."""
+    """Write small multiples that share their axes and colours; `labels` are rows, columns and the titles of both.
+
+    `box` outlines (first row, last row, first column, last column), all inside. Colours run from `low`, dark, to `high`, bright;
+    where less is better, `low` is the larger number.
+    """
     try:
         from matplotlib import colormaps
         from matplotlib.cm import ScalarMappable
@@ -129,9 +111,8 @@ def _label(axis: Any, labels: tuple[Sequence[Any], Sequence[Any], str, str], tit
     rows, cols, row_title, col_title = labels
     axis.set_xlim(-0.5, len(cols) - 0.5)
     axis.set_ylim(len(rows) - 0.5, -0.5)
-    axis.set_xticks(
-        range(len(cols)), [str(c) for c in cols], fontsize=8, rotation=45 if max(len(str(c)) for c in cols) > 7 else 0
-    )
+    rotation = 45 if max(len(str(c)) for c in cols) > 7 else 0
+    axis.set_xticks(range(len(cols)), [str(c) for c in cols], fontsize=8, rotation=rotation)
     axis.set_yticks(range(len(rows)), [str(r) for r in rows], fontsize=8)
     axis.set_xlabel(col_title, fontsize=9)
     axis.set_ylabel(row_title, fontsize=9)

@@ -16,7 +16,6 @@ _STYLE = Path(__file__).with_name("page.css")
 
 
 def page(title: str, parts: Sequence[str], footer: str) -> str:
-    """A whole document."""
     body = "\n".join(part for part in parts if part)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -43,7 +42,6 @@ def pairs(cards: Sequence[str]) -> str:
 
 
 def tiles(found: dict[str, str]) -> str:
-    """Tiles with the main numbers."""
     shown = [f'<div class="tile"><span>{text(k)}</span><b>{text(v)}</b></div>' for k, v in found.items() if v]
     return f'<div class="tiles">{"".join(shown)}</div>' if shown else ""
 

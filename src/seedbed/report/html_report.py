@@ -9,14 +9,16 @@ from typing import Any
 
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import facts, html_page, html_report, journal, notes, run_report, verbs
+from seedbed.report import facts, html_page, journal, notes, run_report, verbs
+from seedbed.report.config_lines import config_lines
+from seedbed.report.export import write_file
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
 from seedbed.report.model_table import model_text
 from seedbed.report.svg_charts import Chart, Line, Point, bar, text
-from seedbed.track import code, files, jsonl
+from seedbed.track import code, jsonl
 from seedbed.track.events import details, is_at_least
 from seedbed.track.run import Run, full_name
-from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, safe, scaled, size
+from seedbed.track.text import clip, duration, format_value, number, one_line, safe, scaled, size
 
 _NUM_SAMPLES = 6
 _MAX_EVENTS = 400
@@ -35,6 +37,7 @@ def run_page(run: Run) -> str:
     state, samples = code.describe(run.code_json()), [e for e in events if e.get("kind") == "sample"]
     spread = {round(i * (len(samples) - 1) / max(_NUM_SAMPLES - 1, 1)) for i in range(_NUM_SAMPLES)}
     picked = sorted(spread) if samples else []
+    models = [model_text(details(event)) for event in events if event.get("kind") == "model"][:1]
     parts = [
         _head(run, config, status),
         html_page.tiles(_numbers(rows, events, status)),
@@ -44,7 +47,7 @@ def run_page(run: Run) -> str:
         section("where the time went", _time_use(status)),
         section("what happened", _events_section(events)),
         section("settings", *_settings(config, parent)),
-        section("model", *_model(events)),
+        section("model", *[card(folded("layers, shapes, parameters", f'<pre class="wide">{text(t)}</pre>')) for t in models]),
         section("repeat it", card(f"<pre>{text(run.command())}</pre>"), f"<p class=lead>{text(state)}</p>"),
     ]
     return html_page.page(run.name, parts, footer(run.path.parent))
@@ -88,7 +91,10 @@ def _head(run: Run, config: dict[str, Any], status: dict[str, Any]) -> str:
 def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]:
     metric, points = facts.evaluations(events)
     mean, _ = facts.mean_and_sd(facts.last_losses(rows))
-    seconds = _seconds(rows, status)
+    # Total time of the run; without a status, that of its rows.
+    clock = status.get("clock")
+    known = [v for v in clock.values() if facts.is_number(v)] if isinstance(clock, dict) else []
+    seconds = math.fsum(known or [row["seconds"] for row in rows[-1:] if facts.is_number(row.get("seconds"))])
     model: dict[str, Any] = next((e for e in events if e.get("kind") == "model"), {})
     rate, memory = facts.median(rows, "items_per_s"), [r["memory"] for r in rows if facts.is_number(r.get("memory"))]
     step = rows[-1].get("step") if rows else status.get("step")
@@ -102,13 +108,6 @@ def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]
         "parameters": scaled(model["parameters"]) if facts.is_number(model.get("parameters")) else "",
         "memory": size(max(memory)) if memory else "",
     }
-
-
-def _seconds(rows: Rows, status: dict[str, Any]) -> float:
-    """Total time of the run; without a status, that of its rows."""
-    clock = status.get("clock")
-    known = [v for v in clock.values() if facts.is_number(v)] if isinstance(clock, dict) else []
-    return math.fsum(known or [row["seconds"] for row in rows[-1:] if facts.is_number(row.get("seconds"))])
 
 
 def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
@@ -198,8 +197,8 @@ def _time_use(status: dict[str, Any]) -> str:
 def _events_section(events: Rows) -> str:
     listed = [e for e in events if e.get("kind") not in ("model", "sample", "eval")]
     incidents = [e for e in listed if is_at_least("notice", e)]
-    head = table(("step", "what", ""), [event_cells(e) for e in incidents[:40]], numbers=(0,), keys=(1,))
-    rest = table(("step", "what", ""), [event_cells(e) for e in listed[:_MAX_EVENTS]], numbers=(0,), keys=(1,))
+    shown = ([event_cells(e) for e in found] for found in (incidents[:40], listed[:_MAX_EVENTS]))
+    head, rest = (table(("step", "what", ""), cells, numbers=(0,), keys=(1,)) for cells in shown)
     quiet = "<p class=lead>No spikes, roll-backs or alarms.</p>" if not incidents else ""
     return card(quiet, head, folded(f"all {len(listed)} events", rest))
 
@@ -222,11 +221,6 @@ def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
         parts.append(f"<h3>changed against {text(parent.name)}</h3>{table(header, rows) or nothing}")
     settings = "\n".join(config_lines(flat(config["config"]), {"*": changes}, 110))
     return [pairs([card(part) for part in parts]), card(folded("all settings", f'<pre class="wide">{text(settings)}</pre>'))]
-
-
-def _model(events: Rows) -> list[str]:
-    found = [model_text(details(e)) for e in events if e.get("kind") == "model"][:1]
-    return [card(folded("layers, shapes, parameters", f'<pre class="wide">{text(table)}</pre>')) for table in found]
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------
@@ -301,22 +295,16 @@ def report_runs(root: Path, names: Sequence[str], *, as_html: bool, out: Path | 
     if sweep:
         title, (page, content) = Path(names[0]).name, sweep
     else:
-        runs = html_report.chosen(root, names)
+        runs = chosen(root, names)
         title = "..".join(run.name for run in runs)
-        page = (html_report.compare_page(runs) if len(runs) > 1 else html_report.run_page(runs[0])) if as_html else ""
+        page = (compare_page(runs) if len(runs) > 1 else run_page(runs[0])) if as_html else ""
         content = "" if as_html else report_text(runs)
     if not as_html:
         print(safe(content))
         return 0
-    return _write(page, out or Path(f"{title[:120]}.html"))
-
-
-def _write(page: str, out: Path) -> int:
+    out = out or Path(f"{title[:120]}.html")
     if out.is_dir():
         raise UserError(f"{out} is a folder; name a file with --out")
-    try:
-        files.write_atomic(out, page)
-    except OSError as error:
-        raise UserError(f"{out} cannot be written ({error.strerror})") from None
+    write_file(out, page)
     print(f"{out}  ({len(page) / 1e6:.1f} MB; opens in any browser, offline)")
     return 0

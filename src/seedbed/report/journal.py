@@ -41,8 +41,7 @@ def record_as(root: Path, name: str, parts: list[str]) -> Path:
     invitation = f'- conclusion: open (`seedbed note {name} "..."`)'
     entry = "\n".join([f"<!-- run {name} -->", *parts, invitation, f"<!-- end {name} -->"])
     with editing(root) as (journal, text):
-        old = find_entry(text, name)
-        if old:
+        if old := find_entry(text, name):
             concluded = conclusions_end(text, old) > old.end()
             text = text[: old.start()] + (closed(entry) if concluded else entry) + text[old.end() :]
         else:
@@ -131,13 +130,12 @@ def _changes(config: dict[str, Any], parent: Run | None) -> tuple[str, str]:
 
 def open_optional(root: Path, name: str | None) -> Run | None:
     """The run of this name, or None where it is missing or damaged."""
-    try:
-        run = Run.open(root, name) if name else None
-        if run:
+    with contextlib.suppress(UserError):
+        if name:
+            run = Run.open(root, name)
             run.config_json()
-        return run
-    except UserError:
-        return None
+            return run
+    return None
 
 
 def conclusions_end(text: str, found: re.Match[str]) -> int:

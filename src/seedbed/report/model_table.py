@@ -1,5 +1,6 @@
 """The model of a run as a table: what `model.txt` holds and `seedbed runs show RUN --model` prints."""
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,34 +44,22 @@ def _folded(layers: list[Layer]) -> Iterator[tuple[Layer, str]]:
     """Every module with its label; of equal numbered siblings only the first."""
     at = 0
     while at < len(layers):
-        last = layers[at]["path"].rpartition(".")[2]
+        parent, _, last = layers[at]["path"].rpartition(".")
         if not last.isdigit():
             yield layers[at], last
             at += 1
             continue
-        size = _size(layers, at)
-        end = at + size
-        while _same(layers, at, end, size):
-            end += size
-        count = (end - at) // size
+        block, end = _with_children(layers, at), at
+        while end < len(layers) and layers[end]["path"].rpartition(".")[0] == parent and _with_children(layers, end) == block:
+            end += len(block)
+        count = (end - at) // len(block)
         yield layers[at], last if count == 1 else f"{last} to {int(last) + count - 1}: {count} alike"
-        yield from _folded(layers[at + 1 : at + size])
+        yield from _folded(layers[at + 1 : at + len(block)])
         at = end
 
 
-def _size(layers: list[Layer], at: int) -> int:
-    """The number of rows of a module with its children."""
-    inside = f"{layers[at]['path']}."
-    return 1 + next((n for n, layer in enumerate(layers[at + 1 :]) if not layer["path"].startswith(inside)), len(layers) - at - 1)
-
-
-def _same(layers: list[Layer], first: int, other: int, size: int) -> bool:
-    """Whether the module at `other` is a sibling of the one at `first` and equal in all rows."""
-    if other >= len(layers) or _size(layers, other) != size:
-        return False
-    paths = layers[first]["path"], layers[other]["path"]
-    rows = [
-        [{**layer, "path": layer["path"].removeprefix(path)} for layer in layers[at : at + size]]
-        for path, at in zip(paths, (first, other), strict=True)
-    ]
-    return paths[0].rpartition(".")[0] == paths[1].rpartition(".")[0] and rows[0] == rows[1]
+def _with_children(layers: list[Layer], at: int) -> list[Layer]:
+    """The rows of a module and of all inside it, which follow it, with paths from there."""
+    path = layers[at]["path"]
+    inside = itertools.takewhile(lambda layer: f"{layer['path']}.".startswith(f"{path}."), layers[at:])
+    return [{**layer, "path": layer["path"].removeprefix(path)} for layer in inside]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import facts, notes
+from seedbed.report import facts
 from seedbed.report.journal import closed, conclusions_end, editing, escaped, find_entry, path_of, read, record
 from seedbed.track import files
 from seedbed.track.jsonl import print_json
@@ -68,9 +68,8 @@ def amend(root: Path, name: str, old: str, new: str) -> Path:
         raise UserError("the note is empty; write what was learned")
     with editing(root) as (journal, text):
         found = find_entry(text, name)
-        end = conclusions_end(text, found) if found else 0
-        start = found.end() if found else 0
-        same = [one for one in _CONCLUSION.finditer(text, start, end) if " ".join(one[2].split()) == old]
+        where = (found.end(), conclusions_end(text, found)) if found else (0, 0)
+        same = [one for one in _CONCLUSION.finditer(text, *where) if " ".join(one[2].split()) == old]
         if not same:
             raise UserError("somebody changed this note in the meantime; look at it again")
         text = text[: same[0].start(2)] + escaped(new) + text[same[0].end(2) :]
@@ -80,14 +79,11 @@ def amend(root: Path, name: str, old: str, new: str) -> Path:
 
 def entries(root: Path) -> list[dict[str, str]]:
     """Every entry in the order of the file: the run, its heading, and the text below."""
-    text = read(path_of(root))
-    starts = list(re.finditer(r"^<!-- run (\S+) -->\n", text, re.M))
+    _, *parts = re.split(r"^<!-- run (\S+) -->\n", read(path_of(root)), flags=re.M)
     out = []
-    for index, start in enumerate(starts):
-        end = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-        body = text[start.end() : end].replace(f"<!-- end {start[1]} -->\n", "").strip("\n")
-        heading, _, rest = body.partition("\n")
-        out.append({"run": start[1], "title": heading.removeprefix("## "), "text": rest.strip("\n")})
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        heading, _, rest = body.replace(f"<!-- end {name} -->\n", "").strip("\n").partition("\n")
+        out.append({"run": name, "title": heading.removeprefix("## "), "text": rest.strip("\n")})
     return out
 
 
@@ -103,9 +99,9 @@ def print_week(root: Path, as_json: bool) -> int:
 def look(root: Path, today: datetime.date) -> dict[str, Any]:
     """The entries of the week, and older ones that were concluded in it."""
     first = today - datetime.timedelta(days=DAYS - 1)
-    entries = [_entry(entry) for entry in notes.entries(root)]
-    new = [entry for entry in entries if first.isoformat() <= entry["date"] <= today.isoformat()]
-    late = [e for e in entries if e not in new and any(c["date"] >= first.isoformat() for c in e["conclusions"])]
+    found = [_entry(entry) for entry in entries(root)]
+    new = [entry for entry in found if first.isoformat() <= entry["date"] <= today.isoformat()]
+    late = [e for e in found if e not in new and any(c["date"] >= first.isoformat() for c in e["conclusions"])]
     clocks = [Run(Path(root) / entry["run"]).status().get("clock") for entry in new]
     seconds = math.fsum(c["train"] for c in clocks if isinstance(c, dict) and facts.is_number(c.get("train")))
     return {"from": first.isoformat(), "to": today.isoformat(), "seconds": seconds, "entries": new, "concluded_late": late}
@@ -133,9 +129,8 @@ def week_lines(found: dict[str, Any]) -> list[str]:
     trained = f", {duration(found['seconds'])} of training" if found["seconds"] >= 1 else ""
     count = f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
     out = [f"{found['from']} to {found['to']}: {count}{trained}"]
-    concluded = [entry for entry in [*late, *entries] if entry["conclusions"]]
     parts = {
-        "concluded": concluded,
+        "concluded": [entry for entry in [*late, *entries] if entry["conclusions"]],
         "negative results": [e for e in entries if e["negative"] and not e["conclusions"]],
         "other results, no conclusion yet": [e for e in entries if not e["negative"] and not e["conclusions"]],
     }
@@ -147,7 +142,6 @@ def week_lines(found: dict[str, Any]) -> list[str]:
             out += [f"      why: {entry['why']}"] if entry["why"] else []
             out += [f"      {entry['numbers']}"] if entry["numbers"] and not entry["conclusions"] else []
             out += [f"      {one['date']}: {one['text']}" for one in entry["conclusions"]]
-    waiting = [entry["run"] for entry in entries if not entry["conclusions"]]
-    if waiting:
+    if waiting := [entry["run"] for entry in entries if not entry["conclusions"]]:
         out += ["", f'{len(waiting)} wait for a conclusion: seedbed note {waiting[-1]} "what we learned"']
     return out if entries or late else [f"{out[0]}; a run that ends writes one"]

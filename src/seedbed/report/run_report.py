@@ -1,6 +1,5 @@
 """report.md and plots/loss.png: how a run went, in at most fifteen lines of facts and one picture."""
 
-import dataclasses
 import io
 import math
 from collections import Counter
@@ -17,7 +16,9 @@ from seedbed.track.events import KINDS, details, is_at_least
 from seedbed.track.run import Run, full_name
 from seedbed.track.text import clip, duration, format_value, number, one_line, scaled, size
 
-PICTURE = "plots/loss.png"
+PICTURE = "plots/loss.png"  # and beside it the same as SVG
+# Units of metrics, by how their names begin.
+_UNITS = {"nats": "nats", "psnr": "dB", "bits_per_byte": "bits per byte", "seconds": "s", "items_per_s": "items/s"}
 _MAX_POINTS = 4000
 _MAX_SAMPLE_LINES = 24
 
@@ -27,9 +28,9 @@ def write(run: Run) -> Path:
     rows, events = run.rows(), run.events()
     config = run.config_json()
     picture = draw(f"{run.name} · {full_name(config['recipe'], config['preset'])}", rows, events)
-    if picture:
+    for form, content in picture.items():
         (run.path / PICTURE).parent.mkdir(exist_ok=True)
-        files.write_atomic(run.path / PICTURE, picture)
+        files.write_atomic((run.path / PICTURE).with_suffix(f".{form}"), content)
     parts = [f"# {run.name}", "", *(f"- {line}" for line in fact_lines(run, rows, events))]
     if picture:
         parts += ["", f"![loss, evaluation and learning rate over the steps]({PICTURE})"]
@@ -87,8 +88,7 @@ def evaluation_line(events: list[dict[str, Any]]) -> str:
 
 def _start(events: list[dict[str, Any]]) -> str:
     first: dict[str, Any] = next((e for e in events if e.get("kind") == "start"), {})
-    known = flat(details(first))
-    plain = {key: value for key, value in known.items() if isinstance(value, str | int | float)}
+    plain = {key: value for key, value in flat(details(first)).items() if isinstance(value, str | int | float)}
     return ", ".join(f"{one_line(key)} {clip(number(value), 40)}" for key, value in list(plain.items())[:10])
 
 
@@ -131,11 +131,11 @@ def _last_sample(events: list[dict[str, Any]]) -> list[str]:
     return parts + [f"\n![sample]({name})" for name in last.get("files") or [] if str(name).endswith((".png", ".gif"))]
 
 
-def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> bytes | None:
-    """A PNG of training loss, evaluation and learning rate over the steps; None when there is nothing to draw."""
+def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> dict[str, bytes]:
+    """Training loss, evaluation and learning rate over the steps as "png" and "svg"; empty when there is nothing to draw."""
     losses, rates = facts.series(rows, "loss"), facts.series(rows, "lr")
     if not losses:
-        return None
+        return {}
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -166,9 +166,12 @@ def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -
     figure.suptitle(title, fontsize=11, x=0.02, ha="left")
     axes[-1].set_xlabel("step")
     axes[-1].xaxis.get_major_locator().set_params(integer=True)
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()
+    if any("perplexity" in event for event in events):  # then the loss is the mean of nats
+        axes[0].set_ylabel("loss (nats)")
+    out = {form: io.BytesIO() for form in ("png", "svg")}
+    for form, content in out.items():
+        figure.savefig(content, format=form)
+    return {form: content.getvalue() for form, content in out.items()}
 
 
 def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
@@ -192,7 +195,8 @@ def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> Non
     margin = 0.06 * (max(values) - min(values))
     axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))
     if not axis.get_ylabel():
-        axis.set_ylabel(metric)
+        unit = next((f" ({unit})" for name, unit in _UNITS.items() if metric.startswith(name)), "")
+        axis.set_ylabel(metric + unit)
 
 
 def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -221,23 +225,16 @@ DATA_MATTERS = 0.15  # the share of a step from which waiting for data is named 
 class Setup:
     """How the step ran: what may still be switched on."""
 
-    device: str
+    device: str = "cpu"
     precision: str = "fp32"
     compiled: bool = False
     captured: bool = False
     tier: str = "device"
 
 
-def closing_verdict(rows_summary: dict[str, Any]) -> str:
-    """One sentence at the end of a run, from figures that it has anyway.
-
-    Reads `device` (cpu, cuda, mps), `precision`, `compiled`, `captured`, `tier`, and of the rows `wait` (share of the time
-    blocked on data) and `mfu`; whatever is missing or None is not used.
-    """
-    known = {k: v for k, v in rows_summary.items() if v is not None}
-    fields = {field.name for field in dataclasses.fields(Setup)}
-    setup = Setup(**{"device": "cpu", "tier": "memory-map", **{k: v for k, v in known.items() if k in fields}})
-    bound, why = _likely(setup, known.get("wait"), known.get("mfu"))
+def closing_verdict(setup: Setup, wait: float | None = None, mfu: float | None = None) -> str:
+    """One sentence at the end of a run, from figures that it has anyway: the share of the time blocked on data, and MFU."""
+    bound, why = _likely(setup, wait, mfu)
     if not bound:
         return f"{why}; `seedbed profile` shows a step in detail"
     from seedbed.report import verdict

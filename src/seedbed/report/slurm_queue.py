@@ -1,6 +1,6 @@
 """State of the Slurm jobs of runs and sweeps, from one call of squeue; nothing where there is no Slurm."""
 
-import os
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -23,12 +23,9 @@ def record(folder: Path, job: str) -> None:
 
 def jobs(folder: Path) -> list[str]:
     """Ids of the jobs submitted for this folder, newest last."""
-    if not os.path.isfile(folder / FILE):
-        return []
-    try:
+    found = None
+    with contextlib.suppress(UserError):
         found = jsonl.read_object(folder / FILE).get("jobs")
-    except UserError:
-        return []
     return [job for job in found if isinstance(job, str) and job.isdigit()] if isinstance(found, list) else []
 
 
@@ -60,11 +57,6 @@ def describe(folder: Path) -> str:
     """State of the jobs of a folder in a few words; empty when none is pending or running."""
     found = query(jobs(folder)) or {}
     return "; ".join(f"job {job}: {format_states(tasks)}" for job, tasks in found.items())
-
-
-def in_queue(folder: Path) -> list[str]:
-    """The pending and running jobs of a folder; none where Slurm does not answer."""
-    return list(query(jobs(folder)) or {})
 
 
 def format_states(tasks: list[tuple[str, str]]) -> str:

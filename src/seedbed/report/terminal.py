@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
 from seedbed.track.text import scaled
 
@@ -130,7 +129,6 @@ def _other_screen() -> Iterator[None]:
 
 
 def _size(wide: bool = False) -> tuple[int, int]:
-    """Size of the terminal."""
     columns = os.environ.get("COLUMNS", "")
     with contextlib.suppress(OSError, ValueError):
         found = os.get_terminal_size(sys.stdout.fileno())
@@ -138,10 +136,9 @@ def _size(wide: bool = False) -> tuple[int, int]:
     return (int(columns) if columns.isdigit() and int(columns) else 120), 30
 
 
-def is_screen(stream: TextIO | None = None) -> bool:
-    """Whether this stream is a terminal that can move its cursor."""
-    found = stream or sys.stdout
-    return found is not None and found.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+def is_screen() -> bool:
+    """Whether the output is a terminal that can move its cursor."""
+    return sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def allowed() -> bool:
@@ -149,7 +146,6 @@ def allowed() -> bool:
 
 
 def paint(text: str, colour: str, on: bool) -> str:
-    """The text in a colour when `on`."""
     return f"\x1b[{_CODES[colour]}m{text}\x1b[0m" if on and text.strip() else text
 
 

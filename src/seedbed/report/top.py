@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.errors import UserError
-from seedbed.report import facts, listing, summaries, terminal
-from seedbed.report.summaries import age
+from seedbed.report import facts, summaries, terminal
 from seedbed.track import jsonl
 from seedbed.track.rows import Columns, Objects, tail_lines
 from seedbed.track.run import Run, full_name
@@ -22,11 +21,7 @@ def top(root: Path, once: bool, as_json: bool) -> int:
     if as_json:
         return jsonl.print_json(training(root))
     on = terminal.allowed()
-
-    def frame(columns: int, height: int) -> terminal.Frame:
-        return _top_lines(root, columns, height, on), False
-
-    return terminal.show(frame, _SECONDS, once)
+    return terminal.show(lambda columns, height: (_top_lines(root, columns, height, on), False), _SECONDS, once)
 
 
 def training(root: Path) -> list[dict[str, Any]]:
@@ -53,8 +48,8 @@ def pace(run: Run) -> dict[str, Any]:
 def _top_lines(root: Path, columns: int, height: int, on: bool) -> list[str]:
     found = training(root)
     if not found:
-        last = listing.folded(summaries.summaries(root))[: max(min(height - 3, 5), 0)]
-        return [f"nothing trains in {root}", *(["", "last runs", *listing.runs_table(last).splitlines()] if last else [])]
+        last = summaries.folded(summaries.summaries(root))[: max(min(height - 3, 5), 0)]
+        return [f"nothing trains in {root}", *(["", "last runs", *summaries.runs_table(last).splitlines()] if last else [])]
     shown = table(_HEADER, [_cells(s) for s in found], right=range(3, len(_HEADER)), max_width=columns).splitlines()
     head, *rest = shown[: max(height - 2, 2)]
     more = [f"and {len(shown) - 1 - len(rest)} more"] if len(shown) - 1 > len(rest) else []
@@ -70,7 +65,7 @@ def _cells(s: dict[str, Any]) -> list[str]:
     shares = [f"{s[key]:.0%}" if facts.is_number(s[key]) else "-" for key in ("wait", "mfu")]
     left = duration(s["seconds_left"]) if s["seconds_left"] is not None else "-"
     recipe = clip(full_name(s["recipe"], s["preset"]), 24) if s["recipe"] else "-"
-    return [clip(s["name"], 40), recipe, bar, *numbers, rate, *shares, left, age(s["created"])]
+    return [clip(s["name"], 40), recipe, bar, *numbers, rate, *shares, left, summaries.age(s["created"])]
 
 
 # ---- one run ---------------------------------------------------------------------------------------------------------
@@ -96,8 +91,7 @@ def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
 
 
 def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]], canvas: terminal.Canvas) -> list[str]:
-    steps = rows.column("step")
-    line = [(x, y) for x, y in zip(steps, rows.column(key), strict=True) if x == x and y == y]
+    line = [(x, y) for x, y in zip(rows.column("step"), rows.column(key), strict=True) if x == x and y == y]
     dots = [(e["step"], e[key]) for e in events if e.get("kind") == "eval" and _has(e, key)]
     metric, points = facts.evaluations(events)
     if key == "loss" and metric and "loss" in metric and not dots:

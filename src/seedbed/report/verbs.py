@@ -10,14 +10,14 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
+from seedbed.report.config_lines import config_lines
 from seedbed.report.model_table import model_text
-from seedbed.report.summaries import age
+from seedbed.report.tables import evaluation_table
 from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
-from seedbed.track.jsonl import print_json
 from seedbed.track.rows import tail_lines
 from seedbed.track.run import Run, full_name
-from seedbed.track.text import clip, config_lines, duration, format_value, number, one_line, safe, scaled, size, table, width
+from seedbed.track.text import clip, duration, format_value, number, one_line, safe, scaled, size, table, width
 
 _NUM_ROWS, _NUM_EVENTS = 5, 8
 
@@ -33,7 +33,7 @@ def show(root: Path, name: str, as_json: bool) -> int:
         checkpoints, best = run.checkpoints()
         more = {"rows": rows, "events": events, "checkpoints": checkpoints, "best_checkpoint": best}
         state = {"state": status, "code": run.code_json(), "command": run.command()}
-        return print_json({**short, **{k: config[k] for k in config if k not in short}, **state, **more})
+        return jsonl.print_json({**short, **{k: config[k] for k in config if k not in short}, **state, **more})
     of = f" of {number(short['last_step'])}" if short["last_step"] else ""
     print(f"{run.name}  {short['status']} at step {number(short['step'])}{of}")
     for title, text in _overview(run, config, status, short).items():
@@ -43,7 +43,15 @@ def show(root: Path, name: str, as_json: bool) -> int:
     print("config" + (" (* changed against the preset)" if changes else ""))
     print("\n".join(config_lines(flat(config["config"]), {"*": changes}, width())))
     _print_rows(rows)
-    _print_events(events)
+    print(evaluation_table(run.events(), width()))
+    if events:
+        print("last events")
+    for event in events:
+        rest = flat({k: v for k, v in details(event).items() if k != "layers"})
+        words = " ".join(
+            f"{k}={number(v) if not isinstance(v, list) else format_value(v)}" for k, v in rest.items() if v not in (None, "", [])
+        )
+        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
     return 0
 
 
@@ -55,7 +63,7 @@ def show_model(root: Path, name: str, as_json: bool) -> int:
         raise UserError(f"run {run.name} has no model table; the model was not built yet")
     about = details(found)
     if as_json:
-        return print_json(about)
+        return jsonl.print_json(about)
     print(safe(model_text(about)))
     return 0
 
@@ -67,7 +75,7 @@ def _overview(run: Run, config: dict, status: dict, short: dict) -> dict[str, st
         "recipe": run.title(),
         "why": str(config.get("why") or ""),
         "parent": str(config.get("parent") or ""),
-        "created": f"{config.get('created')} ({age(config.get('created'))} ago)",
+        "created": f"{config.get('created')} ({summaries.age(config.get('created'))} ago)",
         "code": code.describe(run.code_json()),
         "error": str(status.get("error") or ""),
         "queue": f"job {short['queue']}" if short["queue"] else "",
@@ -95,17 +103,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
     print(table(["", *names], shown, right=range(len(names) + 1)))
 
 
-def _print_events(events: list[dict[str, Any]]) -> None:
-    if events:
-        print("last events")
-    for event in events:
-        rest = flat({k: v for k, v in details(event).items() if k != "layers"})
-        words = " ".join(
-            f"{k}={number(v) if not isinstance(v, list) else format_value(v)}" for k, v in rest.items() if v not in (None, "", [])
-        )
-        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
-
-
 def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
     """Print the settings and results that differ between two runs."""
     a, b = Run.open(root, first), Run.open(root, second)
@@ -113,7 +110,7 @@ def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
     settings = diff(flat(config_a["config"]), flat(config_b["config"]))
     found = [results(a), results(b)]
     if as_json:
-        return print_json({"runs": [a.name, b.name], "config": settings, "results": found})
+        return jsonl.print_json({"runs": [a.name, b.name], "config": settings, "results": found})
     if (config_a["recipe"], config_a["preset"]) != (config_b["recipe"], config_b["preset"]):
         settings = {"preset": tuple(full_name(c["recipe"], c["preset"]) for c in (config_a, config_b)), **settings}
     rows = [[key, *(clip(one_line(format_value(value)), 40) for value in pair)] for key, pair in settings.items()]
@@ -124,7 +121,6 @@ def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
 
 
 def results(run: Run) -> dict[str, Any]:
-    """Results of a run."""
     rows, (metric, points) = run.rows(), facts.evaluations(run.events())
     mean, sd = facts.mean_and_sd(facts.last_losses(rows))
     saved = run.status()
@@ -190,14 +186,7 @@ def _agreed(runs: list[Run]) -> bool:
     return False
 
 
-def note(root: Path, name: str, words: list[str]) -> int:
-    path = notes.note(root, name, " ".join(words))
-    print(f"noted in {path}")
-    return 0
-
-
 def print_journal(root: Path, name: str | None, as_json: bool) -> int:
-    """Print the journal, or the entry of one run."""
     found = notes.entries(root)
     if name is not None:
         wanted = Path(name).name
@@ -205,7 +194,7 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
         if not found:
             raise UserError(f"the journal {journal.path_of(root)} has no entry for {wanted!r}")
     if as_json:
-        return print_json(found)
+        return jsonl.print_json(found)
     if name is not None:
         print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
     elif found:

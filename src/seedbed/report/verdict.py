@@ -33,15 +33,13 @@ class Verdict:
 
 def judge(shares: Shares, setup: Setup) -> Verdict:
     """Waiting first, where it matters; otherwise the largest part."""
-    parts = {MEMORY: shares.memory, ATTENTION: shares.attention, MATMUL: shares.matmul}
+    parts = {MEMORY: shares.memory, ATTENTION: shares.attention, MATMUL: shares.matmul, DATA: shares.data, LAUNCHES: shares.gap}
+    bound = max(parts, key=parts.__getitem__)
     if shares.data >= DATA_MATTERS and shares.data >= shares.gap:
-        bound, share = DATA, shares.data
+        bound = DATA
     elif shares.gap >= GAP_MATTERS:
-        bound, share = LAUNCHES, shares.gap
-    else:
-        waits = {DATA: shares.data, LAUNCHES: shares.gap}
-        bound, share = max({**parts, **waits}.items(), key=lambda item: item[1])
-    return Verdict(bound, share, tuple(help_for(bound, setup)))
+        bound = LAUNCHES
+    return Verdict(bound, parts[bound], tuple(help_for(bound, setup)))
 
 
 def help_for(bound: str, setup: Setup) -> list[str]:

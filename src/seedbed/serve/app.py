@@ -1,12 +1,17 @@
-"""The workbench: routes of pages and JSON endpoints. Everything but notes is read-only."""
+"""The workbench: routes of pages and JSON endpoints, and live updates over websockets. Everything but notes is read-only.
 
+The files are polled once per period for all open pages.
+"""
+
+import asyncio
 import contextlib
 import functools
 import importlib.util
 import json
 import math
 import os
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +22,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seedbed.errors import UserError
 from seedbed.report import notes
 from seedbed.report.html_page import KINDS as MEDIA
 from seedbed.serve import views
-from seedbed.serve.live import Live
-from seedbed.serve.messages import Json
+from seedbed.serve.messages import Json, read_object, receive_text, to_text
 from seedbed.serve.play import play_routes
 from seedbed.serve.playground import Playground
 from seedbed.serve.run_index import RunIndex, is_name
 
 STATIC = Path(__file__).parent / "static"
-MAX_COMPARED, MAX_KEYS = 24, 40
+MAX_COMPARED = 64
+_STUDIES = ("sweep", "ablation")  # their folders, with an s, are beside the runs
 _KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 # Of a run or a sweep. Other types are not served: an HTML or script file in a run folder must not run with our origin.
 KINDS = {
@@ -37,6 +43,107 @@ KINDS = {
     ".wav": "audio/wav",
     **dict.fromkeys((".txt", ".md", ".log", ".json", ".jsonl", ".csv", ".patch"), "text/plain; charset=utf-8"),
 }
+
+PERIOD = 0.7
+# A page that does not read for so many seconds is disconnected, to bound the memory of its queue.
+SEND_SECONDS = 10.0
+MAX_WATCHED = 64
+PARTS = ("config", "status", "rows", "events", "lock", "console")
+
+
+class Live:
+    """All open pages. The polling task runs while there is at least one."""
+
+    def __init__(self, index: RunIndex) -> None:
+        self.index = index
+        self._next_poll = asyncio.Event()
+        self._polling: asyncio.Task[None] | None = None
+        self._num_pages = 0
+        self._watched: Counter[str] = Counter()
+        self._stamps: dict[str, Any] = {}
+
+    async def page(self, socket: WebSocket) -> None:
+        """Serve one page: it subscribes once and receives changes until it disconnects."""
+        await socket.accept()
+        try:
+            watched, wants_list, version = read_request(await asyncio.wait_for(receive_text(socket), SEND_SECONDS))
+        except (ValueError, TimeoutError, WebSocketDisconnect):
+            return await _close(socket, 1003)
+        with self._subscribed(watched):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_until_closed, socket, tasks.cancel_scope)
+                with contextlib.suppress(WebSocketDisconnect, RuntimeError, TimeoutError):
+                    await self._send_changes(socket, watched, wants_list, version)
+                tasks.cancel_scope.cancel()
+        await _close(socket)
+
+    async def _send_changes(self, socket: WebSocket, watched: list[str], wants_list: bool, version: int) -> None:
+        seen = {name: await run_in_threadpool(self.index.stamp, name) for name in watched}
+        while True:
+            await self._next_poll.wait()
+            changes: dict[str, Any] = {}
+            if wants_list and self.index.version > version:
+                version, changed, gone = await run_in_threadpool(self.index.since, version)
+                changes["list"] = {"version": version, "runs": changed, "gone": gone}
+            for name in watched:
+                stamp = self._stamps.get(name, seen[name])
+                parts = [part for part, old, new in zip(PARTS, seen[name], stamp, strict=True) if old != new]
+                if parts:
+                    seen[name] = stamp
+                    changes.setdefault("runs", {})[name] = parts
+            if changes:
+                await asyncio.wait_for(socket.send_text(to_text(changes)), SEND_SECONDS)
+
+    async def _poll(self) -> None:
+        while True:
+            await asyncio.sleep(PERIOD)
+            with contextlib.suppress(OSError):  # retried in the next period
+                self._stamps = await run_in_threadpool(self._read, list(self._watched))
+            finished, self._next_poll = self._next_poll, asyncio.Event()
+            finished.set()
+
+    def _read(self, names: list[str]) -> dict[str, Any]:
+        self.index.refresh()
+        return {name: self.index.stamp(name) for name in names}
+
+    @contextlib.contextmanager
+    def _subscribed(self, watched: list[str]) -> Iterator[None]:
+        self._watched += Counter(watched)
+        self._num_pages += 1
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.ensure_future(self._poll())
+        try:
+            yield
+        finally:
+            self._num_pages -= 1
+            self._watched -= Counter(watched)
+            if not self._num_pages and self._polling is not None:
+                self._polling.cancel()
+                self._polling = None
+
+
+def read_request(text: str) -> tuple[list[str], bool, int]:
+    """Parse a subscription: run names, whether the list is wanted, and after which version. ValueError for anything else."""
+    asked = read_object(text)
+    if asked is None:
+        raise ValueError("not a JSON object")
+    names, version = asked.get("runs", []), asked.get("version") or 0
+    if not isinstance(names, list) or not isinstance(version, int):
+        raise ValueError("runs is a list, version a whole number")
+    return [name for name in names if isinstance(name, str) and is_name(name)][:MAX_WATCHED], bool(asked.get("list")), version
+
+
+async def _until_closed(socket: WebSocket, scope: anyio.CancelScope) -> None:
+    """A page sends nothing after its subscription; any message, or the end of the connection, ends it."""
+    with contextlib.suppress(WebSocketDisconnect):
+        await receive_text(socket)
+    scope.cancel()
+
+
+async def _close(socket: WebSocket, code: int = 1000) -> None:
+    """Close a socket that may already be closed."""
+    with contextlib.suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+        await asyncio.wait_for(socket.close(code), 1.0)
 
 
 def workbench(root: Path) -> Starlette:
@@ -53,16 +160,19 @@ def workbench(root: Path) -> Starlette:
         await playground.close()
 
     routes: list[BaseRoute] = [
-        *(Route(path, _page) for path in ("/", "/journal", "/compare")),
-        *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, index, kind)) for kind in ("run", "sweep", "playground")),
+        *(Route(path, _page) for path in ("/", "/journal", "/compare", "/sweeps")),
+        *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, index, kind)) for kind in ("run", "playground", *_STUDIES)),
         Route("/api/runs", _reading(lambda request: views.run_list(index))),
         Route("/api/runs/{name}", _of_run(index, views.run_page)),
         Route("/api/runs/{name}/samples", _of_run(index, views.samples)),
         Route("/api/runs/{name}/console", _of_run(index, views.console)),
-        Route("/api/runs/{name}/series", _reading(lambda request: _series(index, request))),
+        Route("/api/runs/{name}/series", _reading(lambda r: views.series(index, r.path_params["name"], *_curves(r)))),
         Route("/api/runs/{name}/note", functools.partial(_note, index), methods=["POST"]),
-        Route("/api/compare", _reading(lambda request: views.compare(index, _names(index, request)))),
-        Route("/api/sweeps/{name}", _reading(lambda request: _sweep(index, request))),
+        Route("/api/series", _reading(lambda request: views.series_of_runs(index, _names(request), *_curves(request)))),
+        Route("/api/compare", _reading(lambda request: views.compare(index, _names(request)))),
+        Route("/api/studies", _reading(lambda request: views.studies(index))),
+        Route("/api/sweeps/{name}", _of_run(index, views.sweep_page)),
+        Route("/api/ablations/{name}", _of_run(index, views.ablation_page)),
         Route("/api/journal", _reading(lambda request: views.journal_page(index))),
         Route("/files/{kind}/{name}/{path:path}", functools.partial(_file, index)),
         Route("/static/plotly.js", _plotly),
@@ -82,9 +192,9 @@ async def _page(request: Request, status: int = 200) -> Response:
 
 
 async def _named_page(index: RunIndex, kind: str, request: Request) -> Response:
-    """The page of a run or a sweep, with status 404 when it does not exist."""
+    """The page of a run, a sweep or an ablation, with status 404 when it does not exist."""
     name = request.path_params["name"]
-    top = index.root.parent / "sweeps" if kind == "sweep" else index.root
+    top = index.root.parent / f"{kind}s" if kind in _STUDIES else index.root
     there = is_name(name) and os.path.isdir(top / name)
     return await _page(request, 200 if there else 404)
 
@@ -127,15 +237,15 @@ def _of_run(index: RunIndex, view: Callable[[RunIndex, str], Any]) -> Callable[[
     return _reading(lambda request: view(index, request.path_params["name"]))
 
 
-def _series(index: RunIndex, request: Request) -> dict[str, Any]:
+def _curves(request: Request) -> tuple[list[str], str, int, float, tuple[float, float]]:
+    """Keys, axis, number of points, smoothing and range that an address asks for."""
     given = request.query_params
-    axis = given.get("x", "step")
-    if axis not in views.AXES:
-        raise UserError(f"x is one of {', '.join(views.AXES)}")
+    axis, keys = given.get("x", "step"), given.getlist("key")
+    if axis not in (*views.AXES, *views.MORE_AXES):
+        raise UserError(f"x is one of {', '.join((*views.AXES, *views.MORE_AXES))}")
     num, weight = int(_number(given, "points", 800, 10, views.MAX_POINTS)), _number(given, "smooth", 0.0, 0.0, 0.9999)
-    span = _number(given, "low", -math.inf, -math.inf, math.inf), _number(given, "high", math.inf, -math.inf, math.inf)
-    keys = given.getlist("key")[:MAX_KEYS]
-    return views.series(index, request.path_params["name"], keys, axis, num, weight, span)
+    low, high = _number(given, "low", -math.inf, -math.inf, math.inf), _number(given, "high", math.inf, -math.inf, math.inf)
+    return keys, axis, num, weight, (low, high)
 
 
 def _number(given: Any, key: str, default: float, low: float, high: float) -> float:
@@ -148,20 +258,13 @@ def _number(given: Any, key: str, default: float, low: float, high: float) -> fl
     return value
 
 
-def _names(index: RunIndex, request: Request) -> list[str]:
+def _names(request: Request) -> list[str]:
     names = list(dict.fromkeys(request.query_params.getlist("run")))
     if not names:
         raise UserError("name the runs to compare")
     if len(names) > MAX_COMPARED:
         raise UserError(f"at most {MAX_COMPARED} runs are compared at once")
     return names
-
-
-def _sweep(index: RunIndex, request: Request) -> dict[str, Any]:
-    name = request.path_params["name"]
-    if not is_name(name):
-        raise HTTPException(404)
-    return views.sweep_page(index, name)
 
 
 async def _note(index: RunIndex, request: Request) -> Response:
@@ -204,9 +307,7 @@ def resolved(index: RunIndex, kind: str, name: str, path: str) -> Path:
     except (OSError, ValueError, RuntimeError):
         raise HTTPException(404) from None
     # The run's folder may be a link; nothing inside may point outside of it.
-    hidden = any(part.startswith(".") for part in Path(path).parts)
-    if hidden or not found.is_relative_to(base) or not found.is_file() or found.suffix.lower() not in KINDS:
-        raise HTTPException(404)
-    if not os.access(found, os.R_OK):
+    hidden = any(part.startswith(".") for part in Path(path).parts) or not found.is_relative_to(base)
+    if hidden or not found.is_file() or found.suffix.lower() not in KINDS or not os.access(found, os.R_OK):
         raise HTTPException(404)
     return found

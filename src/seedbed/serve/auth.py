@@ -22,18 +22,9 @@ _MISSING_TOKEN = "the token is missing or wrong; open the address that `seedbed 
 
 # Scripts only from our own files, nothing from other hosts, no embedding in frames.
 # Inline styles are allowed because plotly needs them.
-POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
-        "media-src 'self' blob:",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-    )
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "media-src 'self' blob:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
@@ -61,9 +52,10 @@ class Auth:
         headers = Headers(scope=scope)
         answer = self._refusal(scope, headers) or self._redirect_without_token(scope)
         if scope["type"] == "websocket":
-            if answer is not None:
-                return await _reject_websocket(receive, send)
-            return await self.app(scope, receive, send)
+            if answer is None:
+                return await self.app(scope, receive, send)
+            await receive()  # closing before accepting rejects the handshake with 403
+            return await send({"type": "websocket.close", "code": 1008})
         go = answer or self.app
         await go(scope, _limit_body(receive), self._with_headers(scope, send))
 
@@ -86,8 +78,7 @@ class Auth:
 
     def _token_of(self, scope: Scope, headers: Headers) -> str | None:
         """The token of a request, from its address, header or cookie; an outdated cookie counts as none."""
-        asked = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if asked:
+        if asked := parse_qs(scope["query_string"].decode("latin-1")).get("token"):
             return asked[0]
         kind, _, word = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer":
@@ -145,12 +136,6 @@ def host_names(host: str) -> set[str]:
 
 def _forbidden(why: str) -> Response:
     return PlainTextResponse(why + "\n", 403)
-
-
-async def _reject_websocket(receive: Receive, send: Send) -> None:
-    """Reject a websocket handshake with 403 by closing before accepting."""
-    await receive()
-    await send({"type": "websocket.close", "code": 1008})
 
 
 def _limit_body(receive: Receive) -> Receive:

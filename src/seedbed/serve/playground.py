@@ -3,8 +3,6 @@
 The process keeps torch and the weights out of this server, and is stopped when it has been idle.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
@@ -65,7 +63,7 @@ class Playground:
                 await worker.start()
                 early = await self._answer(socket, worker, asked["request"])
 
-    async def _answer(self, socket: WebSocket, worker: SampleWorker, options: Any) -> str | None:
+    async def _answer(self, socket: WebSocket, worker: "SampleWorker", options: Any) -> str | None:
         """Stream one answer. A disconnect or `stop` ends it early; the process's messages are read to the end either way.
 
         Returns what the page sent in the meantime, which may be its next request.
@@ -93,7 +91,7 @@ class Playground:
             raise gone or WebSocketDisconnect()
         return found[0] if isinstance(found[0], str) else None
 
-    async def _worker_of(self, name: str) -> SampleWorker:
+    async def _worker_of(self, name: str) -> "SampleWorker":
         if name in self._workers:
             return self._workers[name]
         page = await run_in_threadpool(views.run_page, self.index, name) if is_name(name) else {}
@@ -106,7 +104,7 @@ class Playground:
             await self._remove(min(free, key=lambda worker: worker.used))
         return self._workers.setdefault(name, SampleWorker(self.index, name))
 
-    async def _remove(self, worker: SampleWorker) -> None:
+    async def _remove(self, worker: "SampleWorker") -> None:
         self._workers.pop(worker.name, None)
         await worker.stop()
 
@@ -181,7 +179,6 @@ class SampleWorker:
 
 
 def process_for(index: RunIndex, name: str) -> list[str]:
-    """The command of the worker process of a run."""
     return isolated.command("seedbed.launch.sample_worker", str(index.root), name)
 
 

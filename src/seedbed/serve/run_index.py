@@ -103,7 +103,7 @@ class RunIndex:
         # A killed process only releases its lock, so running runs are always checked again.
         if before is not None and before[0] == stamp and before[1]["status"] != "running":
             return
-        summary = _safe_summary(Run(self.root / name))
+        summary = _summary(Run(self.root / name))
         if before is None or before[1] != summary:
             self._mark_changed(name)
         self._summaries[name] = stamp, summary
@@ -137,22 +137,17 @@ def is_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and len(name) < 256
 
 
-def _safe_summary(run: Run) -> dict[str, Any]:
-    """Summary of a run for the list; of an unreadable one, with the reason."""
-    try:
-        return _summary(run)
-    except Exception as error:
-        known: dict[str, Any] = dict.fromkeys((*_SHOWN, "rate", "seconds", "metric"))
-        why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
-        return {**known, "name": run.name, "status": "damaged", "title": "", "why": why, "spark": []}
-
-
 def _summary(run: Run) -> dict[str, Any]:
-    """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss."""
-    short = summaries.summary(run)
-    row = next(iter(reversed(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
-    metric, _ = facts.evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl", 8192)))
-    known = {key: short[key] for key in _SHOWN}
-    title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
-    measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
-    return {**jsonl.finite({**known, "title": title, **measured}), "spark": thumbnail(run.path / "rows.jsonl", "loss", NUM_SPARK)}
+    """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss; of a damaged one, why."""
+    try:
+        short, rows = summaries.summary(run), run.path / "rows.jsonl"
+        row = next(iter(reversed(jsonl.decode(tail_lines(rows, 4096)[-2:]))), {})
+        metric, _ = facts.evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl", 8192)))
+        known = {key: short[key] for key in _SHOWN}
+        title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
+        measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
+        return {**jsonl.finite({**known, "title": title, **measured}), "spark": thumbnail(rows, "loss", NUM_SPARK)}
+    except Exception as error:  # one bad folder must not break the list
+        nothing: dict[str, Any] = dict.fromkeys((*_SHOWN, "rate", "seconds", "metric"))
+        why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
+        return {**nothing, "name": run.name, "status": "damaged", "title": "", "why": why, "spark": []}

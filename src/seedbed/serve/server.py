@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib.util
 import socket
 import sys
 from collections.abc import Callable
@@ -56,10 +57,7 @@ def serve_app(
 
 def needs() -> None:
     """A UserError that says what to install when packages are missing."""
-    import importlib.util
-
-    missing = [name for name in ("starlette", "uvicorn", "websockets") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := [name for name in ("starlette", "uvicorn", "websockets") if importlib.util.find_spec(name) is None]:
         raise UserError(f"the web pages need {', '.join(missing)}: {EXTRA}")
 
 

@@ -12,20 +12,27 @@ from urllib.parse import quote
 
 import numpy as np
 
+from seedbed import recipes
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
-from seedbed.report import checkpoints, comparison, facts, journal
+from seedbed.report import comparison, facts, journal, summaries
 from seedbed.report.notes import conclusions, entries
-from seedbed.serve.run_index import RunIndex
+from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
 from seedbed.track.run import Run
 from seedbed.track.text import format_value
+from seedbed.tune.sweep import importance
+from seedbed.tune.sweep import report as sweep_report
+from seedbed.tune.sweep.folder import Sweep, folder_of
 
 # Curves that are never smoothed.
 _STEADY = {"lr", "memory", "epoch"}
 _USUAL = 300
+_BLOCK = 64
 AXES = ("step", "seconds", "items")
+# Also known for some runs: what one item holds or costs, times the items.
+MORE_AXES = ("tokens", "flops")
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
 MAX_POINTS, MAX_CONSOLE, MAX_SAMPLES = 4000, 1 << 16, 200
 
@@ -66,10 +73,8 @@ def keys_of(index: RunIndex, name: str) -> list[str]:
 def config_table(run: Run, config: dict[str, Any]) -> list[dict[str, Any]]:
     """Every setting, its value in the parent where it differs, and whether it differs from the preset."""
     own, changed = flat(config["config"]), config.get("changes") or {}
-    before: dict[str, Any] = {}
-    with contextlib.suppress(UserError):
-        if config.get("parent"):
-            before = diff(flat(Run.open(run.path.parent, config["parent"]).config_json()["config"]), own)
+    parent = journal.open_optional(run.path.parent, config.get("parent"))
+    before = diff(flat(parent.config_json()["config"]), own) if parent else {}
     return [
         {
             "key": key,
@@ -83,30 +88,29 @@ def config_table(run: Run, config: dict[str, Any]) -> list[dict[str, Any]]:
 
 def time_line(index: RunIndex, name: str) -> list[dict[str, Any]]:
     """Events with severity, text and their position on each axis."""
-    out, events = [], index.events(name)
-    for event in events:
-        if has_section(event):
-            continue
+    events = [event for event in index.events(name) if not has_section(event)][-500:]
+    steps = np.array([float(e["step"]) if facts.is_number(e.get("step")) else math.nan for e in events])
+    places = {axis: _moved(index, name, steps, axis).tolist() for axis in AXES}
+    out = []
+    for i, event in enumerate(events):
         words = [f"{key} {format_value(value)}" for key, value in details(event).items() if value not in ([], "")]
         shown = {"kind": str(event.get("kind")), "what": str(event.get("what") or ", ".join(words))[:400]}
-        out.append({"step": event.get("step"), **shown, "severity": severity_of(event)})
-    out = out[-500:]
-    steps = np.array([float(e["step"]) if facts.is_number(e["step"]) else math.nan for e in out])
-    places = {axis: _moved(index, name, steps, axis).tolist() for axis in AXES}
-    return jsonl.finite([{**event, "at": {axis: places[axis][i] for axis in AXES}} for i, event in enumerate(out)])
+        at = {axis: places[axis][i] for axis in AXES}
+        out.append({"step": event.get("step"), **shown, "severity": severity_of(event), "at": at})
+    return jsonl.finite(out)
 
 
 def notes(index: RunIndex, name: str) -> list[dict[str, str]]:
-    try:
+    with contextlib.suppress(UserError):
         return conclusions(index.root, name)
-    except UserError:
-        return []
+    return []
 
 
 def _checkpoints(index: RunIndex, run: Run) -> tuple[list[dict[str, Any]], str | None]:
     columns = index.columns(run.name)
     try:
-        found, metric = checkpoints.describe(run, dict(zip(columns.column("step"), columns.column("loss"), strict=True)))
+        losses = dict(zip(columns.column("step"), columns.column("loss"), strict=True))
+        found, metric = summaries.describe_checkpoints(run, losses)
     except OSError:  # one was removed in the meantime
         return [], None
     kept = ("name", "step", "loss", "evaluation", "best", "bytes", "missing", "created")
@@ -115,10 +119,9 @@ def _checkpoints(index: RunIndex, run: Run) -> tuple[list[dict[str, Any]], str |
 
 def _preflight(run: Run, events: list[dict[str, Any]]) -> dict[str, Any]:
     event: dict[str, Any] = next((e for e in events if e.get("kind") == "preflight"), {})
-    try:
+    found = None
+    with contextlib.suppress(UserError):
         found = jsonl.read_object(run.path / "preflight.json").get("findings")
-    except UserError:
-        found = None
     kept = ("id", "title", "status", "severity", "what", "where", "why", "fix")
     shown = [{key: one.get(key) for key in kept} for one in found or [] if isinstance(one, dict)]
     return {"outcome": event.get("outcome"), "findings": shown}
@@ -136,8 +139,6 @@ def _time_use(index: RunIndex, name: str, status: dict[str, Any]) -> dict[str, A
 
 def _opens(config: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, bool]:
     """Whether the run page offers a player or a playground; recipes in user files are not executed from a web page."""
-    from seedbed import recipes
-
     with contextlib.suppress(Exception):
         if found and not recipes.is_file_name(config["recipe"]):
             recipe, _ = recipes.find(config["recipe"])
@@ -183,41 +184,62 @@ def address(kind: str, name: str, path: str) -> str:
 
 
 def series(index: RunIndex, name: str, keys: list[str], axis: str, num: int, weight: float, span: tuple[float, float]) -> dict:
-    """Curves of one run over steps, seconds or items: downsampled, and a smoothed copy if wanted."""
+    """Curves of one run over an axis: downsampled, and a smoothed copy if wanted."""
     out = {}
-    for key in keys:
+    for key in dict.fromkeys(keys):
         x, y = _curve(index, name, key, axis)
         found = {"raw": downsample(*clip_to(x, y, *span), num)}
         if weight > 0 and len(y) > 2 and "/" not in key and key not in _STEADY:
             # The weight is scaled to the length of the curve, so that the slider has the same visual effect on all runs.
             found["smooth"] = downsample(*clip_to(x, smooth(y, weight ** (_USUAL / len(y))), *span), num)
-        out[key] = {part: {"x": _plain(px), "y": _plain(py)} for part, (px, py) in found.items()}
-    return out
+        out[key] = {part: {"x": px.tolist(), "y": py.tolist()} for part, (px, py) in found.items()}
+    return jsonl.finite(out)
+
+
+def series_of_runs(index: RunIndex, names: list[str], keys: list[str], axis: str, *more: Any) -> dict[str, Any]:
+    """Curves of several runs, and which of them cannot be drawn over this axis; a run that is gone is left out."""
+    found = {name: series(index, name, keys, axis, *more) for name in names if os.path.isdir(index.root / name)}
+    unknown = [name for name in found if (x := _positions(index, name, axis)).size and np.isnan(x).all()]
+    return {"runs": found, "unknown": unknown}
+
+
+def _positions(index: RunIndex, name: str, axis: str) -> np.ndarray:
+    """Every row's position on an axis; NaN where the run's files do not say."""
+    columns = index.columns(name)
+    if axis in AXES or axis in columns.names():
+        return np.array(columns.column(axis))
+    return np.array(columns.column("items")) * _per_item(index, name, axis)
+
+
+def _per_item(index: RunIndex, name: str, axis: str) -> float:
+    """Training FLOP of an item by the recipe's formula, or tokens of a block of text; NaN where neither is known."""
+    found: Any = None
+    with contextlib.suppress(UserError, StopIteration):
+        if axis == "flops":
+            found = next(event.get("flops_per_item") for event in index.events(name) if event.get("kind") == "model")
+        else:
+            found = flat(index.run(name).config_json()["config"]).get("data.block")
+    return float(found) if facts.is_number(found) else math.nan
 
 
 def _curve(index: RunIndex, name: str, key: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    columns = index.columns(name)
     kind, slash, metric = key.partition("/")
     if not slash or kind not in ("eval", "test"):
-        return np.array(columns.column(axis)), np.array(columns.column(key))
-    found = [e for e in index.events(name) if e.get("kind") == kind and facts.is_number(e.get("step"))]
-    found = [e for e in found if facts.is_number(e.get(metric))]
-    steps = np.array([float(e["step"]) for e in found])
-    return _moved(index, name, steps, axis), np.array([float(e[metric]) for e in found])
+        y = np.array(index.columns(name).column(key))
+        # Some schedules of earlier versions ended at -1e-18, a rounding error.
+        return _positions(index, name, axis), np.maximum(y, 0.0) if key == "lr" or key.startswith("lrs.") else y
+    points = facts.series([event for event in index.events(name) if event.get("kind") == kind], metric)
+    steps, values = np.array(points, float).reshape(-1, 2).T
+    return _moved(index, name, steps, axis), values
 
 
 def _moved(index: RunIndex, name: str, steps: np.ndarray, axis: str) -> np.ndarray:
     """Interpolate steps on another axis."""
     if axis == "step":
         return steps
-    columns = index.columns(name)
-    known, there = np.array(columns.column("step")), np.array(columns.column(axis))
+    known, there = _positions(index, name, "step"), _positions(index, name, axis)
     both = ~np.isnan(known) & ~np.isnan(there)
     return np.interp(steps, known[both], there[both]) if both.any() else steps * np.nan
-
-
-def _plain(values: np.ndarray) -> list[float | None]:
-    return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------
@@ -226,9 +248,15 @@ def _plain(values: np.ndarray) -> list[float | None]:
 def compare(index: RunIndex, names: list[str]) -> dict[str, Any]:
     """Comparison of runs: final losses with noise, difference from the first run, and settings that differ."""
     found = [_level(index, name) for name in names]
-    base = found[0]
     for one in found[1:]:
-        one["delta"] = _delta(base, one)
+        # Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses.
+        base = found[0]
+        by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
+        change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
+        word = "same" if abs(change) <= band else "better" if change < 0 else "worse"
+        if math.isnan(change) or math.isnan(band):
+            word = "unknown"
+        one["delta"] = {"by": f"best {one['metric']}" if by == "best" else "loss", "change": change, "band": band, "word": word}
     configs = {}
     for name in names:
         with contextlib.suppress(UserError):
@@ -256,16 +284,6 @@ def _level(index: RunIndex, name: str) -> dict[str, Any]:
     return {**shown, **numbers, "rate": rate, "seconds": seconds}
 
 
-def _delta(base: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
-    """Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses."""
-    by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
-    change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
-    word = "same" if abs(change) <= band else "better" if change < 0 else "worse"
-    if math.isnan(change) or math.isnan(band):
-        word = "unknown"
-    return {"by": f"best {one['metric']}" if by == "best" else "loss", "change": change, "band": band, "word": word}
-
-
 def _of_finite(measure: Callable[[np.ndarray], Any], column: Any) -> float | None:
     values = np.array(column)
     values = values[np.isfinite(values)]
@@ -277,19 +295,36 @@ def _of_finite(measure: Callable[[np.ndarray], Any], column: Any) -> float | Non
 
 def sweep_page(index: RunIndex, name: str) -> dict[str, Any]:
     """Current state of a sweep: every trial, and every setting over its seeds."""
-    from seedbed.tune.sweep import report
-    from seedbed.tune.sweep.folder import Sweep
+    found = Sweep.open(index.root, name if is_name(name) else "")
+    report = sweep_report.read_report(found)
+    more = {"command": found.command(), "title": found.title(), "notes_of": notes(index, name)}
+    return jsonl.finite({**report.to_json(), **more, "importance": importance.of_axes(report.statuses)})
 
-    found = Sweep.open(index.root, name)
-    shown = report.read_report(found)
-    page = {**shown.to_json(), "command": found.command(), "title": found.title(), "notes_of": notes(index, name)}
-    return jsonl.finite(page)
+
+def studies(index: RunIndex) -> list[dict[str, Any]]:
+    """Every sweep and every ablation, newest first: name, recipe, why, when."""
+    found = []
+    for path in (*folder_of(index.root).glob("*/sweep.json"), *(index.root.parent / "ablations").glob("*/report.json")):
+        with contextlib.suppress(UserError, TypeError):
+            kept = jsonl.read_object(path)
+            kept |= {**(kept.get("identity") or {}), **(kept.get("facts") or {})}  # of an ablation
+            shown = {key: kept.get(key) or "" for key in ("recipe", "preset", "why", "created")}
+            found.append({"kind": path.parent.parent.name, "name": path.parent.name, **shown})
+    return jsonl.finite(sorted(found, key=lambda one: (str(one["created"]), one["name"]), reverse=True))
+
+
+def ablation_page(index: RunIndex, name: str) -> dict[str, Any]:
+    """What an ablation has predicted, and at its end measured."""
+    path = index.root.parent / "ablations" / name / "report.json"
+    if not is_name(name) or not path.is_file():
+        raise UserError(f"there is no ablation {name!r} here; it may have been renamed or removed")
+    kept = jsonl.read_object(path)
+    rows = [{key: row.get(key) for key in ("label", "axis", "outcome", "prediction")} for row in kept.get("rows") or []]
+    return jsonl.finite({key: kept.get(key) for key in ("identity", "facts", "steps", "repeats", "summary")} | {"rows": rows})
 
 
 def run_list(index: RunIndex) -> dict[str, Any]:
     """All runs, and the names of all sweeps."""
-    from seedbed.tune.sweep.folder import folder_of
-
     sweeps = sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
     return {"runs": index.listing(), "version": index.version, "sweeps": sweeps, "root": str(index.root)}
 
@@ -302,16 +337,12 @@ def journal_page(index: RunIndex) -> list[dict[str, Any]]:
 def _entry(index: RunIndex, entry: dict[str, str]) -> dict[str, Any]:
     date, _, rest = entry["title"].partition(" · ")
     verdict = rest.partition(" · ")[2] or rest
-    found, more = [], []
-    for line in entry["text"].splitlines():
-        key, colon, text = line.removeprefix("- ").partition(": ")
-        if line.startswith("- ") and colon:
-            found.append([key, text])
-        elif line.strip():
-            more.append(line.strip())
+    lines = entry["text"].splitlines()
+    found = [line[2:].split(": ", 1) for line in lines if line.startswith("- ") and ": " in line]
+    more = [line.strip() for line in lines if line.strip() and not (line.startswith("- ") and ": " in line)]
     concluded = [[key.removeprefix("conclusion, "), text] for key, text in found if key.startswith("conclusion,")]
     picture = next((m[1] for key, text in found if key == "picture" and (m := _PICTURE.search(text))), None)
-    shown = [pair for pair in found if pair[0] not in ("picture",) and not pair[0].startswith("conclusion")]
+    shown = [pair for pair in found if pair[0] != "picture" and not pair[0].startswith("conclusion")]
     kind = "sweep" if verdict.startswith("sweep of") else "run"
     page: dict[str, Any] = {"run": entry["run"], "kind": kind, "date": date, "verdict": verdict, "facts": shown, "more": more}
     page |= {"concluded": concluded, "picture": _picture(index, picture), "there": os.path.isdir(index.root / entry["run"])}
@@ -348,12 +379,17 @@ def downsample(x: np.ndarray, y: np.ndarray, num: int) -> tuple[np.ndarray, np.n
 
 def smooth(y: np.ndarray, weight: float) -> np.ndarray:
     """Bias-corrected exponential moving average; non-finite values are skipped."""
-    out, level, total = np.empty_like(y), 0.0, 0.0
-    for index, value in enumerate(y.tolist()):
-        if math.isfinite(value):
-            level, total = weight * level + (1 - weight) * value, weight * total + (1 - weight)
-        out[index] = level / total if total else np.nan
-    return out
+    known = np.isfinite(y)
+    values, lags = y[known], np.arange(_BLOCK)
+    # A block at a time: the average within the block, plus what is left of the average before it.
+    within = (1 - weight) * np.tril(weight ** np.abs(lags[:, None] - lags))
+    levels, left, decay = np.empty_like(values), 0.0, weight ** (lags + 1)
+    for start in range(0, len(values), _BLOCK):
+        part = values[start : start + _BLOCK]
+        level = within[: len(part), : len(part)] @ part + decay[: len(part)] * left
+        levels[start : start + _BLOCK], left = level, level[-1]
+    means = np.append(np.nan, levels / (1 - weight ** np.arange(1, len(values) + 1)))
+    return means[np.cumsum(known)]
 
 
 def clip_to(x: np.ndarray, y: np.ndarray, low: float, high: float) -> tuple[np.ndarray, np.ndarray]:

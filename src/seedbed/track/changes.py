@@ -1,10 +1,8 @@
 """Changes to what a run has written: other settings from some step on, and rows and events that are dropped again."""
 
-from pathlib import Path
 from typing import Any
 
 from seedbed.config import diff, flat
-from seedbed.errors import UserError
 from seedbed.track import files, jsonl
 from seedbed.track.run import Run, described
 
@@ -30,23 +28,12 @@ def rewind(run: Run, step: int, *, events: bool = True) -> None:
     run.locate()
     run.close()
     for name in ("rows.jsonl", "events.jsonl") if events else ("rows.jsonl",):
-        path = run.path / name
-        old = _whole(path)
+        old = jsonl.read_bytes(run.path / name)
         kept = b"".join(line + b"\n" for line in old.split(b"\n") if _is_upto(line, step))
         if kept != old:
-            files.write_atomic(path, kept)
+            files.write_atomic(run.path / name, kept)
     for listener in run.listeners:
         listener.rewind(step)
-
-
-def _whole(path: Path) -> bytes:
-    try:
-        with open(files.open_regular(path), "rb") as file:
-            return file.read()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _is_upto(line: bytes, step: int) -> bool:

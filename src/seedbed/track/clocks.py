@@ -1,7 +1,5 @@
 """Clocks of a run: timers by kind of work, continued across processes through checkpoints, and rates between two readings."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource
@@ -39,14 +37,12 @@ class Stopwatch:
     `since` is when the first timer, "start", began; without it nothing is counted until `start`.
     """
 
-    def __init__(
-        self, saved: Mapping[str, float] | None = None, clock: Callable[[], float] = time.monotonic, since: float | None = None
-    ):
-        self._earlier = dict(saved or {})
-        self._seconds: dict[str, float] = {}
+    def __init__(self, clock: Callable[[], float] = time.monotonic, since: float | None = None):
+        self._earlier: dict[str, float] = {}
+        self._seconds: dict[str, float] = {} if since is None else {"start": 0.0}
         self._clock = clock
         self._began = clock() if since is None else since
-        self._timer: str | None = None if since is None else "start"
+        self.running: str | None = None if since is None else "start"  # the timer that runs now
         self._paused: str | None = None
         self._since = self._began
 
@@ -57,13 +53,14 @@ class Stopwatch:
     def start(self, name: str) -> None:
         """Stop the running timer, if any, and start this one."""
         self.pause()
-        self._timer, self._paused, self._since = name, None, self._clock()
+        self._seconds.setdefault(name, 0.0)
+        self.running, self._paused, self._since = name, None, self._clock()
 
     def pause(self) -> None:
         """Stop counting until `resume` or `start`."""
-        if self._timer is not None:
-            self._seconds[self._timer] = self._here(self._timer)
-            self._timer, self._paused = None, self._timer
+        if self.running is not None:
+            self._seconds[self.running] = self._here(self.running)
+            self.running, self._paused = None, self.running
 
     def resume(self) -> None:
         """Restart the timer that was paused."""
@@ -73,7 +70,7 @@ class Stopwatch:
     @contextlib.contextmanager
     def timer(self, name: str) -> Iterator[None]:
         """Run the timer `name` inside the block, and the previous one afterwards."""
-        outer, paused = self._timer, self._paused
+        outer, paused = self.running, self._paused
         self.start(name)
         try:
             yield
@@ -89,26 +86,18 @@ class Stopwatch:
         return self._earlier.get(name, 0.0) + self._here(name)
 
     def _here(self, name: str) -> float:
-        running = self._clock() - self._since if name == self._timer else 0.0
+        running = self._clock() - self._since if name == self.running else 0.0
         return self._seconds.get(name, 0.0) + running
-
-    @property
-    def running(self) -> str | None:
-        """The timer that runs now."""
-        return self._timer
 
     def state(self) -> dict[str, float]:
         """Seconds per timer over all processes, ready for JSON; `go_on_from` loads them."""
-        return {name: self[name] for name in dict.fromkeys((*self._earlier, *self._timers()))}
+        return {name: self[name] for name in dict.fromkeys((*self._earlier, *self._seconds))}
 
     def split(self) -> dict[str, float]:
         """Seconds per timer of this process in the order of PARTS; "other" is the time outside all timers."""
-        timers, elapsed = self._timers(), self._clock() - self._began
-        found = {name: self._here(name) for name in dict.fromkeys((*PARTS, *timers)) if name in timers}
+        elapsed = self._clock() - self._began
+        found = {name: self._here(name) for name in dict.fromkeys((*PARTS, *self._seconds)) if name in self._seconds}
         return {**found, "other": max(elapsed - sum(found.values()), 0.0)}
-
-    def _timers(self) -> list[str]:
-        return [*self._seconds, *([self._timer] if self._timer and self._timer not in self._seconds else [])]
 
 
 def split_line(split: Mapping[str, float]) -> str:
@@ -152,7 +141,7 @@ def process_start() -> float:
     return time.monotonic() - age if known - 0.02 <= age <= known + 60.0 else _IMPORTED
 
 
-def memory_bytes(device: torch.device) -> int:
+def memory_bytes(device: "torch.device") -> int:
     """Peak memory of this process: device memory on CUDA, host memory elsewhere."""
     import torch
 
@@ -165,7 +154,7 @@ def memory_bytes(device: torch.device) -> int:
 class Meter:
     """Turns counters into rates between two readings. MFU is left out where the peak is unknown."""
 
-    def __init__(self, flops_per_item: float, device: torch.device, precision: str) -> None:
+    def __init__(self, flops_per_item: float, device: "torch.device", precision: str) -> None:
         import torch
 
         self.flops, self.device = flops_per_item, device

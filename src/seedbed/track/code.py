@@ -14,7 +14,6 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers")
 
 
 def version() -> str:
-    """The installed version of this package."""
     return _version_of("seedbed") or "0+source"
 
 
@@ -84,12 +83,12 @@ def _version_of(package: str) -> str | None:
 def _git_state(folder: Path, root: Path | None) -> dict[str, Any]:
     """Commit, branch and uncommitted changes; git is not asked where no folder above is a work tree."""
     if kept := os.environ.get("SEEDBED_CODE"):  # a cluster job runs a copy of the code; the work tree may have changed since
-        from seedbed.track.git_state import kept_state
+        from seedbed.track.code_patch import kept_state
 
         return kept_state(Path(kept))
     above = (folder.resolve(), *folder.resolve().parents)
     if "GIT_DIR" not in os.environ and not any((path / ".git").exists() for path in above):
         return {"commit": None, "branch": None}
-    from seedbed.track.git_state import git_state
+    from seedbed.track.code_patch import git_state
 
     return git_state(folder, [Path(root).resolve(), Path(root).resolve().parent / "JOURNAL.md"] if root else [])

@@ -1,4 +1,7 @@
-"""Uncommitted changes as one patch: tracked changes and new files, without what is large or looks like a secret."""
+"""State of a git work tree: commit, branch, and uncommitted changes as one patch of tracked changes and new files.
+
+What is large or looks like a secret is left out.
+"""
 
 import fnmatch
 import math
@@ -10,12 +13,72 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
-from seedbed.track import files
-from seedbed.track.git_state import git_call, git_output
+from seedbed.track import files, jsonl
+from seedbed.track.run import Run
 
 MAX_PATCH = 2_000_000
 MAX_FILE = 500_000
+MAX_NAMES = 200
+_CHANGES = ("dirty", "changed", "untracked", "patch_left_out")
+
+
+def git_state(folder: Path, own: Sequence[Path]) -> dict[str, Any]:
+    where = git_output(folder, "rev-parse", "--show-toplevel")
+    if where is None:
+        return {"commit": None, "branch": None}
+    top = Path(os.fsdecode(where.rstrip(b"\n")))
+    commit = git_output(top, "rev-parse", "--verify", "--quiet", "HEAD")
+    branch = git_output(top, "symbolic-ref", "--short", "--quiet", "HEAD")
+    changed, untracked = _changes(top, own)
+    patch, left_out = make(top, commit is not None, untracked) if changed or untracked else ("", [])
+    return {
+        "commit": commit.decode().strip() if commit else None,
+        "branch": branch.decode(errors="replace").strip() if branch else None,
+        "dirty": bool(changed or untracked),
+        "changed": changed[:MAX_NAMES],
+        "untracked": untracked[:MAX_NAMES],
+        "patch_left_out": left_out,
+        "patch": patch,
+    }
+
+
+def _changes(top: Path, own: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Paths changed since the commit (staged or not), and untracked paths, without the runs' own files."""
+    listed = git_output(top, "status", "--porcelain=v1", "-z", "--untracked-files=all", "--no-renames") or b""
+    changed, untracked = [], []
+    for entry in filter(None, listed.split(b"\0")):
+        mark, name = entry[:2], os.fsdecode(entry[3:])
+        path = top.resolve() / name
+        if not any(path == mine or mine in path.parents for mine in own):
+            (untracked if mark == b"??" else changed).append(name)
+    return changed, untracked
+
+
+def git_call(words: Sequence[str], env: dict[str, str] | None) -> tuple[list[str], dict[str, str]]:
+    options = ["-c", "core.fsmonitor=false", "-c", "core.quotepath=off", "--literal-pathspecs"]
+    quiet = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    return ["git", *options, *words], {**os.environ, **quiet, **(env or {})}
+
+
+def git_output(top: Path, *words: str, env: dict[str, str] | None = None, stdin: bytes = b"") -> bytes | None:
+    """Output of git; None when git is missing, fails or times out."""
+    command, env = git_call(words, env)
+    try:
+        done = subprocess.run(command, cwd=top, env=env, input=stdin, capture_output=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def kept_state(folder: Path) -> dict[str, Any]:
+    """The parts of a saved state that describe the code and not the machine."""
+    facts = jsonl.read_object(folder / "code.json")
+    patch = folder / "code.patch"
+    text = patch.read_bytes().decode(errors="surrogateescape") if patch.is_file() else ""
+    found = {key: facts[key] for key in ("commit", "branch", *_CHANGES) if key in facts}
+    return {**found, "patch": text} if "dirty" in found else found
 
 
 def make(top: Path, has_commit: bool, untracked: Sequence[str]) -> tuple[str, list[str]]:
@@ -24,7 +87,10 @@ def make(top: Path, has_commit: bool, untracked: Sequence[str]) -> tuple[str, li
     against = "HEAD" if has_commit else (git_output(top, "hash-object", "-t", "tree", "--stdin") or b"").decode().strip()
     with tempfile.TemporaryDirectory() as scratch:
         env = {"GIT_INDEX_FILE": str(Path(scratch) / "index")}
-        _copy_index(top, Path(scratch) / "index")
+        # A copy, so that naming new files for the patch leaves the user's index as it is.
+        index = top / os.fsdecode((git_output(top, "rev-parse", "--git-path", "index") or b"").rstrip(b"\n"))
+        if index.is_file():
+            shutil.copyfile(index, env["GIT_INDEX_FILE"])
         if wanted:
             listed = "\0".join(wanted).encode(errors="surrogateescape")
             git_output(top, "add", "--intent-to-add", "--pathspec-from-file=-", "--pathspec-file-nul", env=env, stdin=listed)
@@ -36,14 +102,6 @@ def make(top: Path, has_commit: bool, untracked: Sequence[str]) -> tuple[str, li
         left_out = [*left_out, f"the end (over {MAX_PATCH:,} bytes)"]
     patch, secret = _without_secrets(text[:MAX_PATCH].decode(errors="surrogateescape"))
     return patch, [*left_out, *secret]
-
-
-def _copy_index(top: Path, target: Path) -> None:
-    # A copy, so that naming new files for the patch leaves the user's index as it is.
-    found = git_output(top, "rev-parse", "--git-path", "index")
-    index = top / os.fsdecode((found or b"").rstrip(b"\n"))
-    if index.is_file():
-        shutil.copyfile(index, target)
 
 
 def _secret_in(path: Path) -> str:
@@ -103,6 +161,16 @@ def _git_head(top: Path, *words: str, env: dict[str, str], limit: int) -> bytes 
     return text if cut or process.returncode == 0 else None
 
 
+def copy_files(paths: Iterable[Path], run: Run) -> None:
+    """Copy the files of a user's own recipe into the run folder, except those that contain a secret."""
+    for path in paths:
+        if what := found(path.read_bytes()):
+            run.warn(f"{path.name} holds {what}, so it is not copied into the run folder; read it from the environment instead")
+        else:
+            shutil.copy2(path, run.path / path.name)
+            run.remember(path.name)
+
+
 # Matched against every part of a path, in lower case.
 _NAMES = (
     *(".env", ".env.*", "*.env", ".envrc", "*.envrc", "_netrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
@@ -112,15 +180,9 @@ _NAMES = (
     *("*credential*", "*secret*", "*password*", "*passwd*", "token", "token.*", "*.token", "*_token", "*-token", "*_token.*"),
     *("*-token.*", "auth.json", "*apikey*", "*api_key*", "*api-key*", "*service-account*.json", "*service_account*.json"),
 )
-
-
 # Source files may have such names; these extensions are exempt.
 _SOURCES = (".py", ".ipynb", ".pyi", ".md", ".rst")
-
-
 _SOURCE_NAMES = re.compile(r"(secrets?|credentials?|passwords?|api_?keys?|local_settings|settings_local|auth_config)\.\w+")
-
-
 _FORMS = {
     "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{20}",
     "an AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
@@ -133,21 +195,11 @@ _FORMS = {
     "a JSON web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
     "a password in an address": r"\b[a-z][a-z0-9+.-]{0,20}://[^/\s:@{}<>$]{1,100}:[^/\s:@{}<>$]{3,100}@[\w.-]",
 }
-
-
 _KNOWN = {what: re.compile(pattern) for what, pattern in _FORMS.items()}
-
-
 _WORD = r"(?:secret|token|passwd|password|api[_-]?key|access[_-]?key|private[_-]?key|auth|credential)"
-
-
 # TOKEN=... as shells and .env files write it, and token = "..." as programs do. All repeats are bounded: lines may be long.
 _GAP, _MORE = r"[ \t]{0,40}", "[A-Z0-9_]{0,60}"
-
-
 _ENVIRONMENT = re.compile(rf"^[+ -]?{_GAP}(?:export )?{_MORE}{_WORD.upper()}{_MORE}=([^\s\"'$(<]{{8,500}})$", re.M)
-
-
 _ASSIGNED = re.compile(
     rf"(?i)(?:^|[^a-z]){_WORD}(?![a-z])[\w-]{{0,60}}[\"']?{_GAP}[:=]{_GAP}[\"']([^\"'\s]{{20,200}})[\"']", re.M
 )
@@ -155,14 +207,11 @@ _ASSIGNED = re.compile(
 
 def named(path: str) -> bool:
     """Whether a path looks like that of a secret."""
-    name = PurePath(path).name.lower()
-    if name.endswith(_SOURCES):
-        parts = [part.lower() for part in PurePath(path).parent.parts]
-        return bool(_SOURCE_NAMES.fullmatch(name)) or _matches(parts)
-    return _matches([part.lower() for part in PurePath(path).parts])
-
-
-def _matches(parts: list[str]) -> bool:
+    *folders, name = PurePath(path.lower()).parts or ("",)
+    is_source = name.endswith(_SOURCES)
+    if is_source and _SOURCE_NAMES.fullmatch(name):
+        return True
+    parts = folders if is_source else [*folders, name]
     return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in _NAMES)
 
 
@@ -183,11 +232,6 @@ def _is_random(value: str) -> bool:
         return len(set(value)) > 6
     if "://" in value or value.startswith(("/", ".", "<", "{", "$")) or (value.count("/") == 1 and len(value) < 60):
         return False
-    classes = [re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]")]
-    return all(classes) and _entropy(value) > 3.6
-
-
-def _entropy(value: str) -> float:
-    """Bits per character."""
     shares = [count / len(value) for count in Counter(value).values()]
-    return -math.fsum(share * math.log2(share) for share in shares)
+    bits_per_character = -math.fsum(share * math.log2(share) for share in shares)
+    return all(re.search(kind, value) for kind in ("[a-z]", "[A-Z]", "[0-9]")) and bits_per_character > 3.6

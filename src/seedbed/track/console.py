@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,36 +12,38 @@ from typing import Any, TextIO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from seedbed.config import diff, flat
+from seedbed.config import Units
 from seedbed.track import files
-from seedbed.track.text import clip, config_lines, duration, format_value, number, safe, scaled, size, wrapped
+from seedbed.track.text import clip, duration, number, safe, scaled, size, wrapped
 
-_WIDTH = 100
+_WIDTH = 100  # of console.log, and where there is no terminal
+_LIVE = ("items_per_s", "loss")  # the columns of the live line
 
 
 class Console:
-    """Writes lines to the terminal and to console.log. Neither a closed pipe nor a full disk stops the run."""
+    """Writes lines to the terminal and to console.log. Neither a closed pipe nor a full disk stops the run.
+
+    `verbose` shows on the terminal what is otherwise only in console.log. NO_COLOR stands above FORCE_COLOR.
+    """
 
     def __init__(self, log: Path | None = None, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+        self.units, self.verbose, self.has_hidden = Units(), False, False
         stream = stream or sys.stdout
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-        self._rich = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True)
-        self._live = self._rich.is_terminal and not self._rich.is_dumb_terminal
+        self._rich = RichConsole(file=stream, highlight=False, markup=False, emoji=False, soft_wrap=True, force_jupyter=False)
+        self._live = self._rich.is_terminal and self._rich.file.isatty() and not self._rich.is_dumb_terminal
         self._clock = clock
         self._start: tuple[int, float] | None = None
-        self._status = ""
-        self._closed_pipe = False
+        self._status, self._closed_pipe, self._step_width = "", False, 0
         self._early: list[str] = []
         self._appender: files.Appender | None = None
-        self._step_width = 0
         if log is not None:
             self.attach(log)
 
     def attach(self, log: Path) -> None:
         """Copy everything to this file from now on, including what was printed before."""
-        self._step_width = 0
-        self._start = None
+        self._step_width, self._start = 0, None
         with contextlib.suppress(OSError):
             self._appender = files.Appender(log)
         early, self._early = self._early, []
@@ -53,11 +56,28 @@ class Console:
         self._show(text, style)
         self._record(text)
 
+    def detail(self, text: str) -> None:
+        """A line for console.log, and for those who asked for everything."""
+        (self.line if self.verbose else self._record)(safe(text))
+
+    @property
+    def width(self) -> int:
+        """The columns that lines are made for: 80 to 200."""
+        return min(max(self._screen, 80), 200)
+
+    @property
+    def _screen(self) -> int:
+        """Columns of $COLUMNS, else of the terminal, else of console.log."""
+        found = os.environ.get("COLUMNS", "")
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            found = found or str(os.get_terminal_size(self._rich.file.fileno()).columns)
+        return int(found) if found.isdigit() and int(found) else _WIDTH
+
     def warn(self, text: str) -> None:
         self.line(f"warning: {text}", style="yellow")
 
     def step_row(self, row: dict[str, Any], last_step: int | None = None) -> None:
-        """Print one log point on one line, and on a terminal a progress bar."""
+        """Print one log point on one line, and on a terminal a progress bar. Columns that do not fit are left to console.log."""
         step, now = row["step"], self._clock()
         if self._start is None or step < self._start[0]:
             self._start = (step, now)
@@ -65,34 +85,41 @@ class Console:
         eta = max(last_step - step, 0) * (now - since) / (step - first) if last_step and step > first else None
         self._step_width = max(self._step_width, len(f"{last_step or step}"))
         at = f"{step:>{self._step_width}}" + (f"/{last_step}" if last_step else "")
-        self._status = self._progress(row, last_step, eta) if self._live else ""
-        cells = [show(row.get(key)) for key, show in COLUMNS.items() if key == "loss" or row.get(key) is not None]
-        self.line("  ".join([f"step {at}", *cells, f"eta {duration(eta):>5}" if eta is not None else ""]).rstrip())
+        columns = self._columns()
+        cells = [show(row.get(key)) for key, show in columns.items() if key == "loss" or row.get(key) is not None]
+        cells, left = [f"step {at}", *cells], f"  eta {duration(eta):>5}" if eta is not None else ""
+        if self._live and last_step:
+            from seedbed.track.live_line import live_line
+
+            shown = [columns[key](row[key]) for key in _LIVE if row.get(key)]
+            self._status = live_line(step / last_step, shown, eta, self._screen)
+        self._record("  ".join(cells) + left)
+        while len("  ".join(cells)) + (11 if last_step else 0) > self.width:
+            cells.pop()
+        self._show("  ".join(cells) + left)
+
+    def _columns(self) -> dict[str, Callable[[Any], str]]:
+        """The columns with this recipe's units."""
+        items, each, loss = self.units.items, self.units.per_item, self.units.loss
+        rate = {"items_per_s": lambda value: f"{scaled(value * each):>5} {items}/s"}
+        return COLUMNS | {"loss": lambda value: f"{_loss(value)} {loss}".rstrip()} | rate
 
     def evaluation(self, step: int, numbers: dict[str, float], improved: bool, part: str = "eval") -> None:
-        """Print the metrics of an evaluation."""
-        head = f"{part} {step:>{self._step_width}}  "
-        words = [f"{name} {number(value)}" for name, value in numbers.items()] + ["best so far"] * improved
-        text = ("\n" + " " * len(head)).join(wrapped(words, _WIDTH - len(head)))
-        self.line(head + text, style="bold green" if improved else "bold")
+        """Print the numbers that fit on a line; console.log has all."""
+        head, end = f"{part} {step:>{self._step_width}}  ", "  best so far" * improved
+        units = {"loss": f" {self.units.loss}", "nats": f" {self.units.loss}"}
+        words = [f"{name} {number(value)}{units.get(name, '')}".rstrip() for name, value in numbers.items()]
+        self._record(head + ("\n" + " " * len(head)).join(wrapped(words, _WIDTH - len(head))) + end)
+        first, *more = wrapped(words, self.width - len(head) - len(end) - 13)
+        hidden = len(words) - len(first.split("  "))
+        self.has_hidden |= bool(more)
+        self._show(safe(head + first) + (f"  and {hidden} more" if more else "") + end, "bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:
         """Print a sample, indented, and the names of its files."""
         self.line(f"sample at step {step}" + (f": {', '.join(names)}" if names else ""), style="bold")
         for part in text.splitlines():
             self.line(f"  | {part}", style="cyan")
-
-    def config(self, title: str, config: dict[str, Any], base: dict[str, Any], parent: tuple[str, dict[str, Any]] | None) -> None:
-        """Print every resolved value, with `*` on changes against the preset and `~` against the parent run."""
-        new = flat(config)
-        changed = diff(flat(base), new)
-        moved = diff(flat(parent[1]), new) if parent else {}
-        self.line(title, style="bold")
-        for text in config_lines(new, {"*": changed, "~": moved}, _WIDTH):
-            self.line(text)
-        self._differences("*", "changed against the preset", changed)
-        if parent:
-            self._differences("~", f"changed against {parent[0]}", moved)
 
     def close(self) -> None:
         """Clear the progress line and close the log file."""
@@ -102,20 +129,6 @@ class Console:
             self._appender.close()
             self._appender = None
 
-    def _differences(self, mark: str, title: str, changes: dict[str, tuple[Any, Any]]) -> None:
-        words = [f"{key} {format_value(old)} -> {format_value(new)}" for key, (old, new) in changes.items()] or ["nothing"]
-        for index, text in enumerate(wrapped([f"{title}: {words[0]}", *words[1:]], _WIDTH - 6, " · ")):
-            self.line(f"  {' ' if index else mark} {text}", style="yellow" if changes else "")
-
-    def _progress(self, row: dict[str, Any], last_step: int | None, eta: float | None) -> str:
-        if not last_step:
-            return ""
-        share = min(row["step"] / last_step, 1.0)
-        filled = round(30 * share)
-        rate = f"  {scaled(row['items_per_s'])} items/s" if row.get("items_per_s") else ""
-        left = f"  {duration(eta)} left" if eta is not None else ""
-        return f"{'━' * filled}{'─' * (30 - filled)} {share:4.0%}{rate}{left}"
-
     def _show(self, text: str | None, style: str = "") -> None:
         if self._closed_pipe:
             return
@@ -123,12 +136,12 @@ class Console:
         try:
             if self._live:
                 out.write("\r\x1b[2K")
-            if style:
+            if style and not self._rich.no_color:  # neither colours nor bold
                 self._rich.print(Text(text or "", style=style))
             elif text is not None:
                 out.write(text + "\n")
             if self._status:
-                out.write(clip(self._status, self._rich.width - 1))
+                out.write(clip(self._status, self._screen - 1))
             out.flush()
         except (OSError, ValueError):
             # The reader of a pipe or the terminal is gone: the run and its console.log continue.

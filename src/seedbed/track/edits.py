@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from seedbed import config as configs
-from seedbed.config import flat
 from seedbed.config.saved import is_free, translated
 from seedbed.errors import UserError
 from seedbed.track import files, jsonl
@@ -67,13 +66,8 @@ def accept(run: Run) -> str:
         files.write_atomic(run.path / "config.json", jsonl.pretty(new))
         what = describe(changed) or "config.json was edited"
         what = f"a checkpoint of run {newest.get('name')}, {what}" if foreign else what
-        run.event(
-            step,
-            "edited",
-            what=what,
-            changed={k: list(pair) for k, pair in changed.items()},
-            hash=[facts.get("hash"), new["hash"]],
-        )
+        pairs = {key: list(pair) for key, pair in changed.items()}
+        run.event(step, "edited", what=what, changed=pairs, hash=[facts.get("hash"), new["hash"]])
         run.close()
     return what
 
@@ -89,7 +83,7 @@ def _is_edited(facts: dict[str, Any]) -> bool:
 
 
 def _hash(facts: dict[str, Any]) -> str:
-    return configs.digest_values(flat(facts["config"]))
+    return configs.digest_values(configs.flat(facts["config"]))
 
 
 def _identity(written_by: dict[str, Any]) -> str:
@@ -109,5 +103,5 @@ def _newest_origin(run: Run) -> tuple[int, dict[str, Any]]:
 def _changes_since(written_by: dict[str, Any], values: dict[str, Any]) -> Changes:
     """The settings that differ from those of a checkpoint; keys that only one version has are ignored."""
     found = written_by.get("config")
-    before, now = (translated(flat(v)) if isinstance(v, dict) else {} for v in (found, values))
+    before, now = (translated(configs.flat(v)) if isinstance(v, dict) else {} for v in (found, values))
     return {key: pair for key, pair in configs.diff(before, now).items() if key in before and key in now}

@@ -1,9 +1,11 @@
-"""The kinds of events in events.jsonl: severity, meaning and how each is shown.
+"""The kinds of events in events.jsonl, from events.toml: severity, meaning and how each is shown.
 
 Report, journal, pages, plots, console and mirrors read this table. A recipe, or a user's file, adds kinds by `register`.
 """
 
+import tomllib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 Severity = Literal["info", "notice", "warning", "error"]
@@ -19,40 +21,7 @@ class Kind(NamedTuple):
     colour: str = ""
 
 
-KINDS: dict[str, Kind] = {
-    "start": Kind("info", "the first step follows, on this device and this data", section=True),
-    "model": Kind("info", "table of the model's modules", section=True),
-    "preflight": Kind("info", "outcome of the checks before the first step"),
-    "compile": Kind("info", "what compile=auto decided"),
-    "budget": Kind("info", "number of steps that the time budget allows"),
-    "pack": Kind("info", "the run trains as one trial of a packed sweep"),
-    "eval": Kind("info", "numbers on held-out data; the first one decides `best`", section=True),
-    "test": Kind("info", "numbers on the test split, once, at the end", section=True),
-    "sample": Kind("info", "what the model generated", section=True),
-    "checkpoint": Kind("info", "a checkpoint was written", section=True),
-    "end": Kind("info", "how the run ended, and its wall time"),
-    "early_stop": Kind("notice", "evaluations have stopped improving"),
-    "spike": Kind("warning", "the loss left its band", colour="tab:red"),
-    "rollback": Kind("warning", "the best checkpoint was restored", colour="tab:purple"),
-    "nonfinite": Kind("error", "loss or gradient is not finite", colour="black"),
-    "save_failed": Kind("error", "a checkpoint could not be written"),
-    "spoiled": Kind("error", "the state is not finite, so it was not saved"),
-    "stall": Kind("error", "a step did not end in time"),
-    "out_of_memory": Kind("error", "the device's memory did not suffice"),
-    "resume": Kind("notice", "the run was continued from a checkpoint", colour="tab:green"),
-    "edited": Kind("warning", "an edited config or checkpoint was accepted"),
-    "moved": Kind("warning", "the run's folder was renamed or removed while it trained"),
-    "data_wait": Kind("warning", "steps wait for data"),
-    "host_leak": Kind("warning", "the process's memory grows"),
-    "device_leak": Kind("warning", "the device's memory grows"),
-    "unused": Kind("warning", "parameters get no gradient"),
-    "dead": Kind("warning", "a layer's output is constant"),
-    "exploding": Kind("warning", "a layer's output grows fast"),
-    "schedule": Kind("warning", "the learning rate used differs from the schedule's"),
-    "stuck_eval": Kind("warning", "evaluations are equal to the last bit"),
-    "floor": Kind("warning", "the loss is above that of a trivial predictor"),
-    "anomaly": Kind("warning", "a backward pass produced NaN"),
-}
+KINDS = {kind: Kind(**about) for kind, about in tomllib.loads(Path(__file__).with_suffix(".toml").read_text()).items()}
 
 
 def register(severity: Severity, **about: str) -> None:

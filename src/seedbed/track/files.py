@@ -24,7 +24,10 @@ def open_write(path: Path) -> int:
 
 def open_append(path: Path) -> int:
     """File descriptor that appends to a regular file; symbolic links are refused."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    return _only_regular(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666), path)
+
+
+def _only_regular(fd: int, path: Path | str) -> int:
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -82,15 +85,6 @@ def write_atomic(path: Path, data: bytes | str) -> None:
     sync_folder(path.parent)
 
 
-def append_line(path: Path, line: str) -> None:
-    """Append one line; a half-written line before it stays separate."""
-    appender = Appender(path)
-    try:
-        appender.write(line.encode(errors="replace") + b"\n")
-    finally:
-        appender.close()
-
-
 class Appender:
     """Appends whole lines to a file. After a failed write the file is truncated back and the lines wait for the next write."""
 
@@ -109,7 +103,12 @@ class Appender:
         try:
             write(self._fd, line)
         except OSError:
-            self._keep(line)
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            if not self._waiting:
+                self._waiting.append(line)
+            while sum(map(len, self._waiting)) > _MAX_WAITING:
+                self._waiting.popleft()
             raise
         self._size += len(line)
         self._waiting.clear()
@@ -127,14 +126,6 @@ class Appender:
             at += len(part)
         return b"".join([*found, *([self._prefix] if self._waiting else []), *self._waiting])
 
-    def _keep(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._fd, self._size)
-        if not self._waiting:
-            self._waiting.append(line)
-        while sum(map(len, self._waiting)) > _MAX_WAITING:
-            self._waiting.popleft()
-
     def close(self) -> None:
         os.close(self._fd)
 
@@ -145,11 +136,7 @@ def open_regular(path: Path | str) -> int:
     # Without O_NONBLOCK opening a FIFO blocks until there is a writer.
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return fd
+    return _only_regular(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path)
 
 
 def read_regular(path: Path | str, limit: int) -> bytes:

@@ -1,7 +1,5 @@
 """The peak rate of a GPU in FLOP/s: nominal by its name, and measured."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,7 +40,7 @@ def nominal_peak(device_name: str) -> float | None:
     return next((gpu.bf16 * TERA for gpu in GPUS if gpu.pattern in device_name), None)
 
 
-def measured_peak(device: torch.device, size: int = 8192, seconds: float = 0.2) -> float:
+def measured_peak(device: "torch.device", size: int = 8192, seconds: float = 0.2) -> float:
     """Measured FLOP/s of a large bf16 matrix product on this CUDA device."""
     import torch
 

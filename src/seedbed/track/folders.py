@@ -14,24 +14,7 @@ from seedbed.track import files, jsonl
 
 # ---- names of runs: date, recipe and two words ------------------------------------------------------------------------------
 
-_FIRST_WORDS = """
-amber autumn basalt blue bold brave bright bronze candid cedar civil clear clever copper coral crimson crisp dawn deep
-early eager fair fern fleet frost gentle gilded glad golden grand green hardy hazel honest humble indigo ivory jade keen
-kind late light lively lofty lucid lunar mellow mild misty noble north ochre olive open patient plain proud quiet rapid
-rare russet rustic sage scarlet silent silver smooth solar spring steady still stone summer sunny swift tidy topaz true
-velvet violet vivid warm west wide wild winter wise young
-"""
-
-_SECOND_WORDS = """
-acorn alder anemone aspen aster badger barley beech birch bramble briar brook burdock cherry chestnut clover cosmos
-cowslip crane crocus cypress dahlia daisy dogwood elder elm falcon fennel finch flax foxglove garnet gentian ginkgo
-grove harrow hawthorn heath heron hickory holly iris ivy jasmine juniper kestrel larch lark laurel lichen lilac linden
-lotus lupin magnolia mallow maple marten meadow mint mistle myrtle nettle oak orchard orchid osprey otter peony pine
-plover poplar poppy quince reed robin rowan sedge sorrel sparrow spruce swallow teasel thistle thrush thyme tulip
-vetch walnut willow wren yarrow yew
-"""
-
-_FIRST, _SECOND = _FIRST_WORDS.split(), _SECOND_WORDS.split()
+_FIRST, _SECOND = (part.split() for part in Path(__file__).with_name("names.txt").read_text().split("\n\n"))
 _LEGAL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
@@ -50,7 +33,7 @@ def new_name(recipe: str, moment: datetime.datetime, taken: Container[str]) -> s
         name = f"{moment:%Y-%m-%d}-{title}-{two_words(seed + attempt)}"
         if name not in taken:
             return name
-    raise UserError(f"no free run name is left for {title} on {moment:%Y-%m-%d}; choose one with --run NAME")
+    raise UserError(f"no free run name is left for {title} on {moment:%Y-%m-%d}; choose one with --name NAME")
 
 
 def check_name(name: str) -> str:

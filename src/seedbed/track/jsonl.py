@@ -82,11 +82,16 @@ def is_deep(value: Any) -> bool:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """All objects of a file of lines; none when there is no such file."""
+    return decode(read_bytes(path).split(b"\n"))
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; nothing when there is no such file."""
     try:
         with open(files.open_regular(path), "rb") as file:
-            return decode(file.read().split(b"\n"))
+            return file.read()
     except FileNotFoundError:
-        return []
+        return b""
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
 

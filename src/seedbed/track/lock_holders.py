@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 from pathlib import Path
 
 from seedbed.track import files
@@ -11,17 +10,12 @@ from seedbed.track import files
 def is_locked(path: Path) -> bool:
     """Whether a live process holds the lock; the test takes the lock for an instant."""
     try:
-        fd = files.open_regular(path)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with open(files.open_regular(path), "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
+    except OSError:  # there is no lock, or the disk has none
         return False
-    finally:
-        os.close(fd)
     return False
 
 

@@ -1,23 +1,18 @@
 """A run's folder that was renamed or removed while it trained: it is followed, or created again beside its old place."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
+import itertools
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seedbed.track import files, folders
-from seedbed.track.folders import FolderHandle
-
-if TYPE_CHECKING:
-    from seedbed.track.run import Run
+from seedbed.track.run import Run
 
 
-def follow(run: Run, held: FolderHandle) -> FolderHandle:
+def follow(run: Run, held: folders.FolderHandle) -> folders.FolderHandle:
     """Set the run's path to where its folder is now; returns the handle to hold from now on."""
     old, found = run.path, find(held)
     if found is None:
@@ -31,7 +26,7 @@ def follow(run: Run, held: FolderHandle) -> FolderHandle:
     return held
 
 
-def find(held: FolderHandle) -> Path | None:
+def find(held: folders.FolderHandle) -> Path | None:
     """The folder's current path; None when it was removed or the system cannot tell."""
     with contextlib.suppress(OSError):
         if sys.platform == "darwin":
@@ -44,7 +39,7 @@ def find(held: FolderHandle) -> Path | None:
     return None
 
 
-def _create_again(run: Run, held: FolderHandle) -> FolderHandle:
+def _create_again(run: Run, held: folders.FolderHandle) -> folders.FolderHandle:
     """Create a folder next to the removed one; keep the old handle when that fails."""
     old = run.path
     try:
@@ -53,7 +48,7 @@ def _create_again(run: Run, held: FolderHandle) -> FolderHandle:
         run.new_lock = folders.open_lock(run.path / "lock")
         folders.try_lock(run.new_lock)
         folders.sign(run.new_lock)
-        new = FolderHandle(run.path)
+        new = folders.FolderHandle(run.path)
         held.close()
         run.warn(f"the run's folder {old} was removed: what is left of the run goes to {run.path}, and it stops there")
     except OSError as error:
@@ -68,15 +63,12 @@ def _create_again(run: Run, held: FolderHandle) -> FolderHandle:
 def recreate(path: Path, content: Mapping[str, bytes], opened: Iterable[tuple[str, files.Appender]]) -> Path:
     """Create a folder next to the removed one, with these files and the content of the open ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}-rescued")
-    number = 1
-    while True:
-        try:
+    new = path
+    for number in itertools.count(1):
+        new = path.with_name(f"{path.name}-rescued" + (f"-{number}" if number > 1 else ""))
+        with contextlib.suppress(FileExistsError):
             new.mkdir()
             break
-        except FileExistsError:
-            number += 1
-            new = path.with_name(f"{path.name}-rescued-{number}")
     for name in ("samples", "checkpoints"):
         (new / name).mkdir()
     for name, data in (*content.items(), *((name, appender.content()) for name, appender in opened)):

@@ -1,7 +1,6 @@
 """Incremental readers of a run's files while they grow: a refresh reads only what was added; a partial line waits."""
 
 import array
-import functools
 import itertools
 import json
 import math
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.track import files, jsonl
-from seedbed.track.files import open_regular
 
 _CHUNK = 1 << 22
 # Size of the chunks in which a thumbnail looks for whole lines; rows are a few hundred bytes.
@@ -32,20 +30,16 @@ class Tail:
                 found = os.fstat(file.fileno())
                 again = found.st_ino != self._inode or found.st_size < self._at
                 self._inode, self._at = found.st_ino, 0 if again else self._at
-                return again, self._rest(file)
+                file.seek(self._at)
+                out, piece = [], b""
+                while chunk := file.read(_CHUNK):
+                    *whole, piece = (piece + chunk).split(b"\n")
+                    out += whole
+                self._at = file.tell() - len(piece)
+                return again, out
         except OSError:
             void, self._inode, self._at = self._at > 0, 0, 0
             return void, []
-
-    def _rest(self, file: Any) -> list[bytes]:
-        out: list[bytes] = []
-        file.seek(self._at)
-        piece = b""
-        while chunk := file.read(_CHUNK):
-            *whole, piece = (piece + chunk).split(b"\n")
-            out += whole
-        self._at = file.tell() - len(piece)
-        return out
 
 
 class Objects:
@@ -74,7 +68,12 @@ class Columns:
         if again:
             self.num_rows, self._columns = 0, {}
         if new:
-            self._add(_decode(new))
+            found = _decode(new)
+            columns = _columns(found)
+            names = dict.fromkeys((*self._columns, *columns))
+            # New arrays instead of extended ones: shallow copies that other threads read stay unchanged.
+            self._columns = {n: self.column(n) + (columns.get(n) or _nothing(len(found))) for n in names}
+            self.num_rows += len(found)
         return self
 
     def names(self) -> list[str]:
@@ -88,13 +87,6 @@ class Columns:
     @property
     def num_bytes(self) -> int:
         return 8 * self.num_rows * len(self._columns)
-
-    def _add(self, found: list[dict[str, Any]]) -> None:
-        new = _columns(found)
-        names = dict.fromkeys((*self._columns, *new))
-        # New arrays instead of extended ones: shallow copies that other threads read stay unchanged.
-        self._columns = {n: self.column(n) + (new.get(n) or _nothing(len(found))) for n in names}
-        self.num_rows += len(found)
 
 
 def _decode(found: list[bytes]) -> list[dict[str, Any]]:
@@ -162,15 +154,13 @@ def _line_at(fd: int, size: int, share: float) -> bytes:
     return parts[1] if len(parts) > 2 else b""
 
 
-@functools.cache
-def _beginning(key: str) -> re.Pattern[bytes]:
-    """Pattern of a row up to a number directly after its step."""
-    return re.compile(rb'\{"step":\s*\d+,\s*"%b":\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[,}]' % re.escape(key).encode())
+# A row up to a number directly after its step.
+_BEGINNING = rb'\{"step":\s*\d+,\s*"%b":\s*(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)[,}]'
 
 
 def _value(line: bytes, key: str) -> float:
     # The loss is at the beginning of a row: the rest need not be parsed.
-    if found := _beginning(key).match(line):
+    if found := re.match(_BEGINNING % re.escape(key).encode(), line):
         return float(found[1])
     try:
         return _number(json.loads(line.decode()).get(key))
@@ -181,7 +171,7 @@ def _value(line: bytes, key: str) -> float:
 def tail_lines(path: Path, num_bytes: int = 1 << 15) -> list[bytes]:
     """The whole lines among the last `num_bytes` of a file; none when it cannot be read."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with open(files.open_regular(path), "rb") as file:
             start = max(0, file.seek(0, os.SEEK_END) - num_bytes)
             file.seek(start)
             lines = file.read(num_bytes).split(b"\n")

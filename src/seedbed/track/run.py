@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from seedbed import config as configs
-from seedbed.config import flat
 from seedbed.errors import UserError
 from seedbed.track import events, files, folders, jsonl
 from seedbed.track.text import format_value
@@ -62,7 +61,7 @@ class Run:
         root = Path(root)
         parent = cls.open(root, parent).name if parent else None
         if name is not None and os.path.lexists(root / folders.check_name(name)):
-            raise UserError(f"run {name} exists already; choose another --run NAME, or continue with: seedbed resume {name}")
+            raise UserError(f"run {name} exists already; choose another --name NAME, or continue with: seedbed resume {name}")
         now = datetime.datetime.now().astimezone()
         facts = {
             "id": os.urandom(8).hex(),
@@ -77,24 +76,18 @@ class Run:
         }
         try:
             root.mkdir(parents=True, exist_ok=True)
-            aside = _build_aside(root, facts, code)
-            return cls(_give_name(aside, root, name, recipe, now))
+            for leftover in files.leftover_folders(root):
+                shutil.rmtree(leftover, ignore_errors=True)
+            return cls(_make_folder(root, facts, code, name, now))
         except OSError as error:
             raise UserError(f"the run cannot be created in {root}: {error.strerror or error}") from None
 
     @classmethod
     def open(cls, root: Path, name: str) -> "Run":
         """Open an existing run by its name or its path."""
-        root = Path(root)
-        typed = Path(name)
-        if len(typed.parts) > 1 and os.path.realpath(typed.parent) == os.path.realpath(root):
-            name = typed.name
-        path = root / name
-        if name and Path(name).name == name and not name.startswith(".") and os.path.isdir(path):
-            return cls(path)
-        from seedbed.track.run_names import refuse
+        from seedbed.track.run_names import folder_of
 
-        refuse(root, name)
+        return cls(folder_of(Path(root), name))
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -169,9 +162,8 @@ class Run:
         facts = jsonl.read_object(self.path / "config.json")
         if not isinstance(facts.get("config"), dict) or not all(isinstance(facts.get(k), str) for k in ("recipe", "preset")):
             raise UserError(f"{self.path / 'config.json'} is damaged: it lacks recipe, preset or config")
-        if not all(isinstance(facts.get(k) or kind(), kind) for k, kind in _KINDS.items()) or not _is_history(
-            facts.get("history")
-        ):
+        is_ours = all(isinstance(facts.get(k) or kind(), kind) for k, kind in _KINDS.items())
+        if not is_ours or not _is_history(facts.get("history")):
             raise UserError(f"{self.path / 'config.json'} is damaged: it holds values of another kind than we write")
         return facts
 
@@ -179,24 +171,20 @@ class Run:
         """What a checkpoint records about its run; empty in a folder that is not a run, such as those of checks."""
         if not (self.path / "config.json").exists():
             return {}
-        return {
-            "id": self.config_json().get("id"),
-            "name": self.name,
-            "hash": configs.digest(config),
-            "config": configs.to_json(config),
-        }
+        values = {"hash": configs.digest(config), "config": configs.to_json(config)}
+        return {"id": self.config_json().get("id"), "name": self.name, **values}
 
     def code_json(self) -> dict[str, Any]:
         """code.json: version, git state and environment at the start; empty when it is lost."""
-        try:
-            return jsonl.read_object(self.path / "code.json")
-        except UserError:
-            return {}
+        return self._read_or_empty("code.json")
 
     def status(self) -> dict[str, Any]:
         """status.json as it was last written; empty when it is lost."""
+        return self._read_or_empty("status.json")
+
+    def _read_or_empty(self, name: str) -> dict[str, Any]:
         try:
-            return jsonl.read_object(self.path / "status.json")
+            return jsonl.read_object(self.path / name)
         except UserError:
             return {}
 
@@ -293,11 +281,10 @@ class Run:
             begun |= {key: old for key, (old, _) in past["changed"].items()}
         commands = [["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *_words(begun)]]
         for past in history:
-            commands[0] += ["--run", f"{self.name}-again"] * (past is history[0])
+            commands[0] += ["--name", f"{self.name}-again"] * (past is history[0])
             commands[-1] += ["--until", str(past["step"])]
-            commands.append(
-                ["seedbed", "resume", f"{self.name}-again", *_words({k: new for k, (_, new) in past["changed"].items()})]
-            )
+            changed = {key: new for key, (_, new) in past["changed"].items()}
+            commands.append(["seedbed", "resume", f"{self.name}-again", *_words(changed)])
         return " && ".join(map(shlex.join, commands))
 
 
@@ -329,15 +316,14 @@ def _words(values: dict[str, Any]) -> list[str]:
 def described(config: Any, base: Any) -> dict[str, Any]:
     """The parts of config.json derived from the values; `changes` are those that differ from the preset."""
     new = configs.to_json(config)
-    changes = configs.diff(flat(configs.to_json(base)), flat(new)) if base is not None else {}
+    changes = configs.diff(configs.flat(configs.to_json(base)), configs.flat(new)) if base is not None else {}
     return {"config": new, "hash": configs.digest(config), "changes": {key: now for key, (_, now) in changes.items()}}
 
 
-def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Path:
+def _make_folder(root: Path, facts: dict[str, Any], code: dict[str, Any], name: str | None, now: datetime.datetime) -> Path:
+    """The folder of a new run, which gets its name once all is written."""
     from seedbed.track.code import keep
 
-    for leftover in files.leftover_folders(root):
-        shutil.rmtree(leftover, ignore_errors=True)
     aside = root / f".new-{os.getpid()}-{time.monotonic_ns()}.tmp"
     aside.mkdir()
     try:
@@ -346,16 +332,8 @@ def _build_aside(root: Path, facts: dict[str, Any], code: dict[str, Any]) -> Pat
         files.write_synced(aside / "config.json", jsonl.pretty(facts))
         keep(code, aside)
         files.sync_folder(aside)
-    except OSError:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
-    return aside
-
-
-def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: datetime.datetime) -> Path:
-    try:
         while True:
-            path = root / (name or folders.new_name(recipe, now, set(os.listdir(root))))
+            path = root / (name or folders.new_name(facts["recipe"], now, set(os.listdir(root))))
             try:
                 # Renaming a folder onto one that holds something fails, so two processes cannot share a name.
                 files.replace(aside, path)
@@ -365,7 +343,7 @@ def _give_name(aside: Path, root: Path, name: str | None, recipe: str, now: date
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                     raise
                 if name is not None:
-                    raise UserError(f"run {name} exists already; choose another --run NAME") from None
+                    raise UserError(f"run {name} exists already; choose another --name NAME") from None
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise

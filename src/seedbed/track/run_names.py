@@ -3,9 +3,32 @@
 import difflib
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from seedbed.errors import UserError
+
+if TYPE_CHECKING:
+    from seedbed.track.run import Run
+
+
+def find_folder(root: Path, name: str) -> "Run":
+    """A run by its name, or the run or export in a folder by its path."""
+    from seedbed.track.run import Run
+
+    is_path = os.sep in name or (not (Path(root) / name).exists() and (Path(name) / "config.json").is_file())
+    paths = (Path(root) / name, Path(name)) if is_path else ()
+    return next((Run(path) for path in paths if path.is_dir()), None) or Run.open(root, name)
+
+
+def folder_of(root: Path, name: str) -> Path:
+    """The folder of an existing run by its name or its path."""
+    typed = Path(name)
+    if len(typed.parts) > 1 and os.path.realpath(typed.parent) == os.path.realpath(root):
+        name = typed.name
+    path = root / name
+    if name and Path(name).name == name and not name.startswith(".") and os.path.isdir(path):
+        return path
+    refuse(root, name)
 
 
 def run_names(root: Path) -> list[str]:

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 # What a terminal could take for a command, newline and tab apart: controls, bidirectional overrides, halves of surrogate pairs.
@@ -117,20 +117,6 @@ def format_value(value: Any) -> str:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, dict):
+        return " ".join(f"{key}={format_value(one)}" for key, one in value.items())
     return ",".join(map(format_value, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def config_lines(config: dict[str, Any], marks: dict[str, Container[str]], max_width: int) -> list[str]:
-    """A flat config as a compact table, one group per line; marks follow the keys they apply to."""
-    groups: dict[str, list[str]] = {"run": []}
-    for key, value in config.items():
-        group, _, name = key.rpartition(".")
-        groups.setdefault(group or "run", []).append(
-            f"{name}={format_value(value)}" + "".join(m for m in marks if key in marks[m])
-        )
-    indent = 2 + max(map(len, groups)) + 2
-    out = []
-    for group, words in groups.items():
-        for index, text in enumerate(wrapped(words, max_width - indent)):
-            out.append(("" if index else f"  {group}").ljust(indent) + text)
-    return out

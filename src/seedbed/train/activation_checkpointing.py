@@ -3,12 +3,10 @@
 `full` keeps the inputs of a unit and nothing inside it; `selective` also keeps the outputs of matrix products and attention.
 """
 
-from __future__ import annotations
-
 import functools
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,9 +14,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from seedbed.errors import UserError
 from seedbed.nn.layers import attention_scope, cuda_ops, current_kernels
-
-if TYPE_CHECKING:
-    from seedbed.train.system import System
+from seedbed.train.system import System
 
 _aten = torch.ops.aten
 KEPT = {

@@ -1,20 +1,15 @@
 """The words of the watchers' alarms: what was seen, where, why it matters and what to do. Loaded when one is raised."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from seedbed.data.feed import Feed
+from seedbed.train.memory_growth import Levels
 from seedbed.train.watch import MEGA, Alarm, Point
-
-if TYPE_CHECKING:
-    from seedbed.data.feed import Feed
-    from seedbed.train.memory_growth import Levels
 
 
 def data_wait(feed: Feed, steps: int, share: float, wait: float) -> Alarm:

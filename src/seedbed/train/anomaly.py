@@ -1,20 +1,15 @@
 """Autograd's anomaly mode for a whole run: the backward pass stops at the first NaN and names the forward line."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from seedbed.errors import UserError
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -38,7 +33,9 @@ def detecting(job: Job) -> Iterator[None]:
                 raise
             raise UserError(_explain(job, str(error), [str(w.message) for w in caught])) from None
         finally:
-            _repeat_warnings([str(w.message) for w in caught], job.console.warn)
+            messages = [str(w.message) for w in caught]
+            for text in dict.fromkeys(t for t in messages if "forward call" not in t):
+                job.console.warn(text)
 
 
 def _explain(job: Job, problem: str, messages: list[str]) -> str:
@@ -47,8 +44,3 @@ def _explain(job: Job, problem: str, messages: list[str]) -> str:
     what = problem.strip().rstrip(".").splitlines()[0]
     job.run.event(job.step + 1, "anomaly", what=what, where=where)
     return f"step {job.step + 1}: {what}; its forward call is at {where}\n`seedbed train` without --anomaly guards and replays it"
-
-
-def _repeat_warnings(messages: list[str], warn: Callable[[str], None]) -> None:
-    for text in dict.fromkeys(t for t in messages if "forward call" not in t):
-        warn(text)

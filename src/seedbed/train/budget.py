@@ -1,12 +1,8 @@
 """Turns a budget of training seconds into a number of steps: measured before the first step, adjusted at log points."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 # Seconds over which the steps of a budget are timed; log points correct the estimate.
 TIMED = 0.3

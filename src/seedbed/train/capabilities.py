@@ -4,37 +4,27 @@ Where a capability has a default, callers use the function of the same name; whe
 What every training run asks for is in system.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor, nn
 
+from seedbed.config import Config, Dist
 from seedbed.errors import UserError
-from seedbed.train.system import System, named_optimizers
+from seedbed.train.engine import EvalEngine
+from seedbed.train.system import Batch, Request, Sample, System, named_optimizers
 
 if TYPE_CHECKING:
-    from seedbed.config import Config, Dist
-    from seedbed.train.engine import EvalEngine
+    from seedbed.train.export_llama import Llama
+    from seedbed.train.export_onnx import OnnxNetwork
     from seedbed.train.player import Player
     from seedbed.train.probe import Probe
-    from seedbed.train.system import Batch, Request, Sample
 
 T = TypeVar("T")
 
 
 # ---- what people do with a trained run ---------------------------------------------------------------------------------
-
-
-@runtime_checkable
-class Exportable(Protocol):
-    """`seedbed export`."""
-
-    def export(self, folder: Path) -> list[Path]:
-        """Write what is needed to use the weights elsewhere; the files written."""
-        ...
 
 
 @runtime_checkable
@@ -47,11 +37,38 @@ class WebExportable(Protocol):
 
 
 @runtime_checkable
+class OnnxExportable(Protocol):
+    """`seedbed export --to onnx`."""
+
+    def onnx_network(self) -> "OnnxNetwork":
+        """The network that inference calls; a `UserError` says why there is none."""
+        ...
+
+
+@runtime_checkable
+class LlamaExportable(Protocol):
+    """`seedbed export --to hf` and `--to gguf`."""
+
+    def to_llama(self) -> "Llama":
+        """The weights as those of a Llama; a `UserError` names the settings that it has no place for."""
+        ...
+
+
+@runtime_checkable
 class Playable(Protocol):
     """`seedbed play`."""
 
-    def play(self, runtime: str) -> Player:
+    def play(self, runtime: str) -> "Player":
         """An interactive player of the weights as they are now, run by torch or by onnx."""
+        ...
+
+
+@runtime_checkable
+class Completing(Protocol):
+    """Prompts are continued, several at once."""
+
+    def complete(self, prompts: list[str], **options: Any) -> list[str]:
+        """Continuations of `prompts`, without them; the options are those of `seedbed sample`."""
         ...
 
 
@@ -109,12 +126,12 @@ def packable(system: System) -> Packable:
 class Probed(Protocol):
     """Checks can inspect the model; without it, checks that need to are skipped."""
 
-    def probe(self, batch: Batch) -> Probe:
+    def probe(self, batch: Batch) -> "Probe":
         """The model and its expectations on one batch."""
         ...
 
 
-def probe(system: System, batch: Batch) -> Probe | None:
+def probe(system: System, batch: Batch) -> "Probe | None":
     return system.probe(batch) if isinstance(system, Probed) else None
 
 

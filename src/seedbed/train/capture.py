@@ -1,7 +1,5 @@
 """One step as one call: compiled where asked, captured as one CUDA graph per variant where possible, eager otherwise."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING
 
@@ -36,7 +34,6 @@ def _load_compiler(say: Callable[[str], None]) -> None:
 
 
 def units_to_compile(system: System, mode: str) -> list[nn.Module]:
-    """The modules that a mode of `compile` compiles."""
     mode = system.auto_compile if mode == "auto" else mode
     return {"off": [], "blocks": list(system.compile_units()), "whole": list(system.children())}[mode]
 
@@ -44,7 +41,7 @@ def units_to_compile(system: System, mode: str) -> list[nn.Module]:
 class StepRunner(EagerRunner):
     """Calls the engine's step in the fastest way that works, and says which one that was."""
 
-    def __init__(self, engine: Steps, feed: Parts, say: Callable[[str], None]) -> None:
+    def __init__(self, engine: "Steps", feed: "Parts", say: Callable[[str], None]) -> None:
         super().__init__(engine, feed, say)
         if engine.compiled:
             _load_compiler(say)
@@ -116,7 +113,8 @@ class StepRunner(EagerRunner):
         generator = torch.cuda.default_generators[self.engine.device.index]
         rng = generator.clone_state()
         try:
-            with self.engine.dry_run(), torch.cuda.graph(graph, pool=pool):
+            # Another thread may copy a checkpoint or a batch meanwhile.
+            with self.engine.dry_run(), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 vector = super().__call__()
         except Exception as error:
             self.why_not = _first_line(error)
@@ -140,16 +138,13 @@ class StepRunner(EagerRunner):
                 return self._dry_run()
             except Exception as second:
                 error = second
-        self._give_up_compiling(error)
-        self._dry_run()
-
-    def _give_up_compiling(self, error: Exception) -> None:
         for unit in self.units:
             unit._compiled_call_impl = None
         self.units = []
         self.engine.compiled.clear()
         torch.compiler.reset()
         self.say(f"compile failed and the run goes on eager: {_first_line(error)}")
+        self._dry_run()
 
 
 def _first_line(error: Exception) -> str:

@@ -5,8 +5,6 @@ itself, the run it belongs to and, where ranks wrote shards, their rows. It is w
 back, then renamed: a folder with the final name is complete.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -19,6 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from seedbed.data.store import digest
 from seedbed.dist import SINGLE, Ranks
 from seedbed.track import files
 from seedbed.track.folders import folder_name, step_names, step_of
@@ -37,7 +36,7 @@ class Part:
     """
 
     ranks: Ranks = SINGLE
-    rows: Callable[[str, str], Rows | None] = lambda file, name: None
+    rows: "Callable[[str, str], Rows | None]" = lambda file, name: None
     origin: Callable[[], dict[str, Any]] = dict
 
 
@@ -83,8 +82,8 @@ def _write_part(aside: Path, tensors: dict[str, dict[str, Tensor]], part: Part) 
             continue
         suffix = f"-{ranks.shard_rank + 1:05d}-of-{ranks.degrees.shard:05d}" if ranks.degrees.shard > 1 else ""
         path = aside / f"{file}{suffix}.safetensors"
-        digest = _write(path, safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in own.items()}))
-        written[path.name] = {"sha256": digest, "pieces": {n: [shards[n].first, shards[n].num] for n in own if n in shards}}
+        sha256 = _write(path, safetensors.torch.save({n: t.detach().cpu().contiguous() for n, t in own.items()}))
+        written[path.name] = {"sha256": sha256, "pieces": {n: [shards[n].first, shards[n].num] for n in own if n in shards}}
     return written
 
 
@@ -103,10 +102,6 @@ def _commit(
     files.sync_folder(aside)
     files.replace(aside, final)
     files.sync_folder(final.parent)
-
-
-def digest(manifest: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
 def steps_in(folder: Path) -> list[Path]:

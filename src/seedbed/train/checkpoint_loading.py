@@ -1,7 +1,5 @@
 """Reading of checkpoints: verified by checksum, assembled from shards, and falling back to the one before when damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -16,11 +14,12 @@ import torch
 from torch import Tensor
 
 from seedbed.data import limits
+from seedbed.data.store import digest
 from seedbed.dist import Ranks
 from seedbed.errors import UserError
 from seedbed.track.files import is_plain_name
 from seedbed.track.folders import step_of
-from seedbed.train.checkpoint import FORMAT, FULL, Part, digest, hash_file, steps_in
+from seedbed.train.checkpoint import FORMAT, FULL, Part, hash_file, steps_in
 
 if TYPE_CHECKING:
     from seedbed.dist.shards import Rows
@@ -59,7 +58,7 @@ def load(path: Path, part: Part = FULL, groups: Collection[str] | None = None) -
             manifest[key] = {n: facts for n, facts in manifest[key].items() if n in wanted}
     hashes, origin = {n: h for n, h in manifest["sha256"].items() if n != "state.json"}, manifest.get("run", {})
     if ranks.is_single and "pieces" not in manifest and len(set(map(_group, hashes))) == len(hashes):
-        found = _together(ranks, path, lambda: {_group(n): _parsed(_verified(path / n, h)) for n, h in hashes.items()})
+        found = _together(ranks, path, lambda: {_group(n): read_tensors(path / n, h) for n, h in hashes.items()})
         return Checkpoint(path, found, state, origin)
     _together(ranks, path, lambda: _verify_files(path, ranks.shard_of(sorted(hashes.items()))))
     return Checkpoint(path, _together(ranks, path, lambda: _read_rows(path, manifest, part)), state, origin)
@@ -85,32 +84,34 @@ def _together(ranks: Ranks, path: Path, act: Callable[[], T]) -> T:
 def _read_facts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Manifest and state; their step must be the one in the folder's name."""
     manifest = read_manifest(path)
-    state = _parsed_state(path, _verified(path / "state.json", manifest["sha256"]["state.json"]))
-    step = step_of(path.name)
-    if manifest.get("step") != state["step"] or step not in (None, state["step"]):
+    try:
+        state = json.loads(_verified(path / "state.json", manifest["sha256"]["state.json"]))
+    except (ValueError, RecursionError):
+        raise Damaged(f"{path.name}/state.json is not JSON") from None
+    if not isinstance(state, dict) or type(state.get("step")) is not int:
+        raise Damaged(f"{path.name}/state.json is not the state of a run")
+    if manifest.get("step") != state["step"] or step_of(path.name) not in (None, state["step"]):
         raise Damaged(f"{path.name} holds the state of step {state['step']}")
     return manifest, state
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, verified by its own checksum; tensors are not read."""
-    manifest = _read_json(path / "manifest.json")
+    try:
+        manifest = limits.read_json(path / "manifest.json")
+    except (OSError, ValueError):
+        raise Damaged(f"{path.name}/manifest.json is missing or unreadable") from None
+    if not isinstance(manifest, dict):
+        raise Damaged(f"{path.name}/manifest.json is not a manifest")
     if manifest.get("format") not in (1, FORMAT):
         raise Damaged(f"{path.name}: format {manifest.get('format')} is not {FORMAT}; written by another version")
     wanted = manifest.pop("hash", None)
     # Format 1 had no checksum of the manifest.
     if (manifest["format"] != 1 or wanted is not None) and wanted != digest(manifest):
         raise Damaged(f"{path.name}/manifest.json does not match its checksum")
-    _require_files(path, manifest)
-    if not isinstance(manifest.get("run", {}), dict):
-        raise Damaged(f"{path.name}/manifest.json is not a manifest")
-    return manifest
-
-
-def _require_files(path: Path, manifest: dict[str, Any]) -> None:
-    """The manifest must name only files of this folder, of kinds that `save` writes, and valid rows for every shard."""
-    hashes, shards = manifest.get("sha256"), manifest.get("pieces", {})
-    if not isinstance(hashes, dict) or not isinstance(shards, dict):
+    # The manifest must name only files of this folder, of kinds that `save` writes, and valid rows for every shard.
+    hashes, shards, run = manifest.get("sha256"), manifest.get("pieces", {}), manifest.get("run", {})
+    if not isinstance(hashes, dict) or not isinstance(shards, dict) or not isinstance(run, dict):
         raise Damaged(f"{path.name}/manifest.json is not a manifest")
     for name in (*hashes, *shards):
         if not is_plain_name(name) or not (name == "state.json" or name.endswith(".safetensors")):
@@ -120,6 +121,7 @@ def _require_files(path: Path, manifest: dict[str, Any]) -> None:
     for name, found in shards.items():
         if name not in hashes or not isinstance(found, dict) or not all(map(_is_row_range, found.values())):
             raise Damaged(f"{path.name}/manifest.json does not say which rows {name} holds")
+    return manifest
 
 
 def _is_row_range(value: Any) -> bool:
@@ -127,17 +129,9 @@ def _is_row_range(value: Any) -> bool:
     return ints and 0 <= value[0] < value[1] < 2**62
 
 
-def _parsed_state(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        state = json.loads(data)
-    except (ValueError, RecursionError):
-        raise Damaged(f"{path.name}/state.json is not JSON") from None
-    if not isinstance(state, dict) or type(state.get("step")) is not int:
-        raise Damaged(f"{path.name}/state.json is not the state of a run")
-    return state
-
-
-def _parsed(data: bytes) -> dict[str, Tensor]:
+def read_tensors(path: Path, wanted: str) -> dict[str, Tensor]:
+    """The tensors of a file that must have this checksum."""
+    data = _verified(path, wanted)
     if problem := limits.header_problem(data[:8]):
         raise ValueError(problem)
     return safetensors.torch.load(data)
@@ -215,7 +209,7 @@ def _require_cover(what: str, path: Path, shards: list[_Shard]) -> None:
         raise Damaged(f"{path.name} lacks {one.num - sum(p.shape[0] for p in shards)} rows of {what}")
 
 
-def _assemble(key: str, shards: list[_Shard], wanted: Rows | None) -> Tensor:
+def _assemble(key: str, shards: list[_Shard], wanted: "Rows | None") -> Tensor:
     """The wanted rows of a tensor, or all of them."""
     one = shards[0]
     if one.num is None and wanted is None:
@@ -267,13 +261,3 @@ def _verified(path: Path, wanted: str) -> bytes:
     if hashlib.sha256(data).hexdigest() != wanted:
         raise Damaged(f"{path.parent.name}/{path.name} does not match its checksum")
     return data
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        value = limits.read_json(path)
-    except (OSError, ValueError):
-        raise Damaged(f"{path.parent.name}/{path.name} is missing or unreadable") from None
-    if not isinstance(value, dict):
-        raise Damaged(f"{path.parent.name}/{path.name} is not a manifest")
-    return value

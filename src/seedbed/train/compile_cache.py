@@ -37,8 +37,11 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, err
 _set_here: set[str] = set()
 
 
-def enable(say: Say) -> None:
-    """Let torch keep compiled code in our cache folder; where that cannot be, in a temporary one for this process."""
+def enable(say: Say = print) -> None:
+    """Let torch keep compiled code in our cache folder; where that cannot be, in a temporary one for this process.
+
+    Called before the first kernel is compiled: what torch finds set by then is where it looks at the next start too.
+    """
     import torch._functorch.config as functorch
 
     # The run's precision says which products may be in TF32.
@@ -46,21 +49,37 @@ def enable(say: Say) -> None:
     # Our kernels with gradients of their own are autograd functions; without this, no graph that has one is ever cached.
     if hasattr(functorch, "autograd_cache_allow_custom_autograd_functions"):
         functorch.autograd_cache_allow_custom_autograd_functions = True
-    if INDUCTOR in os.environ:
+    if INDUCTOR in os.environ and not _is_torchs_choice(os.environ[INDUCTOR]):
         return
     path = folder()
     try:
-        _prepare(path)
+        # Create the folder, and require that only this user can write to it: torch unpickles its files.
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = path.stat()
+        if hasattr(os, "getuid") and found.st_uid != os.getuid():
+            raise UserError("it belongs to another user")
+        if stat.S_IMODE(found.st_mode) & 0o022:
+            raise UserError("others may write to it")
+        if shutil.disk_usage(path).free < NEEDED_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        (path / "last-used").write_text(f"{time.time():.0f}\n")
     except (OSError, UserError) as problem:
-        use_temporary_folder(f"{path} cannot be used ({_reason(problem)})", say)
+        use_temporary_folder(f"{path} cannot be used ({getattr(problem, 'strerror', None) or problem})", say)
         return
     _use(path)
     _remove_unused(path)
 
 
 def folder() -> Path:
-    """Where compiled code of these versions is kept."""
-    return cache.cache_folder() / "compiled" / _key()
+    """Where compiled code is kept: named by a hash of the versions and the code that it depends on."""
+    versions = [platform.python_version(), torch.__version__, str(torch.version.cuda)]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        versions.append(importlib.metadata.version("triton"))
+    digest = hashlib.sha256(" ".join(versions).encode())
+    # What torch sees of our kernels is a name; what they compute is in these files.
+    for path in sorted((Path(errors.__file__).parent / "nn").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return cache.cache_folder() / "compiled" / f"torch-{torch.__version__}-{digest.hexdigest()[:12]}"
 
 
 def use_temporary_folder(why: str, say: Say) -> None:
@@ -80,36 +99,16 @@ def is_disk_error(error: BaseException | None) -> bool:
     return False
 
 
+def _is_torchs_choice(path: str) -> bool:
+    """Whether torch chose this folder: it sets the variables itself as soon as parts of its compiler are loaded."""
+    return os.path.abspath(path).startswith(os.path.join(os.path.abspath(tempfile.gettempdir()), "torchinductor_"))
+
+
 def _use(path: Path) -> None:
     os.environ[INDUCTOR] = str(path)
-    if TRITON not in os.environ or _set_here:
+    if TRITON not in os.environ or _is_torchs_choice(os.environ[TRITON]) or _set_here:
         os.environ[TRITON] = str(path / "triton")
         _set_here.add(TRITON)
-
-
-def _prepare(path: Path) -> None:
-    """Create the folder, and require that only this user can write to it: torch unpickles its files."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = path.stat()
-    if hasattr(os, "getuid") and found.st_uid != os.getuid():
-        raise UserError("it belongs to another user")
-    if stat.S_IMODE(found.st_mode) & 0o022:
-        raise UserError("others may write to it")
-    if shutil.disk_usage(path).free < NEEDED_BYTES:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    (path / "last-used").write_text(f"{time.time():.0f}\n")
-
-
-def _key() -> str:
-    """A hash of the versions and the code that compiled code depends on."""
-    versions = [platform.python_version(), torch.__version__, str(torch.version.cuda)]
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        versions.append(importlib.metadata.version("triton"))
-    digest = hashlib.sha256(" ".join(versions).encode())
-    # What torch sees of our kernels is a name; what they compute is in these files.
-    for path in sorted((Path(errors.__file__).parent / "nn").rglob("*.py")):
-        digest.update(path.read_bytes())
-    return f"torch-{torch.__version__}-{digest.hexdigest()[:12]}"
 
 
 def _remove_unused(current: Path) -> None:
@@ -118,7 +117,3 @@ def _remove_unused(current: Path) -> None:
         with contextlib.suppress(OSError):
             if path != current and time.time() - (path / "last-used").stat().st_mtime > UNUSED_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _reason(problem: Exception) -> str:
-    return (problem.strerror or str(problem)) if isinstance(problem, OSError) else str(problem)

@@ -3,13 +3,10 @@
 Eager steps are timed once per config and machine; later starts know their time and are compiled at once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -17,9 +14,7 @@ from seedbed import config as configs
 from seedbed.track.files import write_atomic
 from seedbed.train import budget, compile_cache
 from seedbed.train.capture import units_to_compile
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 # Captured steps on an H200, eager over compiled: 1.2 for flow on CIFAR-10, 1.7 for gpt/shakespeare, 2.7 for world/box64.
 SPEED_UP = 1.5
@@ -33,7 +28,10 @@ _IRRELEVANT = ("steps=1", "seed=1", "keep=1", "budget=none", "every.log=1", "eve
 
 def decide(job: Job) -> None:
     """Compile if that pays in the rest of the run, and prepare the step; the decision is stored and reported."""
-    seconds = _known().get(_key(job), {}).get("step") or _eager_seconds(job)
+    seconds = _known().get(_key(job), {}).get("step", 0.0)
+    if not seconds and not job.config.budget:  # with a budget they do not matter
+        job.stepper.runner.prepare()
+        seconds = budget.time_steps(job, TIMED)
     rest = job.config.budget or (job.num_steps - job.step) * seconds
     saved = rest if job.config.budget else rest * (1.0 - 1.0 / SPEED_UP)  # a budget buys more steps in the same time
     cost = expected_seconds(job)
@@ -48,21 +46,13 @@ def decide(job: Job) -> None:
         remember(job, time.perf_counter() - start, seconds)
 
 
-def _eager_seconds(job: Job) -> float:
-    """Seconds of an eager step; with a budget they do not matter and are not measured."""
-    if job.config.budget:
-        return 0.0
-    job.stepper.runner.prepare()
-    return budget.time_steps(job, TIMED)
-
-
 def expected_seconds(job: Job) -> float:
     """How long compiling will take: a share of the first time on this machine, or estimated by the number of layers."""
     known = _known().get(_key(job))
     if known:
         return CACHED * known["compile"]
     units = {_shape(unit): unit for unit in units_to_compile(job.system, job.system.auto_compile)}
-    return SECONDS_PER_LAYER * sum(_num_layers(unit) for unit in units.values())
+    return SECONDS_PER_LAYER * sum(not list(module.children()) for unit in units.values() for module in unit.modules())
 
 
 def remember(job: Job, compile_seconds: float, step_seconds: float) -> None:
@@ -88,10 +78,6 @@ def _path() -> Path:
 def _key(job: Job) -> str:
     """Runs with the same key compile the same code."""
     return configs.digest(configs.override(job.config, list(_IRRELEVANT)))
-
-
-def _num_layers(unit: nn.Module) -> int:
-    return sum(1 for module in unit.modules() if not list(module.children()))
 
 
 def _shape(unit: nn.Module) -> tuple[type, tuple[tuple[int, ...], ...]]:

@@ -1,14 +1,8 @@
 """Early stopping, where a run has a patience."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from seedbed.train import saving
+from seedbed.train.job import Job
 from seedbed.train.reporting import sample, test
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
 
 
 def stop_early(job: Job) -> None:

@@ -3,8 +3,6 @@
 It owns accumulation, precision, clipping, the finite guard, the optimizers, the moving average and step counting.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Callable, Hashable, Iterator
@@ -20,12 +18,11 @@ from seedbed.data import order
 from seedbed.dist import SINGLE, Ranks, local
 from seedbed.errors import UserError
 from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param_groups
-from seedbed.train.system import named_optimizers, rank_local_buffers
+from seedbed.train.system import Batch, System, named_optimizers, rank_local_buffers
 
 if TYPE_CHECKING:
     from seedbed.dist.shards import Rows, Shards
     from seedbed.train.ema import Ema
-    from seedbed.train.system import Batch, System
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 FIRST_SCALE, SCALE_PATIENCE = 2.0**15, 1000
@@ -115,10 +112,9 @@ class Engine(EvalEngine):
             self.shards = change_layers(system, config, device, ranks)
         self.compiled = {part for part in ("autograd", "optimizer") if getattr(config, f"compile_{part}")}
         modules = named_optimizers(system)
-        self.optimizers = {
-            name: Optimizer(param_groups(module, config.optim, _prefix_of(module, system)), config.optim)
-            for name, module in modules.items()
-        }
+        # Dotted paths in the system, so that names of moments in checkpoints agree with the weights'.
+        prefixes = {module: f"{path}." if path else "" for path, module in system.named_modules()}
+        self.optimizers = {n: Optimizer(param_groups(m, config.optim, prefixes[m]), config.optim) for n, m in modules.items()}
         if config.ema or config.ema2:
             from seedbed.train.ema import Ema
 
@@ -217,7 +213,7 @@ class Engine(EvalEngine):
     def _agreed(self, out: dict[str, Tensor]) -> dict[str, Tensor]:
         """Measurements as means over ranks, and the number of ranks that want to stop: the same on every rank."""
         values = [value.detach().float().reshape(()) for value in out.values()]
-        mean = self.ranks.all_reduce_sum(torch.stack([*values, self._step_scalars[_STOP]])) / self.ranks.world
+        mean = self.ranks.all_reduce_mean(torch.stack([*values, self._step_scalars[_STOP]]))
         return dict(zip([*out, "stop"], mean.unbind(), strict=True))
 
     def _update(self, batch: Batch, part: int) -> dict[str, Tensor]:
@@ -357,7 +353,7 @@ class Engine(EvalEngine):
         files = {"model": weights, "optim": optim}
         return files | {name: dict(e.shadow) for name, e in (("ema", self.ema), ("ema2", self.ema2)) if e}
 
-    def rows(self, file: str, name: str) -> Rows | None:
+    def rows(self, file: str, name: str) -> "Rows | None":
         """Which rows of a tensor of `tensors` this rank holds; None for all of them."""
         if file == "optim":
             _, moment, name = name.split(".", 2) if name.count(".") > 1 else ("", "", name)
@@ -393,7 +389,6 @@ def cpu_threads(number: int) -> Iterator[None]:
 
 
 def total_norm(grads: list[Tensor]) -> Tensor:
-    """The norm of all gradients together."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
 
@@ -405,9 +400,3 @@ def saved_buffers(system: System) -> dict[str, Tensor]:
 
 def _not_finite(x: Tensor) -> Tensor:
     return (x - x) != 0  # two cheap kernels; isfinite is four
-
-
-def _prefix_of(module: torch.nn.Module, system: System) -> str:
-    """The dotted path of an optimizer's module in the system, so that its names in checkpoints agree with the weights'."""
-    path = next(name for name, m in system.named_modules() if m is module)
-    return f"{path}." if path else ""

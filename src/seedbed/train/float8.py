@@ -1,18 +1,13 @@
 """Linear layers in float8 through torchao (optional): 8-bit matrix products with a scale per row; weights keep their dtype."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from seedbed.errors import UserError
 from seedbed.nn.init import kind_of
-
-if TYPE_CHECKING:
-    from seedbed.train.system import System
+from seedbed.train.system import System
 
 FIRST_CAPABILITY = (8, 9)
 
@@ -28,7 +23,7 @@ def to_float8(system: System, device: torch.device, emulate: bool = False) -> in
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError(f"float8=true needs torchao, which does not load ({error}); pip install 'seedbed[fp8]'") from None
-    if not num_convertible(system):
+    if not any(convertible(module) for module in system.modules()):
         return 0
     recipe = dataclasses.replace(Float8LinearConfig.from_recipe_name("rowwise"), emulate=emulate)
     convert_to_float8_training(system, config=recipe, module_filter_fn=lambda module, name: convertible(module))
@@ -46,10 +41,6 @@ def convertible(module: nn.Module) -> bool:
     if rows % 16 or columns % 16:
         return False
     return rows > 2048 and columns > 1024 and not (rows <= 4096 and columns <= 2048)
-
-
-def num_convertible(system: nn.Module) -> int:
-    return sum(convertible(module) for module in system.modules())
 
 
 def num_float8(system: nn.Module) -> int:

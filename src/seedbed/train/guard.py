@@ -13,12 +13,13 @@ import functools
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from math import isfinite, sqrt
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from seedbed.config import Guard
 from seedbed.errors import EXIT_STALLED
@@ -48,8 +49,8 @@ class SpikeWatch:
     def __init__(self, guard: Guard) -> None:
         self.guard = guard
         self.losses: deque[float] = deque(maxlen=guard.window)
-        self._sum = self._squares = self._shift = 0.0
-        self._floor: float | None = None
+        self._sum = self._squares = self._shift = self.far = 0.0  # `far`: a loss out of the band that is no spike
+        self.floor: float | None = None
         self._stage = 0.0
         self._near = 0.5 * guard.sigmas**2
 
@@ -60,8 +61,8 @@ class SpikeWatch:
         if stage != self._stage:
             self._stage = stage
             self.restart()
-        if self._floor is None:
-            self._floor = SOLVED * loss
+        if self.floor is None:
+            self.floor = SOLVED * loss
         losses, shift = self.losses, self._shift
         num = len(losses)
         if num == losses.maxlen:
@@ -69,8 +70,10 @@ class SpikeWatch:
             # the variance by `num` squared.
             above = (loss - shift) * num - self._sum
             variance = num * self._squares - self._sum * self._sum
-            if above > 0.0 and above * above > self._near * variance and loss > self.limit():
-                return True
+            if above * above > self._near * variance:
+                if above > 0.0 and loss > self.limit():
+                    return True
+                self.far = loss if above * above > 4.0 * self._near * variance else 0.0
             gone = losses[0] - shift
             self._sum -= gone
             self._squares -= gone * gone
@@ -86,7 +89,7 @@ class SpikeWatch:
         far = self._sum / len(self.losses)
         mean, variance = far + self._shift, max(self._squares / len(self.losses) - far * far, 0.0)
         band = mean + self.guard.sigmas * max(sqrt(variance), 1e-3 * abs(mean), 1e-9)
-        return max(band, mean + TAIL * (max(self.losses) - mean), self._floor or 0.0)
+        return max(band, mean + TAIL * (max(self.losses) - mean), self.floor or 0.0)
 
     def restart(self) -> None:
         """Reset the statistics: they do not apply after a roll-back or a change of stage."""
@@ -95,13 +98,13 @@ class SpikeWatch:
 
     def state(self) -> dict:
         sums = [self._sum, self._squares, self._shift]
-        return {"losses": list(self.losses), "sums": sums, "floor": self._floor, "stage": self._stage}
+        return {"losses": list(self.losses), "sums": sums, "floor": self.floor, "stage": self._stage}
 
     def load_state(self, state: dict) -> None:
         state = {RENAMED.get(key, key): value for key, value in state.items()}
         self.losses = deque(state["losses"], maxlen=self.guard.window)
         self._sum, self._squares, self._shift = state["sums"]  # not summed again: rounding would differ
-        self._floor = state["floor"]
+        self.floor = state["floor"]
         self._stage = state.get("stage", 0.0)  # older checkpoints have none
 
 
@@ -126,11 +129,7 @@ class Incidents:
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
-class Stoppable(Protocol):
-    stop_signal: int
-
-
-def catch_signals(job: Stoppable) -> dict[int, Any]:
+def catch_signals(job: Any) -> dict[int, Any]:
     """The first signal ends the run at the next step; a second Ctrl-C ends it at once. Returns the previous handlers."""
 
     def on_signal(number: int, _frame: Any) -> None:
@@ -155,6 +154,7 @@ def restore_signals(handlers: dict[int, Any]) -> None:
 
 
 _num_collections = 0
+SMALL_OBJECT = 64  # bytes
 
 
 @contextlib.contextmanager
@@ -195,6 +195,23 @@ def _give_back() -> Callable[[int], int]:
         return lambda keep: 0
 
 
+class _MallocInfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _fields_ = [("sizes", ctypes.c_size_t * 10)]
+
+
+def allocated() -> float | None:
+    """Bytes in use by the allocator's own count, Python's small objects estimated; None with C libraries that do not tell."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except (AttributeError, OSError, TypeError):
+        return None
+    ask.restype = _MallocInfo
+    _, _, _, _, mapped, _, _, used, *_ = ask().sizes
+    return float(mapped + used + SMALL_OBJECT * sys.getallocatedblocks())
+
+
 # A disk that hangs would block the report too; then the process ends without it.
 LAST_WORDS = 10.0
 
@@ -226,15 +243,11 @@ def _watch(job: Job, limit: float, over: threading.Event) -> None:
         if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving have no limit
             seen, since = now, time.monotonic()
         elif time.monotonic() - since > limit:
-            _give_up(job, time.monotonic() - since)
+            _arm(LAST_WORDS)
+            from seedbed.train import stall
 
-
-def _give_up(job: Job, seconds: float) -> None:
-    _arm(LAST_WORDS)
-    from seedbed.train import stall
-
-    stall.report(job, seconds)
-    os._exit(EXIT_STALLED)
+            stall.report(job, time.monotonic() - since)
+            os._exit(EXIT_STALLED)
 
 
 def _arm(seconds: float) -> None:

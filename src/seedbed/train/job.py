@@ -1,7 +1,5 @@
 """One run in this process: its parts, its counters, and the actions between its steps."""
 
-from __future__ import annotations
-
 import signal
 from collections import deque
 from collections.abc import Callable
@@ -51,7 +49,7 @@ class Job:
     async_saves: bool = False  # write checkpoints during training; several ranks always do
     pace: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=NUM_LOG_POINTS))
     clock: Stopwatch = field(default_factory=Stopwatch)
-    saver: Saver | None = None  # of asynchronous checkpoints, made with the first one
+    saver: "Saver | None" = None  # of asynchronous checkpoints, made with the first one
     stepper: Stepper = field(init=False)
 
     def __post_init__(self) -> None:

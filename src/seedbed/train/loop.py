@@ -83,10 +83,10 @@ def accept_step(job: Job, result: StepResult) -> bool:
         return False
     job.last_loss = result.loss
     spikes = job.incidents.watch.spikes(result.loss, result.metrics.get(job.system.stage_metric, 0.0))
-    if spikes:
-        from seedbed.train import rollback
+    if spikes or job.incidents.watch.far:
+        from seedbed.train import outliers
 
-        if not rollback.on_spike(job, result):
+        if not outliers.accept(job, result):
             return False
     if result.step % job.config.every.log == 0:
         log_step(job, result)
@@ -117,7 +117,7 @@ def warm_up(job: Job) -> None:
             from seedbed.train import budget
 
             budget.fix_length(job)
-    job.console.line(f"step: {job.stepper.runner.how}; data: {job.stepper.feed.describe()}")
+    job.console.detail(f"step: {job.stepper.runner.how}; data: {job.stepper.feed.describe()}")
 
 
 def finish(job: Job) -> None:
@@ -135,6 +135,7 @@ def finish(job: Job) -> None:
             job.status = "done"
             evaluate(job)
             test(job)
+            save(job)  # written beside the sampling where saves are asynchronous
             sample(job)
             for action in job.system.actions:
                 action.run(job)

@@ -3,19 +3,14 @@
 The gradient is still that of the whole batch, summed in more parts. Nothing is retried once an optimizer has begun to write.
 """
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from seedbed.errors import UserError
 from seedbed.track.changes import change_config
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 _OUT_OF_MEMORY = (
     "out of memory",
@@ -57,7 +52,7 @@ def shrink(job: Job, problem: str) -> None:
     """Take smaller micro-batches from now on, after a step that ran out of memory; or an error that says what else to do."""
     config, engine = job.config, job.engine
     size = config.batch // config.accum
-    parts = config.accum * _smallest_factor(size)
+    parts = config.accum * next((n for n in range(2, size) if size % n == 0), size)
     if size == 1:
         raise UserError(
             f"out of memory at step {job.step + 1} with one item at a time ({problem})\n"
@@ -77,10 +72,6 @@ def shrink(job: Job, problem: str) -> None:
     if engine.device.type == "cuda":
         torch.cuda.empty_cache()
     _record(job, config.batch // parts, problem)
-
-
-def _smallest_factor(number: int) -> int:
-    return next((n for n in range(2, number) if number % n == 0), number)
 
 
 def _record(job: Job, size: int, problem: str) -> None:

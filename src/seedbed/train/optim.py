@@ -211,10 +211,7 @@ class Optimizer:
 # A new one is a function under `@shape` or `@curve`, here or in a file of your own; its name is a value of `schedule.kind`.
 
 Curve = Callable[[float, float, Schedule], float]
-
-
 F = TypeVar("F", bound=Curve)
-
 
 # Name to the multiplier: a function of progress, the share of one step and schedule.
 SCHEDULES: dict[str, Curve] = {}
@@ -261,7 +258,7 @@ def _constant(after: float, progress: float, schedule: Schedule) -> float:
     return 1.0
 
 
-@shape("gpt3")
+@shape("cosine")
 def _cosine(after: float, progress: float, schedule: Schedule) -> float:
     return _cosine_between(1.0, 0.0, after)
 
@@ -291,5 +288,5 @@ def _cosine_between(start: float, end: float, share: float) -> float:
 
 
 def _cooldown(progress: float, schedule: Schedule) -> float:
-    """Progress through the last `decay` of the run, 0 to 1."""
-    return max(0.0, progress - (1.0 - schedule.decay)) / schedule.decay if schedule.decay else 0.0
+    """Progress through the last `decay` of the run, 0 to 1; without the limit rounding ends a rate at -1e-18."""
+    return min(max(0.0, progress - (1.0 - schedule.decay)) / schedule.decay, 1.0) if schedule.decay else 0.0

@@ -60,7 +60,7 @@ def options_of(kind: type) -> dict[str, Option]:
 
 def read_options(kind: type[T], given: dict[str, Any]) -> T:
     """The dataclass with the given values; an unknown option is an error that lists the known ones."""
-    known = options_of(kind)
+    known, given = options_of(kind), {name.rstrip("_"): value for name, value in given.items()}
     for name in given:
         if name not in known:
             refuse(f"--{name.replace('_', '-')}", kind)

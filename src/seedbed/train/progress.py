@@ -1,22 +1,18 @@
 """Progress restored from a checkpoint: every tensor, counter and random generator."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.track import edits
 from seedbed.train import checkpoint_loading
+from seedbed.train.checkpoint_loading import Checkpoint
+from seedbed.train.job import Job
 from seedbed.train.saving import Progress
-
-if TYPE_CHECKING:
-    from seedbed.data.feed import Data
-    from seedbed.train.checkpoint_loading import Checkpoint
-    from seedbed.train.job import Job
 
 # Names in checkpoints of earlier versions.
 RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}

@@ -1,18 +1,12 @@
 """What a run reports: rows and alarms at its log points, evaluations and samples between steps, its status and last steps."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from seedbed.data.feed import Source
 from seedbed.train import checkpoint, saving, stepper
+from seedbed.train.job import Job
 from seedbed.train.optim import multiplier
+from seedbed.train.stepper import StepResult
 from seedbed.train.system import Request, Sample, alarms
 from seedbed.train.watch import Alarm, Point
-
-if TYPE_CHECKING:
-    from seedbed.data.feed import Source
-    from seedbed.train.job import Job
-    from seedbed.train.stepper import StepResult
 
 
 def log_step(job: Job, result: StepResult) -> None:

@@ -1,20 +1,14 @@
 """Incidents of a run: non-finite steps and loss spikes are reported, kept for replay, skipped or rolled back."""
 
-from __future__ import annotations
-
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from seedbed.track.changes import rewind
 from seedbed.train import checkpoint, checkpoint_loading, progress, saving
+from seedbed.train.guard import Incidents
+from seedbed.train.job import Job
 from seedbed.train.reporting import write_history
-from seedbed.train.stepper import format_number
-
-if TYPE_CHECKING:
-    from seedbed.train.guard import Incidents
-    from seedbed.train.job import Job
-    from seedbed.train.stepper import StepResult
+from seedbed.train.stepper import StepResult, format_number
 
 # How many states from before bad steps a run keeps for `replay`; each is as large as a checkpoint.
 MAX_INCIDENTS = 3

@@ -1,20 +1,16 @@
 """When and how a run saves checkpoints, and what they store besides tensors. A non-finite state is never saved."""
 
-from __future__ import annotations
-
 import errno
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from seedbed.train import checkpoint, reporting
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 
 def save(job: Job, best: bool = False) -> bool:
@@ -103,7 +99,7 @@ class Progress:
     compile_mode: str | None = None
 
     @classmethod
-    def of(cls, job: Job) -> Progress:
+    def of(cls, job: Job) -> "Progress":
         python, (kind, keys, *rest) = random.getstate(), np.random.get_state()
         return cls(
             items=job.items,

@@ -1,32 +1,30 @@
 """The report of a stalled run: the stack of every thread, printed and written into its folder."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
 
 from seedbed.track import files
-
-if TYPE_CHECKING:
-    from types import FrameType
-
-    from seedbed.train.job import Job
+from seedbed.train.job import Job
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 def report(job: Job, seconds: float) -> None:
     """Print the stacks of all threads, and record them with the run."""
-    stacks = _stacks()
+    # The stack of every thread but this one, innermost frame last.
+    frames: dict[int, FrameType] = sys._current_frames()
+    frames.pop(threading.get_ident())
+    stacks = {ident: list(traceback.extract_stack(frame)) for ident, frame in frames.items()}
     where = _where(stacks.get(threading.main_thread().ident or 0, []))
     samples = f"samples {job.counter} to {job.counter + job.config.batch - 1}"
     what = f"step {job.step + 1} ({samples}) has not ended after {seconds:.0f} s"
-    text = "\n".join(_format_stack(ident, stack) for ident, stack in stacks.items())
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    text = "\n".join(f"thread {names.get(i, i)}\n{''.join(traceback.format_list(stack))}" for i, stack in stacks.items())
     print(f"\n{text}\nseedbed: {what}; it is at {where}", file=sys.stderr)
     print(f"seedbed: stopped; go on from the last checkpoint with: seedbed resume {job.run.name}", file=sys.stderr, flush=True)
     rank = "" if job.ranks.is_primary else f"-rank{job.ranks.rank}"
@@ -36,20 +34,8 @@ def report(job: Job, seconds: float) -> None:
     job.run.set_status("stalled", step=job.step, error=f"{what}; it is at {where}")
 
 
-def _stacks() -> dict[int, list[traceback.FrameSummary]]:
-    """The stack of every thread but this one, innermost frame last."""
-    frames: dict[int, FrameType] = sys._current_frames()
-    frames.pop(threading.get_ident())
-    return {ident: list(traceback.extract_stack(frame)) for ident, frame in frames.items()}
-
-
 def _where(stack: list[traceback.FrameSummary]) -> str:
     """The innermost line of the user's code or of seedbed, not a library's."""
     own = [f for f in stack if f.filename.startswith(_PACKAGE) or not re.search(r"site-packages|/lib/python", f.filename)]
     found = (own or stack)[-1:]
     return f"{found[0].filename}:{found[0].lineno} in {found[0].name}" if found else "an unknown line"
-
-
-def _format_stack(ident: int, stack: list[traceback.FrameSummary]) -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    return f"thread {names.get(ident, ident)}\n{''.join(traceback.format_list(stack))}"

@@ -48,6 +48,10 @@ def build(
     """The engine of a new system, with the initial weights of a run of this config."""
     configs.validate(config)  # with all registries
     device = device or pick_device(config.device)
+    if device.type == "cuda":
+        from seedbed.train import compile_cache
+
+        compile_cache.enable()  # before the first of our kernels is compiled
     seed = mix(config.seed)
     torch.manual_seed(seed)
     random.seed(seed)
@@ -117,23 +121,18 @@ class EagerRunner:
     @property
     def how(self) -> str:
         """In words, for the run's header: how a step runs."""
-        compiled = f"compiled ({', '.join(self._compiled())})" if self._compiled() else "eager"
-        compiled += self._further()
-        return f"{compiled}, captured as one CUDA graph" if not self.why_not else f"{compiled}, not captured: {self.why_not}"
-
-    def _compiled(self) -> list[str]:
-        return [*([self.mode] if self.units else []), *sorted(self.engine.compiled)]
-
-    def _further(self) -> str:
-        """What else is not plain about a step."""
-        config, found = self.engine.config, ""
+        config, compiled = self.engine.config, self._compiled()
+        words = f"compiled ({', '.join(compiled)})" if compiled else "eager"
         if config.remat != "none":
-            found += f", {config.remat} remat"
+            words += f", {config.remat} remat"
         if config.float8:
             from seedbed.train.float8 import num_float8
 
-            found += f", float8: {num_float8(self.engine.system)} layers converted"
-        return found
+            words += f", float8: {num_float8(self.engine.system)} layers converted"
+        return words + (f", not captured: {self.why_not}" if self.why_not else ", captured as one CUDA graph")
+
+    def _compiled(self) -> list[str]:
+        return [*([self.mode] if self.units else []), *sorted(self.engine.compiled)]
 
     def _why_not_captured(self) -> str:
         if self.engine.device.type != "cuda":
@@ -229,9 +228,9 @@ class Stepper(StepQueue):
         self.engine.begin(step, progress, lr_factor)
         self.launch(step + 1)
 
-    def step(self, step: int, counter: int, progress: float, num_steps: int, lr_factor: float | None = None) -> None:
+    def step(self, step: int, counter: int, progress: float, num_steps: int) -> None:
         self.load(step, counter, num_steps)
-        self.run(step, progress, lr_factor)
+        self.run(step, progress)
 
     def close(self) -> None:
         self.feed.close()

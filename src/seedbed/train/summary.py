@@ -1,6 +1,8 @@
 """Model summary: layers with shapes, parameters and FLOPs, from one item passed through the model before step 0."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -28,9 +30,11 @@ def summarise(engine: Engine, data: Data) -> dict[str, Any]:
     before = {name: buffer.clone() for name, buffer in system.named_buffers()}
     state, variant, look = system.state(), engine.variant, _ForwardPass()
     try:
-        with fork_rng(engine.device):
+        one_item = Feed(data.train, batch=1, parts=1, seed=engine.config.seed, device=torch.device("cpu"))
+        with fork_rng(engine.device), closing(one_item) as feed:
             engine.variant = system.variant(0, engine.config.steps)
-            look.at(engine, _one_item(engine, data))
+            feed.load(0)
+            look.at(engine, {name: tensor.to(engine.device, copy=True) for name, tensor in feed.part(0).items()})
     except Exception as error:  # a recipe may not support a single item
         facts["unseen"] = f"{type(error).__name__}: {error}".partition("\n")[0]
     finally:
@@ -41,29 +45,18 @@ def summarise(engine: Engine, data: Data) -> dict[str, Any]:
     return facts | {"unreached": look.unreached, "layers": list(look.rows(system))}
 
 
-def _one_item(engine: Engine, data: Data) -> Batch:
-    feed = Feed(data.train, batch=1, parts=1, seed=engine.config.seed, device=torch.device("cpu"))
-    try:
-        feed.load(0)
-        return {name: tensor.to(engine.device, copy=True) for name, tensor in feed.part(0).items()}
-    finally:
-        feed.close()
-
-
 class _ForwardOnly:
     """The engine as a recipe sees it, except that `minimize` only records the loss."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.losses: list[Tensor] = []
-        self.turns: set[str] = set()
+        self.losses: dict[str, list[Tensor]] = defaultdict(list)  # by optimizer
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def minimize(self, loss: Tensor, name: str = "main") -> None:
-        self.losses.append(loss)
-        self.turns.add(name)
+        self.losses[name].append(loss)
 
 
 def _inner(result: Tensor, a: Tensor, *rest: Any) -> float:
@@ -117,10 +110,10 @@ class _ForwardPass:
         finally:
             for hook in hooks:
                 hook.remove()
-        reached = _leaves(still.losses)
+        reached = _leaves([loss for losses in still.losses.values() for loss in losses])
         # An optimizer that starts in a later stage has no loss yet.
         waiting = {
-            id(p) for name, module in named_optimizers(system).items() if name not in still.turns for p in module.parameters()
+            id(p) for name, module in named_optimizers(system).items() if name not in still.losses for p in module.parameters()
         }
         asked = [(n, p) for n, p in system.named_parameters() if p.requires_grad and id(p) not in waiting]
         self.unreached = [n for n, p in asked if id(p) not in reached]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
     from seedbed.data.feed import Source
     from seedbed.train.engine import Engine, EvalEngine
@@ -65,11 +65,6 @@ def option(default: Any, help: str = "", *, low: float = -inf, high: float = inf
 @dataclass(frozen=True)
 class NoOptions:
     """Samples without options."""
-
-
-def own_share(items: Iterable[T], engine: EvalEngine) -> Iterable[T]:
-    """This rank's share of items that ranks divide among them."""
-    return engine.ranks.shard_of(items)
 
 
 def over_ranks(total: float, engine: EvalEngine) -> float:

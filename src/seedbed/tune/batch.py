@@ -2,8 +2,6 @@
 
 import contextlib
 import gc
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +13,7 @@ import torch
 from seedbed.config import Config
 from seedbed.data.feed import room
 from seedbed.errors import UserError
+from seedbed.track.clocks import memory_bytes
 from seedbed.train.oom import is_out_of_memory, says_out_of_memory
 from seedbed.tune.workload import Rig, Workload, rigged
 
@@ -194,7 +193,7 @@ def line(x: float, a: tuple[float, float], b: tuple[float, float]) -> float:
 
 def free(workload: Workload) -> None:
     """Frees everything the last trial held, compiled code included."""
-    if workload.config.compile != "off" or compiles(workload.config):
+    if uncompiled(workload.config) != workload.config:
         torch.compiler.reset()
     gc.collect()
     if workload.device.type == "cuda":
@@ -233,8 +232,7 @@ def peak_memory(device: torch.device) -> int:
         for row in Path("/proc/self/status").read_text().splitlines():
             if row.startswith("VmHWM:"):
                 return int(row.split()[1]) * 1024
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return most if sys.platform == "darwin" else most * 1024
+    return memory_bytes(device)
 
 
 @contextlib.contextmanager
@@ -280,7 +278,7 @@ def find(
     workload: Workload,
     *,
     limit: float | None = None,
-    most: int = MOST,
+    most: int | None = None,
     compiled: bool = False,
     say: Callable[[Trial], None] = lambda trial: None,
 ) -> BatchResult:
@@ -290,6 +288,7 @@ def find(
     """
     if limit is not None and not limit > 0:
         raise UserError(f"limit={limit:g} GiB leaves no memory at all; give a positive number")
+    most = MOST if most is None else most
     if most < 1:
         raise UserError(f"max={most} is no batch; give at least 1")
     num_items = workload.data.train.num_items or most
@@ -307,8 +306,7 @@ def find(
         held = allowed
         if not held and device.type == "cuda":  # what this process holds or could have
             held = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-        start = max(1, config.batch // config.accum // 4)
-        trials = search(attempts, start, top, held, in_time)
+        trials = search(attempts, max(1, config.batch // config.accum // 4), top, held, in_time)
         confirmed = confirm(Attempts(workload, allowed, say, True), trials, held, in_time) if not attempts.compiled else []
         free(workload)
     capped = "" if trials[-1].batch < top or not trials[-1].fits else "the data" if top == num_items else "--max"
@@ -339,15 +337,15 @@ def has_headroom(trial: Trial, held: int) -> bool:
 
 def conclude(trials: list[Trial], workload: Workload, limit: int, capped: str) -> BatchResult:
     """The result of the trials: what fits, where throughput saturates, and how to split the configured batch."""
-    config, best = workload.config, max((t for t in trials if t.fits), key=lambda t: t.batch, default=None)
-    found = BatchResult(str(workload.device), limit, trials, capped=capped)
+    batch, best = workload.config.batch, max((t for t in trials if t.fits), key=lambda t: t.batch, default=None)
+    common = {"device": str(workload.device), "limit": limit, "trials": trials, "capped": capped}
     if best is None:
         advice = f"not even one item fits ({trials[0].why}): make the model or its context smaller, or raise --limit"
-        return replace(found, advice=advice)
+        return BatchResult(**common, advice=advice)
     bad = min((t.batch for t in trials if not t.fits), default=best.batch + 1)
-    return replace(
-        found,
-        **advise(config.batch, split(config.batch, best.batch)[0]),
+    return BatchResult(
+        **common,
+        **advise(batch, split(batch, best.batch)[0]),
         largest=best.batch,
         extrapolated=best.extrapolated,
         compiled=best.compiled,

@@ -61,7 +61,6 @@ class Estimate:
 
 
 def estimate_costs(recipe: Recipe, config: Config, data: Data) -> Estimate:
-    """The estimate for the system of `config`."""
     estimate, engine, items = with_fake_tensors(recipe, config, data, _count)
     return replace(estimate, targets_per_item=float(engine.system.num_targets(items[1])))
 
@@ -109,10 +108,10 @@ def _count(engine: EstimateEngine, items: dict[int, Batch], without_numbers: boo
         targets_per_item=1.0,
         flops_formula=float(flops_per_item(system)),
         flops_counted=flops(engine, items[1]),
-        weights=_bytes(files["model"].values()),
-        gradients=_bytes(trained),
-        moments=_bytes(files["optim"].values()),
-        average=_bytes(files.get("ema", {}).values()),
+        weights=sum(t.nbytes for t in files["model"].values()),
+        gradients=sum(p.nbytes for p in trained),
+        moments=sum(t.nbytes for t in files["optim"].values()),
+        average=sum(t.nbytes for t in files.get("ema", {}).values()),
         fixed=max(saved[1] - per_item, 0),
         per_item=per_item,
         fake_tensors=without_numbers,
@@ -150,7 +149,3 @@ def forward_backward(engine: EstimateEngine, batch: Batch) -> None:
         engine.system.update(batch, engine)
     for param in engine.system.parameters():
         param.grad = None
-
-
-def _bytes(tensors: Any) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)

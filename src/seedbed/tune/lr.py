@@ -1,18 +1,18 @@
 """find-lr: the best learning rate of a run, from short trials at several rates, extrapolated to the run's length."""
 
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from seedbed.config import Config
 from seedbed.data.feed import Source
 from seedbed.errors import UserError
+from seedbed.track import jsonl
 from seedbed.train.optim import multiplier
-from seedbed.tune.lr_curve import GRID, LrCurve, vertex
 from seedbed.tune.lr_trial import Study, Trial, num_scored
 from seedbed.tune.workload import Rig, Workload, num_parameters, preserved, rigged
 
@@ -30,6 +30,102 @@ MOST_RATES = 7  # a flat range wider than this many powers of two is not followe
 SAME = 0.05  # a training loss that begins this near the evaluation's number is the same quantity
 FEWEST_STEPS, FEWEST_SCANNED = 20, 10
 SECONDS = {"cpu": 110.0, "cuda": 60.0, "mps": 60.0}
+INK, BAND, CONFIGURED, FOUND = "#1f3b57", "#7fa8cf", "#9a9a9a", "#588157"
+
+GRID = 1  # the distance between rates, in powers of two
+T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78)  # Student's, one-sided, by degrees of freedom
+
+
+@dataclass(frozen=True)
+class LrCurve:
+    """Scores by power of two of the configured rate, one per repeat."""
+
+    scores: dict[int, list[float]]
+    bracketed: bool  # False when the lowest is at the edge of what may be tried
+    limits: tuple[int, int] = (-6, 6)  # the powers that may be tried
+
+    @property
+    def mean(self) -> dict[int, float]:
+        return {k: statistics.fmean(losses) for k, losses in self.scores.items()}
+
+    @property
+    def best(self) -> int:
+        return min(self.mean, key=lambda k: self.mean[k])
+
+    def deviation(self) -> tuple[float, int]:
+        """The standard deviation of one trial, and its degrees of freedom; 0 with one repeat.
+
+        The mean of each repeat is subtracted, and the residuals are pooled over the rates.
+        """
+        rows = [losses for losses in self.scores.values() if all(map(math.isfinite, losses))]
+        num = len(next(iter(self.scores.values())))
+        if num < 2 or not rows:
+            return 0.0, 0
+        shared = [statistics.fmean(row[r] for row in rows) if len(rows) > 1 else 0.0 for r in range(num)]
+        left = [[x - s for x, s in zip(row, shared, strict=True)] for row in rows]
+        degrees = max(len(rows) - 1, 1) * (num - 1)
+        variance = sum((x - statistics.fmean(row)) ** 2 for row in left for x in row) / degrees
+        return math.sqrt(variance), degrees
+
+    def noise(self) -> float:
+        """How far apart the means of two rates can be by chance, one time in twenty."""
+        deviation, degrees = self.deviation()
+        num = len(next(iter(self.scores.values())))
+        return T_95[min(degrees, len(T_95)) - 1] * deviation * math.sqrt(2.0 / num) if degrees else 0.0
+
+    def flat_range(self) -> tuple[float, float]:
+        """The powers between which scores equal the minimum within noise; infinite where no end was seen."""
+        bottom, noise = vertex(self.mean, self.best), self.noise()
+        return (self._edge(bottom, noise, -1), self._edge(bottom, noise, 1))
+
+    def open_ends(self) -> list[int]:
+        """The next powers to try: where the flat range reaches the last one tried."""
+        ends = zip(self.flat_range(), (min(self.scores) - GRID, max(self.scores) + GRID), strict=True)
+        return [k for end, k in ends if math.isinf(end) and self.limits[0] <= k <= self.limits[1]]
+
+    def _edge(self, bottom: float, noise: float, side: int) -> float:
+        """Where the curve leaves the flat range on one side; the best rate always lies inside.
+
+        Near the best it is a parabola, or a line where that is wider: next to a diverging rate a parabola is too steep.
+        """
+        mean, best = self.mean, self.best
+        top, near = mean[best] + noise, best + side * GRID
+        if mean.get(near, -math.inf) > top:
+            if not noise:
+                return bottom
+            straight = side * (best - bottom) + noise / (mean[near] - mean[best])
+            low, middle, high = _neighbours(mean, best)
+            curvature = (low - 2.0 * middle + high) / 2.0 if {best - GRID, best + GRID} <= mean.keys() else 0.0
+            curved = math.sqrt(noise / curvature) if 0 < curvature < math.inf else math.inf
+            return bottom + side * min(max(straight, curved), abs(near - bottom))
+        while near in mean:
+            further = near + side * GRID
+            if mean.get(further, -math.inf) > top:
+                share = (top - mean[near]) / (mean[further] - mean[near]) if math.isfinite(mean[further]) else 1.0
+                return near + side * GRID * share
+            near = further
+        return side * math.inf
+
+
+def _neighbours(losses: dict[int, float], best: int) -> tuple[float, float, float]:
+    """The best score and its neighbours; a diverged one is replaced by a finite bound."""
+    low, middle, high = losses.get(best - GRID, math.inf), losses[best], losses.get(best + GRID, math.inf)
+    known = [x for x in (low, high) if math.isfinite(x)]
+    if not math.isfinite(middle) or not known:
+        return low, middle, high
+    limit = middle + 4.0 * max(max(known) - middle, abs(middle) * 1e-9)
+    return min(low, limit), middle, min(high, limit)
+
+
+def vertex(losses: dict[int, float], best: int) -> float:
+    """The minimum of that parabola, as a power of two; at most half-way to either neighbour."""
+    low, middle, high = _neighbours(losses, best)
+    curvature = low - 2.0 * middle + high
+    if not math.isfinite(curvature):
+        return float(best)
+    if curvature <= 0:
+        return best + 0.5 * GRID * ((low > high) - (low < high))
+    return best + GRID * min(max(0.5 * (low - high) / curvature, -0.5), 0.5)
 
 
 @dataclass(frozen=True)
@@ -68,10 +164,8 @@ class LrResult:
         return [replace(t, loss=t.score) for t in self.trials if t.score is not None]
 
     def to_json(self) -> dict[str, Any]:
-        found = asdict(self)
+        found = jsonl.finite(asdict(self))  # losses of diverged trials are infinite
         found["try"] = found.pop("assignments")
-        for trial, name in itertools.product(found["trials"], ("loss", "score")):
-            trial[name] = trial[name] if trial[name] is not None and math.isfinite(trial[name]) else None
         return {**found, "ratio": self.ratio}
 
 
@@ -103,8 +197,7 @@ def search(score: Callable[[int, int], float], repeats: int, start: int, limits:
     """
 
     def curve(ks: Iterable[int]) -> LrCurve:
-        scores = {k: [score(k, r) for r in range(repeats)] for k in sorted(ks)}
-        found = LrCurve(scores, False, limits)
+        found = LrCurve({k: [score(k, r) for r in range(repeats)] for k in sorted(ks)}, False, limits)
         return replace(found, bracketed=limits[0] < found.best < limits[1])
 
     best = local_minimum(lambda k: score(k, 0), start, GRID, limits)
@@ -232,9 +325,8 @@ def _limits(configured: float, low: float | None, high: float | None) -> tuple[i
     low = configured / REACH if low is None else low
     high = configured * REACH if high is None else high
     if not (low > 0 and math.isfinite(high) and low * 8 <= high and low <= configured <= high):
-        raise UserError(
-            f"low={low:g} and high={high:g} are no range: it must hold the configured {configured:g} and span a factor of 8"
-        )
+        range_ = f"low={low:g} and high={high:g}"
+        raise UserError(f"{range_} are no range: it must hold the configured {configured:g} and span a factor of 8")
     return math.ceil(math.log2(low / configured) - 1e-9), math.floor(math.log2(high / configured) + 1e-9)
 
 
@@ -291,3 +383,55 @@ def _why_no_rate(
         return f"no single best rate: {between}, the {metric.name} is the same within its noise; more --repeats narrow it"
     reason = f"trials of {facts['trial_steps']:,} steps say too little about {facts['run_steps']:,}"
     return f"no single best rate: {reason}. It likely lies {between}; more --seconds narrow it"
+
+
+# ---- the figure -------------------------------------------------------------------------------------------------------
+
+
+def draw(finding: LrResult, title: str, path: Path) -> None:
+    """Writes the figure as a PNG: losses of the trials over the rate, the configured rate, and the likely range of the best."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5.6), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    trials, metric = finding.compared, finding.metric
+    lengths = sorted({t.num_steps for t in trials})
+    for num_steps in lengths:
+        is_last = num_steps == lengths[-1]
+        for number, points in enumerate(curves(trials, num_steps)):
+            label = f"{metric} after {num_steps:,} steps" if not number else None
+            rates, losses = [finding.configured * factor for factor, _ in points], [loss for _, loss in points]
+            axes.plot(rates, losses, "o-", color=INK if is_last else BAND, linewidth=1.6 if is_last else 1.0, label=label)
+    label = f"configured {finding.configured:.2g}"
+    axes.axvline(finding.configured, color=CONFIGURED, linestyle="--", linewidth=1.4, label=label)
+    label = f"likely {finding.low:.2g} to {finding.high:.2g} for {finding.run_steps:,} steps"
+    axes.axvspan(finding.low, finding.high, color=FOUND, alpha=0.12, linewidth=0, label=label)
+    if finding.lr is not None:
+        axes.axvline(finding.lr, color=FOUND, linewidth=1.8, label=f"best, about {finding.lr:.2g}")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:.2g}")
+    axes.set_ylim(*limits(trials))
+    axes.set_xlabel("learning rate (optim.lr; every group moves by the same factor)")
+    axes.set_ylabel("training loss on the items that would come next" if trials == finding.trials else f"evaluation: {metric}")
+    axes.set_title(title if finding.clear else f"{title}: no single best rate", loc="left")
+    axes.grid(True, which="major", color="#e4e4e4", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(loc="best", frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def curves(trials: list[Trial], num_steps: int) -> list[list[tuple[float, float]]]:
+    """Factors and losses of trials of one length that did not diverge, by repeat."""
+    repeats = sorted({t.repeat for t in trials if t.num_steps == num_steps})
+    found = [t for t in trials if t.num_steps == num_steps and t.factor and math.isfinite(t.loss)]
+    return [sorted((t.factor, t.loss) for t in found if t.repeat == repeat) for repeat in repeats]
+
+
+def limits(trials: list[Trial]) -> tuple[float, float]:
+    """From below the lowest loss to above the untrained one; larger losses are cut off."""
+    known = [t.loss for t in trials if math.isfinite(t.loss)]
+    low = min(known, default=0.0)
+    start = max((t.loss for t in trials if not t.factor and math.isfinite(t.loss)), default=max(known, default=1.0))
+    room = max(start - low, 1e-3 * abs(start), 1e-9)
+    return low - 0.1 * room, start + 0.3 * room

@@ -59,8 +59,6 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of plan."""
-
     estimate: Estimate
     items: int
     unique_items: int
@@ -140,33 +138,9 @@ def make(recipe: Recipe, config: Config, data: Data, *, rate: Rate | None = None
     rate = rate or Rate(ASSUMED_MFU, "assumed")
     memory = estimate.memory(config.batch // config.accum, sum(array.nbytes for array in data.train.arrays.values()))
     flops = estimate.flops_formula or estimate.flops_counted
-    plan = Plan(
-        estimate=estimate,
-        items=config.steps * config.batch,
-        unique_items=data.train.num_items,
-        memory=memory,
-        rate=rate,
-        costs=[],
-        prices=prices,
-        notes=[],
-    )
+    plan = Plan(estimate, config.steps * config.batch, data.train.num_items, memory, rate, costs=[], prices=prices, notes=[])
     plan.costs.extend(cost(gpu, plan.needed, flops, config, rate.mfu, prices) for gpu in GPUS)
-    plan.notes.extend(_notes(plan, config, flops))
-    return plan
-
-
-def cost(gpu: Gpu, needed: int, flops: float, config: Config, mfu: float, prices: Prices | None) -> Cost:
-    """Hours for the run's steps on one GPU; with a time budget, the steps that it allows there."""
-    per_step = flops * config.batch / (gpu.bf16 * TERA * mfu)
-    steps = config.steps if not config.budget else int(config.budget / per_step) if per_step else 0
-    hours = (config.budget or config.steps * per_step) / 3600.0
-    price = prices.by_gpu.get(gpu.name) if prices else None
-    return Cost(gpu.name, needed <= gpu.gib * GIB, hours, steps, None if price is None else hours * price)
-
-
-def _notes(plan: Plan, config: Config, flops: float) -> list[str]:
-    notes = []
-    difference = plan.flops_difference
+    notes, difference = plan.notes, plan.flops_difference
     if difference is not None and abs(difference) > TOLERANCE:
         notes.append(f"formula and count differ by {difference:+.1%}, more than {TOLERANCE:.0%}: flops_per_item() is wrong")
     if not flops:
@@ -179,4 +153,13 @@ def _notes(plan: Plan, config: Config, flops: float) -> list[str]:
         notes.append("a step is so small that launches bound it and not arithmetic: the hours are a lower limit")
     if not plan.estimate.fake_tensors:
         notes.append("the system needs real values, so it was run with one and two items")
-    return notes
+    return plan
+
+
+def cost(gpu: Gpu, needed: int, flops: float, config: Config, mfu: float, prices: Prices | None) -> Cost:
+    """Hours for the run's steps on one GPU; with a time budget, the steps that it allows there."""
+    per_step = flops * config.batch / (gpu.bf16 * TERA * mfu)
+    steps = config.steps if not config.budget else int(config.budget / per_step) if per_step else 0
+    hours = (config.budget or config.steps * per_step) / 3600.0
+    price = prices.by_gpu.get(gpu.name) if prices else None
+    return Cost(gpu.name, needed <= gpu.gib * GIB, hours, steps, None if price is None else hours * price)

@@ -31,20 +31,7 @@ TRACED_STEPS, ROUNDS = 3, 5
 _MARK, _STEP = "phase:", "whole step"
 
 _ATTENTION = ("attention", "flash", "fmha", "sdpa")
-_MATMUL = (
-    "gemm",
-    "gemv",
-    "matmul",
-    "cutlass",
-    "nvjet",
-    "wgmma",
-    "conv",
-    "addmm",
-    "baddbmm",
-    "aten::mm",
-    "aten::bmm",
-    "mkldnn",
-)
+_MATMUL = ("gemm", "gemv", "matmul", "cutlass", "nvjet", "wgmma", "conv", "addmm", "baddbmm", "aten::mm", "aten::bmm", "mkldnn")
 
 
 def kind_of_work(name: str) -> str:
@@ -168,7 +155,8 @@ def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable
     if num_steps < 5:
         raise UserError(f"steps={num_steps} is too few to time; use at least 5")
     on_host = workload.device.type != "cuda"
-    with rigged(workload.build(make=TimedEngine), workload.data, lambda text: None) as rig:
+    engine = workload.build(make=TimedEngine)
+    with rigged(engine, workload.data, lambda text: None) as rig:
         tick("warming up")
         rig.take_steps(3)
         tick("timing steps as a run takes them")
@@ -176,15 +164,13 @@ def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable
         seconds = rig.seconds_per_step(0.0, fewest=-(-num_steps // ROUNDS), rounds=ROUNDS)
         wait = (rig.feed.wait - waited) / (ROUNDS * -(-num_steps // ROUNDS))
         tick("timing the phases")
-        uncaptured, host, stream = time_phases(rig, num_steps)
+        uncaptured, host, stream = time_phases(rig, engine.phases, num_steps)
         tick("tracing operations")
         trace = folder / "trace.json"
-        work = trace_steps(rig, trace)
+        work = trace_steps(rig, engine.phases, trace)
         per_op = seconds_per_op() if on_host else 0.0
-        setup = Setup(
-            workload.device.type, workload.config.precision, bool(rig.runner.units), not rig.runner.why_not, rig.feed.tier
-        )
-        execution = rig.runner.how
+        runner, execution = rig.runner, rig.runner.how
+        setup = Setup(workload.device.type, workload.config.precision, bool(runner.units), not runner.why_not, rig.feed.tier)
     shares = host_shares(uncaptured, host, work, per_op) if on_host else device_shares(seconds, wait, work)
     parts = {**host, "host gap": max(uncaptured - sum(host.values()), 0.0)}
     rows = [{"phase": name, "ms": 1e3 * s, "share": s / uncaptured} for name, s in parts.items()]
@@ -195,21 +181,19 @@ def run(workload: Workload, folder: Path, *, num_steps: int = 20, tick: Callable
     )
 
 
-def time_phases(rig: Rig, num_steps: int) -> tuple[float, dict[str, float], dict[str, float]]:
+def time_phases(rig: Rig, phases: Phases, num_steps: int) -> tuple[float, dict[str, float], dict[str, float]]:
     """Seconds of an uncaptured step, and of its phases on the host and in the stream."""
-    engine = rig.engine
-    assert isinstance(engine, TimedEngine)
     for step in range(2):
-        _one_step(rig, step)
-    synchronize(engine.device)
-    engine.phases.on = True
+        _one_step(rig, phases, step)
+    synchronize(phases.device)
+    phases.on = True
     rows = []
     for step in range(num_steps):
         start = time.perf_counter()
-        _one_step(rig, step)
-        synchronize(engine.device)
-        rows.append((time.perf_counter() - start, *engine.phases.take()))
-    engine.phases.on = False
+        _one_step(rig, phases, step)
+        synchronize(phases.device)
+        rows.append((time.perf_counter() - start, *phases.take()))
+    phases.on = False
     # The middle third by length, so that other load on this machine is excluded.
     rows = sorted(rows, key=lambda row: row[0])[num_steps // 3 : num_steps - num_steps // 3]
     return statistics.fmean(row[0] for row in rows), _mean([row[1] for row in rows]), _mean([row[2] for row in rows])
@@ -219,35 +203,31 @@ def _mean(rows: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
 
 
-def _one_step(rig: Rig, step: int) -> None:
+def _one_step(rig: Rig, phases: Phases, step: int) -> None:
     engine = rig.engine
-    assert isinstance(engine, TimedEngine)
-    with engine.phases("data"):
+    with phases("data"):
         rig.load(step, step * engine.config.batch, engine.config.steps)
     engine.begin(step, rig.progress(step))
     engine.step(rig.feed.part)
 
 
-def trace_steps(rig: Rig, path: Path) -> Work:
+def trace_steps(rig: Rig, phases: Phases, path: Path) -> Work:
     """A few steps under the torch profiler: writes the trace and returns its summary."""
-    engine = rig.engine
-    assert isinstance(engine, TimedEngine)
-    cuda = engine.device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
-    engine.phases.on = True
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if phases.cuda else [])
+    phases.on = True
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it would print to stderr
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler warns about its own set-up
         with torch_profile(activities=activities) as profiler:
             for step in range(TRACED_STEPS):
                 with record_function(_STEP):
-                    _one_step(rig, step)
-            synchronize(engine.device)
-        engine.phases.on = False
-        engine.phases.take()
+                    _one_step(rig, phases, step)
+            synchronize(phases.device)
+        phases.on = False
+        phases.take()
         profiler.export_chrome_trace(str(path))
-        ops = top_ops(profiler.key_averages(), cuda, bool(rig.runner.units))
-    return read_trace(json.loads(path.read_text())["traceEvents"], ops, TRACED_STEPS, cuda)
+        ops = top_ops(profiler.key_averages(), phases.cuda, bool(rig.runner.units))
+    return read_trace(json.loads(path.read_text())["traceEvents"], ops, TRACED_STEPS, phases.cuda)
 
 
 def top_ops(averages: Any, cuda: bool, compiled: bool) -> list[dict[str, Any]]:
@@ -315,10 +295,10 @@ def host_ops(events: list[dict[str, Any]]) -> Iterator[tuple[str, float, float, 
         yield from ((name, start, max(own, 0.0), leaf) for start, _, name, own, leaf in ops)
 
 
-def seconds_per_op(rounds: int = 20, count: int = 200) -> float:
+def seconds_per_op() -> float:
     """Host overhead of one operation: the best of some rounds on a tensor of one number."""
     x = torch.zeros(1, requires_grad=True)
-    return min(timeit.repeat("x.add(1.0)", repeat=rounds, number=count, globals={"x": x})) / count
+    return min(timeit.repeat("x.add(1.0)", repeat=20, number=200, globals={"x": x})) / 200
 
 
 def host_shares(seconds: float, host: dict[str, float], work: Work, per_op: float) -> Shares:

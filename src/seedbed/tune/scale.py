@@ -1,13 +1,11 @@
 """plan --world: memory and communication of one of many ranks, and the expected efficiency."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import itertools
 from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.config import Config, Dist
@@ -24,7 +22,7 @@ from seedbed.train.optim import param_groups
 from seedbed.train.system import System, named_optimizers
 from seedbed.tune.estimate import Estimate
 from seedbed.tune.plan import CONTEXT, GIB, WASTE
-from seedbed.tune.show import gib, grid
+from seedbed.tune.show import gib, grid, print_notes
 
 # GPUs per machine, connected by fast links.
 PER_NODE = 8
@@ -100,28 +98,20 @@ def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimat
     require_possible(system, config, config.dist)
     with fake_ranks(config.dist) as ranks:
         units = list(shard_units(system))
-        sizes = _Sizes.of(system, units)
+        total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *units))
+        sizes = _Sizes(total, inside)
         if config.dist.shard > 1:
             apply_fsdp(system, units, ranks)
         memory = _memory(system, config, estimate, sizes, data)
     sent_bytes = _sent_bytes(config, sizes)
     flops = estimate.flops_formula or estimate.flops_counted
     speeds = [_rank_speed(gpu, link, config, sent_bytes, flops, mfu) for gpu in GPUS if gpu.name in SHOWN for link in LINKS]
-    return Scale(
-        degrees=config.dist,
-        batch=config.batch,
-        micro_batch=config.micro_batch,
-        accum=config.accum,
-        memory=memory,
-        sent_bytes=sent_bytes,
-        speeds=[replace(e, tokens=e.tokens * estimate.targets_per_item) for e in speeds],
-        fits={gpu.name: _exceeded_by(memory, gpu) for gpu in GPUS},
-        notes=notes,
-    )
+    speeds = [replace(e, tokens=e.tokens * estimate.targets_per_item) for e in speeds]
+    fits = {gpu.name: _exceeded_by(memory, gpu) for gpu in GPUS}
+    return Scale(config.dist, config.batch, config.micro_batch, config.accum, memory, sent_bytes, speeds, fits, notes)
 
 
 def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
-    """The system with its parameters on the meta device."""
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             system = recipe.build(config, data)
@@ -148,32 +138,26 @@ def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
 class _Sizes:
     """Bytes of weights: of all, of each unit that is gathered alone, and of the rest."""
 
+    total: int
     units: list[int]
-    rest: int
-
-    @classmethod
-    def of(cls, system: nn.Module, units: list[nn.Module]) -> _Sizes:
-        inside = [sum(map(_bytes, unit.parameters())) for unit in units]
-        return cls(inside, sum(map(_bytes, system.parameters())) - sum(inside))
 
     @property
-    def total(self) -> int:
-        return sum(self.units) + self.rest
+    def rest(self) -> int:
+        return self.total - sum(self.units)
 
 
 def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, data: Data) -> dict[str, int]:
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
-    pieces = [local(p) for p in system.parameters()]
-    trained = sum(_bytes(local(p)) for p in system.parameters() if p.requires_grad)
+    trained = sum(local(p).nbytes for p in system.parameters() if p.requires_grad)
     groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
     # Muon needs full matrices, so its momentum is unsharded on every rank; AdamW's two moments are sharded like the weights.
     owners = [(group.kind, p) for group in groups for p in group.params.values()]
-    moments = sum(_bytes(p) if kind == "muon" else 2 * _bytes(local(p)) for kind, p in owners)
+    moments = sum(p.nbytes if kind == "muon" else 2 * local(p).nbytes for kind, p in owners)
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
     biggest = max(sizes.units, default=0)
     gathered = 3 * biggest + 2 * sizes.rest if config.dist.shard > 1 else min(BUCKET_BYTES, sizes.total)
     return {
-        "weights": sum(map(_bytes, pieces)),
+        "weights": sum(local(p).nbytes for p in system.parameters()),
         "gradients": trained,
         "moments": moments,
         "averages": trained * ((config.ema > 0) + (config.ema2 > 0)),
@@ -203,9 +187,8 @@ def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int]
     copies = sent_bytes["all-reduce gradients"] / _rate(link, world)
     hidden = min(pieces, compute)
     step = compute + pieces - hidden + copies
-    return RankSpeed(
-        gpu.name, link.name, compute, pieces + copies, compute / step if step else 1.0, config.batch / step if step else 0.0
-    )
+    efficiency, items = (compute / step, config.batch / step) if step else (1.0, 0.0)
+    return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items)
 
 
 def _rate(link: Link, span: int) -> float:
@@ -215,23 +198,8 @@ def _rate(link: Link, span: int) -> float:
 
 def _exceeded_by(memory: dict[str, int], gpu: Gpu) -> str:
     """The first part that does not fit beside those before it; empty when all do."""
-    return next((name for name, held in _running_totals(memory) if held > gpu.gib * GIB), "")
-
-
-def _running_totals(memory: dict[str, int]) -> Iterator[tuple[str, float]]:
-    held = float(CONTEXT)
-    for name, size in memory.items():
-        held += size * WASTE
-        yield name, held
-
-
-def needed(memory: dict[str, int]) -> float:
-    """Bytes with context and waste."""
-    return max(held for _, held in _running_totals(memory))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    totals = itertools.accumulate((size * WASTE for size in memory.values()), initial=float(CONTEXT))
+    return next((name for name, held in zip(memory, list(totals)[1:], strict=True) if held > gpu.gib * GIB), "")
 
 
 def show(found: Scale, out: Console) -> None:
@@ -240,23 +208,20 @@ def show(found: Scale, out: Console) -> None:
     out.print(f"\n[bold]{degrees.world} ranks[/]: {degrees.replicate} replicas of {degrees.shard} shards; {spread}")
     held = [(name, gib(num)) for name, num in found.memory.items() if num]
     sent_bytes = [(name, gib(num)) for name, num in found.sent_bytes.items() if num]
-    held.append(("with context and waste", gib(needed(found.memory))))
+    held.append(("with context and waste", gib(CONTEXT + WASTE * sum(found.memory.values()))))
     sent_bytes.append(("in all", gib(sum(found.sent_bytes.values()))))
-    out.print(grid(("a rank holds", ""), held, left=1))
-    out.print(grid(("a rank sends in a step", ""), sent_bytes, left=1))
+    out.print(grid(("a rank holds", ""), held))
+    out.print(grid(("a rank sends in a step", ""), sent_bytes))
     rows = []
     for e in found.speeds:
         times = (f"{seconds * 1e3:,.2f}" for seconds in (e.compute, e.communication))
         rows.append([e.gpu, e.link, *times, f"{e.efficiency:.0%}", text.scaled(e.tokens)])
     out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
     out.print(f"links {LEGEND}", markup=False)
-    out.print(
-        f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, shards overlap with compute, replicas do not",
-        markup=False,
-    )
+    overlap = "shards overlap with compute, replicas do not"
+    out.print(f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, {overlap}", markup=False)
     sizes = {gpu.name: gpu.gib for gpu in GPUS}
     tight = [f"{part} on {name} ({sizes[name]:g} GiB)" for name, part in found.fits.items() if part]
     fits = f"everything fits on every card of the table, down to {min(sizes.values()):g} GiB"
     out.print("first thing that does not fit: " + ", ".join(tight) if tight else fits, markup=False)
-    for note in found.notes:
-        out.print(f"note: {note}", markup=False)
+    print_notes(out, found.notes)

@@ -1,6 +1,7 @@
 """Terminal output of the instruments: tables for 100 columns, progress bars and status lines."""
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -10,7 +11,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from seedbed.track import text
-from seedbed.tune import lr_trial
 from seedbed.tune.batch import GIB, BatchResult, Trial
 from seedbed.tune.lr import LrResult
 from seedbed.tune.plan import CHINCHILLA, Plan
@@ -46,7 +46,7 @@ def status_line(label: str) -> Iterator[Callable[[str], None]]:
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, wrap: int | None = None) -> Table:
     """A plain table: the first `left` columns are left-aligned, the others right-aligned; column `wrap` may wrap."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(header))
     for i, name in enumerate(header):
         table.add_column(name, justify="left" if i < left else "right", overflow="fold", no_wrap=i != wrap)
     for row in rows:
@@ -54,7 +54,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, wr
     return table
 
 
-def _notes(out: Console, notes: Sequence[str]) -> None:
+def print_notes(out: Console, notes: Sequence[str]) -> None:
     for note in notes:
         out.print(f"note: {note}", markup=False)
 
@@ -68,17 +68,16 @@ def find_lr(finding: LrResult, name: str, picture: str) -> None:
     out.print(finding.advice, style="bold green" if finding.clear else "bold yellow", markup=False)
     if finding.assignments:
         out.print("try: " + " ".join(f"{k}={v:.2g}" for k, v in finding.assignments.items()), markup=False)
-    _notes(out, finding.notes)
+    print_notes(out, finding.notes)
     out.print(f"plot  {picture}", markup=False, soft_wrap=True)
 
 
 def _trials(finding: LrResult) -> list[tuple[str, ...]]:
     """One row per rate and length, shortest trials first; repeats side by side."""
-    rows: dict[tuple[int, float], list[lr_trial.Trial]] = {}
-    for trial in sorted(finding.trials, key=lambda t: (t.num_steps, t.factor, t.repeat)):
-        rows.setdefault((trial.num_steps, trial.factor), []).append(trial)
+    ordered = sorted(finding.trials, key=lambda t: (t.num_steps, t.factor, t.repeat))
     shown = []
-    for (num_steps, factor), trials in rows.items():
+    for (num_steps, factor), group in itertools.groupby(ordered, key=lambda t: (t.num_steps, t.factor)):
+        trials = list(group)
         losses = "  ".join(f"{t.loss:.4f}" if math.isfinite(t.loss) else "diverged" for t in trials)
         scores = "  ".join(f"{t.score:.4f}" if math.isfinite(t.score) else "" for t in trials if t.score is not None)
         rate = f"{finding.configured * factor:.2e}" if factor else "untrained"
@@ -99,28 +98,23 @@ def batch_trial(out: Console, t: Trial) -> None:
 
 
 def find_batch(out: Console, finding: BatchResult) -> None:
-    """The result of the trials above."""
     if finding.limit:
         out.print(f"limit: {finding.limit / GIB:.1f} GiB", markup=False)
     if finding.largest:
-        for words in _batch_facts(finding):
+        execution = "extrapolated from smaller ones" if finding.extrapolated else "measured"
+        execution += ", uncompiled" if finding.confirmed else ""
+        execution += "" if finding.exact else ", search ended by the time limit"
+        end = f"; larger ones were not tried: {finding.capped} ends here" if finding.capped else ""
+        facts = [f"largest that fits: {finding.largest:,} ({execution}){end}"]
+        if finding.confirmed:
+            facts.append("compiled steps mostly need less memory; --compiled compiles every size, which takes minutes")
+        if finding.saturation:
+            facts.append(f"throughput is within 5 % of its best from batch {finding.saturation:,} on")
+        elif len(finding.trials) > 1:
+            facts.append("throughput still grows at the largest batch that was timed")
+        for words in facts:
             out.print(words, markup=False)
     out.print(finding.advice, style="bold green" if finding.largest else "bold yellow", markup=False)
-
-
-def _batch_facts(finding: BatchResult) -> list[str]:
-    execution = "extrapolated from smaller ones" if finding.extrapolated else "measured"
-    execution += ", uncompiled" if finding.confirmed else ""
-    execution += "" if finding.exact else ", search ended by the time limit"
-    end = f"; larger ones were not tried: {finding.capped} ends here" if finding.capped else ""
-    facts = [f"largest that fits: {finding.largest:,} ({execution}){end}"]
-    if finding.confirmed:
-        facts.append("compiled steps mostly need less memory; --compiled compiles every size, which takes minutes")
-    if finding.saturation:
-        facts.append(f"throughput is within 5 % of its best from batch {finding.saturation:,} on")
-    elif len(finding.trials) > 1:
-        facts.append("throughput still grows at the largest batch that was timed")
-    return facts
 
 
 def profile(found: Profile, name: str) -> None:
@@ -147,11 +141,8 @@ def profile(found: Profile, name: str) -> None:
     out.print(grid(("operation (its own time)", "ms/step", "share", "calls"), ops))
     out.print()
     out.print(f"verdict: {found.verdict.text}", style="bold green", markup=False)
-    helping = grid(
-        ("", ""), [("what would help:" if not i else "", line) for i, line in enumerate(found.verdict.help)], 2, wrap=1
-    )
-    helping.show_header = False
-    out.print(helping)
+    helping = [("what would help:" if not i else "", line) for i, line in enumerate(found.verdict.help)]
+    out.print(grid(("", ""), helping, left=2, wrap=1))
     out.print(f"trace  {found.trace}  (open it at ui.perfetto.dev)", markup=False, soft_wrap=True)
 
 
@@ -174,16 +165,14 @@ def plan(found: Plan, name: str) -> None:
         ("FLOP per item", text.scaled(estimate.flops_formula) if estimate.flops_formula else "-", flops),
         ("memory", gib(sum(found.memory.values())), memory),
     ]
-    table = grid(("", "", ""), rows, left=3, wrap=2)
-    table.show_header = False
-    out.print(table)
+    out.print(grid(("", "", ""), rows, left=3, wrap=2))
     out.print()
     out.print(_costs(found))
     basis = "assumed, not measured" if found.rate.assumed else f"{found.rate.source}; on other cards it is assumed"
     money = f"; prices of {found.prices.date}" if found.prices else "; --prices FILE adds money"
     fits = f"fits = {gib(found.needed)} with context and waste{money}"
     out.print(f"at {found.rate.mfu:.0%} of the nominal bf16 peak ({basis}); {fits}", markup=False)
-    _notes(out, found.notes)
+    print_notes(out, found.notes)
 
 
 def _against(ratio: float) -> str:

@@ -13,48 +13,27 @@ from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.recipes import find
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
-from seedbed.tune import batch, lr, lr_figure, scale, show
+from seedbed.tune import batch, lr, scale, show
 from seedbed.tune import plan as planning
 from seedbed.tune import profile as profiling
 from seedbed.tune.workload import Workload, output_folder, writing
 
 
-def find_lr(
-    name: str,
-    assignments: list[str],
-    *,
-    root: Path,
-    json: bool = False,
-    steps: int | None = None,
-    repeats: int = 2,
-    seconds: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
-) -> int:
-    """Suggests a learning rate from short trials, with a figure. All state is restored."""
+def find_lr(name: str, assignments: list[str], *, root: Path, json: bool = False, steps: int | None = None, **more: Any) -> int:
+    """Suggests a learning rate from short trials, with a figure; `more` is of `lr.find`. All state is restored."""
     workload = Workload.open(name, assignments)
     with show.progress("short trainings at several rates") as tick:
-        finding = lr.find(workload, num_steps=steps, repeats=repeats, seconds=seconds, low=low, high=high, tick=tick)
+        finding = lr.find(workload, num_steps=steps, tick=tick, **more)
     folder = output_folder(root, "find-lr", workload.name)
     picture = folder / "find-lr.png"
-    lr_figure.draw(finding, f"find-lr {workload.name}", picture)
-    result = {"name": workload.name, **finding.to_json(), "plot": str(picture)}
-    if not _finish(folder, result, json):
+    lr.draw(finding, f"find-lr {workload.name}", picture)
+    if not _finish(folder, {"name": workload.name, **finding.to_json(), "plot": str(picture)}, json):
         show.find_lr(finding, workload.name, str(picture))
     return EXIT_OK
 
 
-def find_batch(
-    name: str,
-    assignments: list[str],
-    *,
-    root: Path,
-    json: bool = False,
-    limit: float | None = None,
-    most: int | None = None,
-    compiled: bool = False,
-) -> int:
-    """Finds the largest batch that fits, its throughput, and a split of the configured one."""
+def find_batch(name: str, assignments: list[str], *, root: Path, json: bool = False, **options: Any) -> int:
+    """Finds the largest batch that fits, its throughput, and a split of the configured one; `options` of `batch.find`."""
     workload, out = Workload.open(name, assignments), show.console()
     if not json:
         out.print(f"[bold]find-batch {escape(workload.name)}[/]  on {workload.device}")
@@ -65,7 +44,7 @@ def find_batch(
             show.batch_trial(out, trial)
 
     try:
-        finding = batch.find(workload, limit=limit, most=batch.MOST if most is None else most, compiled=compiled, say=say)
+        finding = batch.find(workload, say=say, **options)
     except batch.Crashed as crash:
         print(f"seedbed: {crash}", file=sys.stderr)
         return EXIT_FAILED

@@ -1,14 +1,12 @@
 """A recipe with config and data, ready to step; a context that restores state; output folders of the instruments."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +18,7 @@ from seedbed.errors import UserError
 from seedbed.recipes import Recipe, find
 from seedbed.track.run import full_name
 from seedbed.train.engine import Engine, cpu_threads, fork_rng, pick_device
-from seedbed.train.stepper import Stepper, build
+from seedbed.train.stepper import Made, Stepper, build
 
 
 @dataclass(frozen=True)
@@ -34,18 +32,16 @@ class Workload:
     device: torch.device
 
     @classmethod
-    def open(cls, name: str, assignments: list[str], device: str | None = None) -> Workload:
-        """From the words of a command line; `device` overrides the config's."""
+    def open(cls, name: str, assignments: list[str]) -> "Workload":
+        """From the words of a command line."""
         recipe, preset = find(name)
         config = configs.override(recipe.preset(preset), assignments)
-        if device:
-            config = replace(config, device=device)
         if config.dist.world > 1:
             raise UserError("instruments measure one device: set dist.replicate=1 dist.shard=1; `plan --world N` estimates many")
         assert preset is not None
         return cls(full_name(recipe.name, preset), recipe, config, recipe.open_data(config), pick_device(config.device))
 
-    def build(self, config: Config | None = None, make: Callable[..., Engine] = Engine) -> Engine:
+    def build(self, config: Config | None = None, make: Callable[..., Made] = Engine) -> Made:
         """A new system on the device with the weights that a run would start from, and its engine."""
         return build(self.recipe, config or self.config, self.data, self.device, make=make)
 
@@ -53,20 +49,17 @@ class Workload:
 class Rig(Stepper):
     """Steps as a run takes them, from its first one on, to be measured."""
 
-    def __init__(self, engine: Engine, data: Data, say: Callable[[str], None]) -> None:
-        super().__init__(engine, data.train, say)
-
     def progress(self, step: int) -> float:
         return min((step + 1) / self.engine.config.steps, 1.0)
 
-    def take_step(self, step: int, counter: int, lr_factor: float | None = None) -> None:
-        """One step as the loop takes it; `lr_factor` stands in for the schedule's."""
-        self.step(step, counter, self.progress(step), self.engine.config.steps, lr_factor)
+    def take_step(self, step: int) -> None:
+        """One step as the loop takes it."""
+        self.step(step, step * self.engine.config.batch, self.progress(step), self.engine.config.steps)
 
     def take_steps(self, num_steps: int) -> None:
         """Train for a while, from the first item on."""
         for step in range(num_steps):
-            self.take_step(step, step * self.engine.config.batch)
+            self.take_step(step)
             self.pop_result()
         self.readback.drop()
         synchronize(self.engine.device)
@@ -86,7 +79,7 @@ class Rig(Stepper):
 @contextlib.contextmanager
 def rigged(engine: Engine, data: Data, say: Callable[[str], None]) -> Iterator[Rig]:
     """A rig whose feed is closed whatever happens."""
-    with cpu_threads(engine.system.num_cpu_threads), contextlib.closing(Rig(engine, data, say)) as rig:
+    with cpu_threads(engine.system.num_cpu_threads), contextlib.closing(Rig(engine, data.train, say)) as rig:
         yield rig
 
 

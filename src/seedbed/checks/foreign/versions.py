@@ -1,7 +1,5 @@
 """Checks that ask something else of a user's model than of a recipe, since less is declared; ids are the same."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator
@@ -10,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seedbed.checks.foreign import ForeignSubject, base_lr
 from seedbed.checks.foreign.case import IGNORED, collect
-from seedbed.checks.foreign.subject import ForeignSubject, base_lr
 from seedbed.checks.registry import Check, failed, passed, skipped
 from seedbed.checks.small_jobs import advance_global_rng
 from seedbed.checks.structure_checks import altered
@@ -174,9 +172,8 @@ def target_leak(subject: ForeignSubject, check: Check) -> Finding:
     targets, index = probe.batch[name], (slice(None),) if roles.targets else (slice(None), slice(-1, None))
     with torch.no_grad():
         base, other = probe.predict(probe.batch), {**probe.batch, name: altered(targets, index)}
-        if torch.equal(probe.objective(base, probe.batch), probe.objective(base, other)) and not torch.equal(
-            targets, other[name]
-        ):
+        losses = [probe.objective(base, batch) for batch in (probe.batch, other)]
+        if torch.equal(*losses) and not torch.equal(targets, other[name]):
             what = f"other values of `{name}` leave the loss as it is" if roles.targets else "the last token is never a target"
             why, fix = "nothing is learned from it", "compare predictions with targets: for a next token, those are one further"
             return failed(what, where=where, why=why, fix=fix)
@@ -222,10 +219,8 @@ def evaluation(subject: ForeignSubject, check: Check) -> Finding:
             return failed("dropout is active in evaluation mode", where=seen.line, why=why, fix=fix)
     names = [name for name in ("evaluate", "sample") if getattr(subject.case.parts, name) is not None]
     found = [one for name in names for one in subject.once(("observed", name), lambda name=name: list(_observe(subject, name)))]
-    problem = next((finding for id, finding in found if id == check.id), None)
-    return problem or (
-        passed(f"{' and '.join(names)} called twice") if names else skipped("neither evaluate nor sample was given")
-    )
+    sound = passed(f"{' and '.join(names)} called twice") if names else skipped("neither evaluate nor sample was given")
+    return next((finding for id, finding in found if id == check.id), sound)
 
 
 def _observe(subject: ForeignSubject, name: str) -> Iterator[tuple[str, Finding]]:
@@ -243,11 +238,9 @@ def _observe(subject: ForeignSubject, name: str) -> Iterator[tuple[str, Finding]
         states.append(torch.get_rng_state())
     modes = [subject.loss_of(subject.fresh_system().train(mode), subject.batch()) for mode in (True, False)]
     if in_training and not torch.equal(*modes):
-        why, fix = (
-            "dropout is active there, or batch norm uses its batch: results are worse than the model",
-            "call model.eval() first",
-        )
-        yield "I6", failed(f"{in_training[0]} runs in training mode in {name}", where=where, why=why, fix=fix)
+        what = f"{in_training[0]} runs in training mode in {name}"
+        why = "dropout is active there, or batch norm uses its batch: results are worse than the model"
+        yield "I6", failed(what, where=where, why=why, fix="call model.eval() first")
     changed = next((n for n, t in system.state_dict().items() if not torch.equal(t, before[n])), "")
     if changed:
         why, fix = "how often it runs changes the model", "use eval() and no_grad(), and write into no tensor of the model"

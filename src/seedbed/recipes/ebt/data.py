@@ -3,16 +3,17 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.data import text
-from seedbed.data.image_source import ImageData, subset_images
+from seedbed.data import image_source, text
+from seedbed.data.image_source import ImageData, given_images, subset_images
 from seedbed.data.images import ImageConfig
 from seedbed.data.text import TextData, TextSource, open_text
-from seedbed.data.text_facts import subset_text
-from seedbed.recipes.ebt.denoise.data import open_images
+from seedbed.data.text_facts import given_text, subset_text
+from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, NUM_SHOWN, open_images
 
 
 class CountedText(TextSource):
@@ -26,8 +27,7 @@ def open_data(config: Config) -> TextData | ImageData:
     """Prepare and open `config.data`, a text or images; long work shows its progress on standard error."""
     if isinstance(config.data, ImageConfig):
         return open_images(config)
-    data = open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr))
-    return replace(data, train=_counted(data.train), valid=_counted(data.valid))
+    return _counted(open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr)))
 
 
 def check_data(config: Config, data: TextData | ImageData) -> TextData | ImageData:
@@ -38,17 +38,26 @@ def check_data(config: Config, data: TextData | ImageData) -> TextData | ImageDa
 
 
 def save_inference_data(data: TextData | ImageData, folder: Path) -> None:
-    """Text: the tokenizer and held-out tokens. Images are opened again."""
+    """Text: the tokenizer and held-out tokens. Images: those of samples; drawn ones are drawn again."""
     if isinstance(data, TextData):
         text.save_for_inference(data, folder)
+    elif "store" in data.facts:
+        image_source.save_for_inference(data, folder, data.valid.spread(NUM_EVALUATED)[:NUM_SHOWN])
 
 
-def open_inference_data(config: Config, folder: Path) -> TextData | None:
+def open_inference_data(config: Config, folder: Path) -> TextData | ImageData:
     if isinstance(config.data, ImageConfig):
-        return None
-    data = text.open_for_inference(config, folder)
-    return replace(data, train=_counted(data.train), valid=_counted(data.valid))
+        return image_source.open_for_inference(config, folder)
+    return _counted(text.open_for_inference(config, folder))
 
 
-def _counted(source: TextSource) -> CountedText:
-    return CountedText(source.tokens, source.block, source.mode, source.seed, source.token_bytes)
+def evaluation_source(config: Config, data: TextData | ImageData, given: Any) -> Any:
+    """A text, or images of any class."""
+    return given_text(config, data, given) if isinstance(data, TextData) else given_images(config, data, given, by_class=False)
+
+
+def _counted(data: TextData) -> TextData:
+    """The same text with blocks that know their counter."""
+    parts = (data.train, data.valid)
+    train, valid = (CountedText(part.tokens, part.block, part.mode, part.seed, part.token_bytes) for part in parts)
+    return replace(data, train=train, valid=valid)

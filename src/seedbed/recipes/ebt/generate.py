@@ -6,17 +6,15 @@ Shape suffixes: B rows, N predictions of a row or rows that are filled, T time, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
-from seedbed.data.tokenizers import TextStream, Tokenizer
 from seedbed.errors import UserError
-from seedbed.nn import decoding, eagerly
-from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling, window_start
+from seedbed.nn import decoding
+from seedbed.nn.decoding import Decoder, Prefill, Sampling
 from seedbed.recipes.ebt.model import Context
 from seedbed.recipes.ebt.optimize import GENERATION, INITIAL, CounterNormal, initial_predictions, optimize_step
 
@@ -33,10 +31,6 @@ class OptimizeOptions:
     early_stop: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.num_steps < 1:
-            raise UserError(f"optimize_steps={self.num_steps} is out of range: a prediction takes at least 1 step")
-        if self.best_of < 1:
-            raise UserError(f"best_of={self.best_of} is out of range: ask for at least 1 sample")
         if not 0.0 <= self.early_stop < math.inf:
             raise UserError(f"early_stop={self.early_stop} is out of range: it is a decrease of energy, and 0 never stops early")
 
@@ -96,30 +90,6 @@ class InitialPredictions:
         return chosen.z_BNV[:, 0]
 
 
-class UncachedDecoder(Decoder):
-    """Encodes the whole window again for every token and optimises at all of its positions: the slow reference."""
-
-    def __init__(
-        self, system: EnergySystem, options: OptimizeOptions, prompts: list[list[int]], num: int, sampling: Sampling, seed: int
-    ) -> None:
-        super().__init__(system.model, prompts, num, sampling, seed)
-        self.system, self.initial = system, InitialPredictions(system, self, options, seed)
-
-    def advance(self) -> None:
-        rows = list(range(len(self.lengths)))
-        self.starts = [window_start(s, n, self.model.block) for s, n in zip(self.starts, self.lengths, strict=True)]
-        tokens_BT, sizes = self._windows(rows, leave=0)
-        first_B1 = torch.tensor(self.starts, device=tokens_BT.device)[:, None]
-        counter_BT = first_B1 + torch.arange(1, tokens_BT.shape[1] + 1, device=tokens_BT.device)
-        contexts, last_B = self.model.encode_context(tokens_BT), torch.tensor(sizes, device=tokens_BT.device) - 1
-        ends = []
-        for number in range(self.initial.options.best_of):
-            optimized = optimize_predictions(self.system, contexts, self.initial.at(counter_BT, number), self.initial.options)
-            ends.append([whole[torch.arange(len(rows), device=last_B.device), last_B] for whole in optimized])
-        self._append(self.initial.record_best(Optimized(*(torch.stack(parts, 1) for parts in zip(*ends, strict=True)))))
-        self.lengths = [n + 1 for n in self.lengths]
-
-
 class CachedDecoder(decoding.CachedDecoder):
     """Caches the real stream's keys and values: a token costs one token of it, and the steps of its predictions."""
 
@@ -158,58 +128,14 @@ class CachedDecoder(decoding.CachedDecoder):
 
 
 class PlainDecoder(decoding.CachedDecoder):
-    """Decoder of the plain transformer."""
-
     def __init__(self, system: PlainSystem, *args, **kwargs) -> None:
         super().__init__(system.model, *args, **kwargs)
 
-    def _open(self) -> None:
-        self.cache = self.model.new_cache(len(self.lengths))
-        self.counters = (self.cache.length_B, self.count_B)
-
-    def _fill(self, rows: list[int]) -> None:
-        tokens_NT, sizes = self._windows(rows, leave=1)
-        rows_N = torch.tensor(rows, device=tokens_NT.device)
-        if tokens_NT.shape[1]:
-            rope = self.model.rope(torch.arange(tokens_NT.shape[1], device=tokens_NT.device))
-            self.model(tokens_NT, rope, self.cache.prefill(rows_N))
-        self.cache.length_B[rows_N] = torch.tensor(sizes, device=tokens_NT.device)
+    def _prefill(self, tokens_NT: Tensor, layers: list[Prefill]) -> None:
+        self.model(tokens_NT, self.model.rope(torch.arange(tokens_NT.shape[1], device=tokens_NT.device)), layers)
 
     def step(self, num_slots: int = 0) -> None:
         token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
         logits_B1V = self.model(token_B1, self.model.rope(self.cache.length_B[:, None]), self.cache.decode(num_slots))
         self.cache.length_B += 1
         self._append(logits_B1V[:, 0])
-
-
-class Generated(NamedTuple):
-    """Text after a prompt, token by token, with the energy and the steps of each where the model has energies."""
-
-    text: str
-    tokens: list[int]
-    energies: list[float]
-    steps: list[float]
-
-
-@torch.no_grad()
-def generate(
-    decoder: Decoder, tokenizer: Tokenizer, num: int, on_text: Callable[[int, str], None] | None = None
-) -> list[Generated]:
-    """Generate `num` tokens in every row; `on_text(row, text)` gets text as soon as it is complete."""
-    streams, ids = [TextStream(tokenizer) for _ in decoder.lengths], [[] for _ in decoder.lengths]
-    done = 0
-    # Compiled modules would be compiled again for every length.
-    with eagerly():
-        for portion in decoder.run(num, READ_EVERY if decoder.history_BN.is_cuda else 1):
-            done += len(portion[0])
-            for row, some in enumerate(portion):
-                ids[row] += some
-                piece = streams[row].push(some, last=done == num)
-                if on_text and piece:
-                    on_text(row, piece)
-    initial, found = getattr(decoder, "initial", None), []
-    for row, (stream, end) in enumerate(zip(streams, decoder.lengths, strict=True)):
-        kept = (initial.energy_BL, initial.steps_BL) if initial else ()
-        energies, steps = (column_BL[row, end - num : end].tolist() for column_BL in kept) if kept else ([], [])
-        found.append(Generated(stream.text, ids[row], energies, steps))
-    return found

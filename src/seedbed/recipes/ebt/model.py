@@ -6,19 +6,18 @@ of the real stream, V vocabulary.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.nn.decoding import Cache, Decode, Prefill
-from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, Rope, apply_rope, rms_norm, rope_table, widen
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
+from seedbed.nn.layers import MLP, Rope, apply_rope, rms_norm, rope_table, stream_dtype, widen
 from seedbed.recipes.ebt.presets import ModelConfig
 
 EPS = 1e-5
-M = TypeVar("M", bound=nn.Module)
 
 
 class Norm(nn.Module):
@@ -113,26 +112,19 @@ class Trunk(nn.Module):
         self.width, self.head_dim = width, width // heads
         self.embed = nn.Embedding(vocab, width)
         declare(self.embed.weight, "embed", decay=config.decay_all)
-        self.blocks = nn.ModuleList(Block(width, heads, config.decay_all) for _ in range(depth))
+        self.blocks = module_list(Block(width, heads, config.decay_all) for _ in range(depth))
         self.norm = Norm(width, config.decay_all)
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Xavier normal initialisation, as in the original."""
         normal_(self.embed.weight, self._xavier(self.embed.weight), generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
             block.init_weights(generator)
         fill_(self.norm.weight, 1.0)
 
     @staticmethod
     def _xavier(weight: Tensor) -> float:
         return (2.0 / sum(weight.shape)) ** 0.5
-
-    def stream_dtype(self) -> torch.dtype:
-        """The dtype of the residual streams: autocast's inside autocast, else the weights' own."""
-        kind = self.embed.weight.device.type
-        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the question
-        return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
 
     def rope(self, positions: Tensor) -> Rope:
         # Steps amplify rounding, so angles are as exact as the weights.
@@ -141,12 +133,13 @@ class Trunk(nn.Module):
 
     def new_cache(self, batch: int) -> Cache:
         """Room for the keys and values of `batch` rows of the full context, and a prefix."""
-        heads, device = self.width // self.head_dim, self.embed.weight.device
-        return Cache(len(self.blocks), batch, heads, self.block + 1, self.head_dim, dtype=self.stream_dtype(), device=device)
+        heads, weight = self.width // self.head_dim, self.embed.weight
+        dtype = stream_dtype(weight)
+        return Cache(len(self.blocks), batch, heads, self.block + 1, self.head_dim, dtype=dtype, device=weight.device)
 
     def forward_flops(self) -> float:
         """Operations of one token's forward pass through the blocks."""
-        weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim == 2)
+        weights = sum(p.numel() for block in self.blocks for p in block.parameters() if p.ndim == 2)
         return 2.0 * weights + 4.0 * len(self.blocks) * self.width * self.block
 
 
@@ -164,7 +157,7 @@ class PlainModel(Trunk):
 
     def forward(self, tokens_BT: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None) -> Tensor:
         """Logits of the next token at every position."""
-        x_BTC = self.embed(tokens_BT).to(self.stream_dtype())
+        x_BTC = self.embed(tokens_BT).to(stream_dtype(self.embed.weight))
         for i, block in enumerate(self.blocks):
             x_BTC, _, _ = block(x_BTC, rope, caches[i] if caches else None)
         return self.head(self.norm(x_BTC))
@@ -190,8 +183,7 @@ class EnergyModel(Trunk):
 
     def context_flops(self) -> float:
         """Operations of one token in the real stream, which ends at the last block's keys and values."""
-        last = self.blocks[-1]
-        idle = sum(p.numel() for p in last.parameters() if p.ndim == 2) - 2 * self.width**2
+        idle = sum(p.numel() for p in self.blocks[-1].parameters() if p.ndim == 2) - 2 * self.width**2
         return self.forward_flops() - 2.0 * idle - 4.0 * self.width * self.block
 
     def init_weights(self, generator: torch.Generator) -> None:
@@ -235,7 +227,7 @@ class EnergyModel(Trunk):
         if self.num_prefix:
             assert self.landscape is not None
             x_BTC = torch.cat((self.landscape.weight[landscape].expand(len(x_BTC), 1, -1), x_BTC), 1)
-        return x_BTC.to(self.stream_dtype())
+        return x_BTC.to(stream_dtype(self.embed.weight))
 
     def context_keys_values(
         self, x_BTC: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None
@@ -243,7 +235,6 @@ class EnergyModel(Trunk):
         """Keys and values of every layer, from the input of the real stream."""
         found, last = [], len(self.blocks) - 1
         for i, block in enumerate(self.blocks):
-            assert isinstance(block, Block)
             cache = caches[i] if caches else None
             if i == last:
                 found.append(block.keys_values(x_BTC, rope, cache))
@@ -272,7 +263,7 @@ class EnergyModel(Trunk):
     def decode_token(self, cache: Cache, token_B1: Tensor, num_slots: int = 0) -> Context:
         """Append one token to every row; the context for predictions of the next, which all have one position."""
         layers = cache.decode(num_slots + self.num_prefix if num_slots else 0)
-        x_B1C = self.embed(token_B1).to(self.stream_dtype())
+        x_B1C = self.embed(token_B1).to(stream_dtype(self.embed.weight))
         keys, values = self.context_keys_values(x_B1C, self.rope(cache.length_B[:, None]), layers)
         cache.length_B += 1
         return Context(keys, values, self.rope(cache.length_B[:, None]), layers[0].mask)
@@ -314,7 +305,6 @@ class EnergyModel(Trunk):
                 x_BTC = x_BTC + self.landscape.weight[landscape]
         x_BTC = x_BTC.to(dtype)
         for block, k_BHSD, v_BHSD in zip(self.blocks, context.keys, context.values, strict=True):
-            assert isinstance(block, Block)
             x_BTC = block.predict(x_BTC, context.rope, k_BHSD, v_BHSD, context.mask_TS)
         with torch.autocast(kind, enabled=False):
             return self.head(self.norm(widen(x_BTC)))[..., 0]
@@ -322,12 +312,3 @@ class EnergyModel(Trunk):
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> EnergyModel | PlainModel:
     return initialised(EnergyModel if config.kind == "energy" else PlainModel, seed, config, vocab, block)
-
-
-def initialised(kind: type[M], seed: int, *given: Any) -> M:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with on_meta():
-        model = kind(*given)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
-    return model

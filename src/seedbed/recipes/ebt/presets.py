@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seedbed.config import Config, Every, Limit, Optim, Schedule, number
+from seedbed.config import Config, Every, Limit, Optim, Schedule, Units, number
 from seedbed.data.corpus import TextConfig
 from seedbed.errors import UserError
 from seedbed.recipes.ebt.denoise import presets as denoise_presets
@@ -102,17 +102,20 @@ S2 = replace(S1, num_steps=3, min_steps=2, num_landscapes=1, alpha=5.0, learn_al
 S2 = replace(S2, langevin_noise=3.0, replay_buffer=192)
 
 
+def units(config: Config) -> Units:
+    return config.data.units if isinstance(config.data, TextConfig) else config.data.units("smooth L1")
+
+
 def demo() -> Config:
     """A small energy-based transformer learns bytes of Python's reference, and measures the gain by more steps.
 
-    `seedbed train ebt/demo`: less than two minutes on two CPU cores, about 90 k parameters. The last sample holds nats per
-    byte after 1 to 30 steps, and those of the plain transformer of the same size.
+    About 90 k parameters. When it ends it trains the plain transformer of the same size, to compare.
     """
     return Config(
         model=ModelConfig(size="5xs", mcmc=replace(S1, alpha=5.0), control=True),
         data=TextConfig(text="reference", tokenizer="bpe", vocab=257, block=32),
         optim=_adam("5xs"),
-        schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.05, floor=0.1),
         every=Every(log=20, eval=250, sample=0, save=250),
         limit=Limit(valid=256),
         steps=500,
@@ -121,28 +124,20 @@ def demo() -> Config:
 
 
 def shakespeare_s1() -> Config:
-    """tiny-shakespeare by characters, two steps in two energy landscapes: the fast preset.
-
-    `seedbed train ebt/shakespeare-s1 data.text=tinyshakespeare.txt` on one GPU: minutes. Compare it with
-    `seedbed train ebt/plain data.text=tinyshakespeare.txt data.tokenizer=char`.
-    """
+    """tiny-shakespeare by characters, two steps in two energy landscapes: the fast preset."""
     return replace(s1(), data=TextConfig(text="tinyshakespeare.txt", tokenizer="char", block=256), steps=3000)
 
 
 def shakespeare_s2() -> Config:
     """tiny-shakespeare by characters, trained for more steps: random step sizes and numbers of steps, noise, and a replay buffer.
 
-    `seedbed train ebt/shakespeare-s2 data.text=tinyshakespeare.txt` on one GPU: minutes; then
-    `seedbed inference-curve RUN`. Without the random step size: `model.mcmc.random_alpha=1`.
+    Without the random step size: `model.mcmc.random_alpha=1`.
     """
     return replace(s2(), data=TextConfig(text="tinyshakespeare.txt", tokenizer="char", block=256), steps=3000)
 
 
 def code_s1() -> Config:
-    """Python's standard library in 4,096 tokens of byte-level BPE, by the fast preset.
-
-    `seedbed train ebt/code-s1` on one GPU.
-    """
+    """Python's standard library in 4,096 tokens of byte-level BPE, by the fast preset."""
     data = TextConfig(text="stdlib", tokenizer="bpe", vocab=4096, block=256, valid=0.05)
     return replace(s1(), data=data, steps=5000)
 
@@ -150,14 +145,13 @@ def code_s1() -> Config:
 def s1() -> Config:
     """Two steps in two landscapes with a learned step size; `model.size` chooses the size; bytes of the reference.
 
-    `seedbed train ebt/s1 model.size=4xs optim.lr=2.4e-3` on one GPU. Learning rates by size: 4xs 2.4e-3, 3xs 1.8e-3, xxs 1.2e-3,
-    xs 9e-4, small 6e-4, medium 3e-4, large 2.5e-4, xl 2e-4.
+    optim.lr does not follow model.size; SIZES holds the rate of each size.
     """
     return Config(
         model=ModelConfig(mcmc=replace(S1, alpha=5.0)),
         data=TextConfig(text="reference", tokenizer="bpe", vocab=257, block=256),
         optim=_adam("xxs"),
-        schedule=Schedule(kind="gpt3", warmup=0.02, floor=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.02, floor=0.1),
         every=Every(log=50, eval=500, sample=0, save=500),
         steps=2000,
         batch=32,
@@ -167,33 +161,28 @@ def s1() -> Config:
 
 
 def s2() -> Config:
-    """Two or three steps of random size with noise and replay, gradients through the last one: trained for more steps.
-
-    `seedbed train ebt/s2` on one GPU; then `seedbed inference-curve RUN`. Replay makes every batch half as large again.
-    """
+    """Two or three steps of random size with noise and replay, gradients through the last one: trained for more steps."""
     return replace(s1(), model=ModelConfig(step_embed="none", mcmc=S2))
 
 
 def plain() -> Config:
     """The transformer of the same blocks, data, order and schedule: the baseline.
 
-    `seedbed train ebt/plain` on one GPU, with the `data` keys of the run that it is compared with.
+    Needs the `data` keys of the run that it is compared with.
     """
-    base = s1()
-    return replace(base, model=ModelConfig(kind="plain"))
+    return replace(s1(), model=ModelConfig(kind="plain"))
 
 
 def replica() -> Config:
     """The original's settings, on random tokens: for timing.
 
-    `seedbed train ebt/replica` on one GPU: 6 layers, 384 wide, vocabulary 4,096; the original takes 167 ms a step on one H200.
     The landscape is the context's first token, so the context is encoded once per landscape.
     """
     return Config(
         model=ModelConfig(step_embed="prefix", head_init="xavier", decay_all=True, mcmc=S1),
         data=TextConfig(text="random:2_000_000:4096", block=256, valid=0.01),
         optim=_adam("xxs"),
-        schedule=Schedule(kind="gpt3", warmup=0.01, floor=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.01, floor=0.1),
         every=Every(log=10, eval=0, sample=0, save=0),
         steps=200,
         batch=32,
@@ -206,42 +195,32 @@ def _adam(size: str) -> Optim:
 
 
 def denoise_shapes() -> Config:
-    """Denoises shapes of 32 pixels by gradient descent on an energy; trained at noise 0.1, also evaluated at 0.2.
-
-    `seedbed train ebt/denoise-shapes` on one GPU: minutes. Then `seedbed sample RUN --examine 1` for PSNR by steps and noise.
-    """
+    """Denoises shapes of 32 pixels by gradient descent on an energy; trained at noise 0.1, also evaluated at 0.2."""
     return denoise_presets.shapes("energy")
 
 
 def regress_shapes() -> Config:
-    """The baseline of denoise-shapes: the same blocks and data, one pass to the clean image.
-
-    `seedbed train ebt/regress-shapes` on one GPU: minutes.
-    """
+    """The baseline of denoise-shapes: the same blocks and data, one pass to the clean image."""
     return denoise_presets.shapes("regress")
 
 
 def denoise_cifar() -> Config:
     """Denoises CIFAR-10 by gradient descent on an energy over images.
 
-    `seedbed train ebt/denoise-cifar data.images=FOLDER`, with train/CLASS/*.jpg and test/CLASS/*.jpg, on one GPU.
+    Needs data.images=FOLDER, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg.
     """
     return denoise_presets.cifar("energy")
 
 
 def regress_cifar() -> Config:
-    """The baseline of denoise-cifar: the same blocks and data, one pass to the clean image.
-
-    `seedbed train ebt/regress-cifar data.images=FOLDER` on one GPU.
-    """
+    """The baseline of denoise-cifar: the same blocks and data, one pass to the clean image."""
     return denoise_presets.cifar("regress")
 
 
 def check_settings(config: Config) -> dict[str, object]:
     """A small copy for the checks: four patches along a side of an image, or the smallest size of a text model."""
     if isinstance(config.model, denoise_presets.DenoiseConfig):
-        size = 4 * config.model.patch
-        return {"data.size": size} if size < config.data.size and not config.data.encode else {}
+        return config.data.check_settings(config.model.patch)
     depth, heads, width = config.model.shape
     wanted = {"model.depth": (depth, 2), "model.heads": (heads, 2), "model.width": (width, 32)}
     return {key: small for key, (full, small) in wanted.items() if small < full}

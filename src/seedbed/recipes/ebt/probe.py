@@ -5,22 +5,21 @@ Shape suffixes: B rows, T time, L tokens of a block, K optimisation steps, V voc
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.data.text_facts import decode_row, reencode, text_of
+from seedbed.data.text_facts import next_token_facts
+from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.objective import add_langevin_noise, cross_entropy, step_sizes
 from seedbed.recipes.ebt.optimize import INITIAL, SeparateClip, initial_predictions, optimize_step
 from seedbed.train.probe import Probe
 
 if TYPE_CHECKING:
-    from seedbed.recipes.ebt.model import Context, EnergyModel, PlainModel
+    from seedbed.recipes.ebt.model import Context
     from seedbed.recipes.ebt.system import EnergySystem, PlainSystem
 
 Batch = dict[str, Tensor]
@@ -32,6 +31,9 @@ def build_probe(system: EnergySystem, batch: Batch) -> Probe:
     """Predictions after each step, from initial ones that the counters of the batch decide, and what to expect of them."""
     model, mcmc = system.model, system.mcmc
     counter_BT = system.counters(batch["index"])
+    is_varied = bool(mcmc.langevin_noise or mcmc.replay_buffer or len(mcmc.counts()) > 1)
+    facts = next_token_facts(system.data, model)
+    oracle = facts.pop("oracle")
 
     def run_steps(contexts: list[Context], counter_BT: Tensor) -> Tensor:
         z_BTV, seen = initial_predictions(system.noise, mcmc, counter_BT, INITIAL, model.embed.weight.dtype), []
@@ -52,21 +54,42 @@ def build_probe(system: EnergySystem, batch: Batch) -> Probe:
         batch={"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "counters": counter_BT},
         predict=lambda b: run_steps(model.encode_context(b["inputs"]), b["counters"][:, : b["inputs"].shape[1]]),
         objective=lambda z_BTKV, b: torch.stack([cross_entropy(z, b["targets"]) for z in z_BTKV.unbind(2)]).mean(),
-        oracle=lambda b: _oracle(b, model)[:, :, None].expand(-1, -1, mcmc.num_steps if mcmc.loss == "each" else 1, -1),
         at_positions=lambda b, positions_T: run_steps(model.encode_context(b["inputs"], positions_T), b["counters"]),
         cached=cached,
-        held=None if mcmc.backprop_through == "all" else lambda: _held(system, batch),
-        **_text_facts(system),
+        # A landscape that is the context's first token has position 0, so positions are absolute.
+        positions="absolute" if model.num_prefix else "relative",
+        held=lambda: _held(system, batch),
+        trains_at_end=system.config.model.control,
+        options=_options(system, batch["tokens"].tolist()) if mcmc.initial_condition == "normal" else None,
+        calls=None if is_varied or mcmc.initial_condition == "zeros" else {"model": ("noise", mcmc.num_steps)},
+        oracle=lambda b: oracle(b)[:, :, None].expand(-1, -1, mcmc.num_steps if mcmc.loss == "each" else 1, -1),
+        **facts,
     )
+
+
+def _options(system: EnergySystem, prompts: list[list[int]]) -> dict[str, tuple[tuple[float, ...], Callable[[Any], Tensor]]]:
+    """More initial predictions: a lower energy of the next token. Earlier stops: fewer steps."""
+
+    def next_token(column: str, **options: Any) -> Tensor:
+        asked = dict.fromkeys(("optimize_steps", "best_of", "early_stop")) | options
+        decoder: Any = system.decoder(prompts, 1, Sampling(0.0), 1, False, **asked)
+        next(iter(decoder.run(1, 1)))
+        return getattr(decoder.initial, column).sum(1)  # zero but for this token
+
+    return {
+        "best_of": ((1, 2, 8), lambda num: next_token("energy_BL", best_of=num)),
+        "early_stop": ((0.0, 0.1, 1e9), lambda drop: next_token("steps_BL", optimize_steps=8, early_stop=drop)),
+    }
 
 
 @torch.no_grad()
 def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
-    """The training loss as a function of the weights alone, with the input of each step held at its present value."""
+    """The training loss as a function of the weights alone; the input of each step is held where gradients stop there."""
     model, alpha = system.model, system.alpha()
     mcmc, num_steps = system.mcmc_settings(system.variant(0, system.config.steps)[0])
     tokens_BL, z_BTV, counter_BT, *_ = system.initial_batch(batch)
     inputs: list[Tensor] = []
+    passes = mcmc.backprop_through == "all"
 
     def go(held: list[Tensor] | None, factor: float = 1.0) -> Tensor:
         sizes = step_sizes(mcmc, factor * alpha, system.config.seed, counter_BT)
@@ -74,7 +97,8 @@ def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
         for number in range(num_steps):
             if held is None:
                 inputs.append(add_langevin_noise(z, counter_BT, number, mcmc, system.noise))
-            z = optimize_step(model, contexts, (held or inputs)[number], number, sizes, mcmc.space).z_BTV
+            z = add_langevin_noise(z, counter_BT, number, mcmc, system.noise) if passes else (held or inputs)[number]
+            z = optimize_step(model, contexts, z, number, sizes, mcmc.space).z_BTV
             nats.append(cross_entropy(z, tokens_BL[:, 1:]))
         return torch.stack(nats).mean() if mcmc.loss == "each" else nats[-1]
 
@@ -91,43 +115,20 @@ def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
 def build_plain_probe(system: PlainSystem, batch: Batch) -> Probe:
     """The plain transformer's forward pass, and what to expect of it."""
     model = system.model
+
+    def cached(tokens_BT: Tensor) -> Tensor:
+        cache, seen = model.new_cache(len(tokens_BT)), []
+        for t in range(tokens_BT.shape[1]):
+            seen.append(model(tokens_BT[:, t : t + 1], model.rope(cache.length_B[:, None]), cache.decode()))
+            cache.length_B += 1
+        return torch.cat(seen, 1)
+
     return Probe(
         batch={"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:]},
         predict=lambda b: system.logits(b["inputs"]),
         objective=lambda logits_BTV, b: cross_entropy(logits_BTV, b["targets"]),
-        oracle=lambda b: _oracle(b, model),
         at_positions=lambda b, positions_T: model(b["inputs"], model.rope(positions_T)),
-        cached=lambda tokens_BT: _plain_cached(system, tokens_BT),
-        **_text_facts(system),
+        cached=cached,
+        positions="relative",
+        **next_token_facts(system.data, model),
     )
-
-
-def _text_facts(system: EnergySystem | PlainSystem) -> dict[str, Any]:
-    """The properties of any next-token task on this text."""
-    model, data, text = system.model, system.data, text_of(system.data)
-    return {
-        "inputs": "inputs",
-        "targets": "targets",
-        "rule": lambda b: F.pad(b["inputs"][:, 1:], (0, 1), value=-1),
-        "ranges": {name: (0, model.vocab - 1) for name in ("tokens", "inputs", "targets")},
-        "lower_bound": 0.0,
-        "order": "causal",
-        # A landscape that is the context's first token has position 0, so positions are absolute.
-        "positions": "absolute" if getattr(model, "num_prefix", 0) else "relative",
-        "baselines": lambda b: {"unigram entropy": data.unigram_entropy()},
-        "decode": None if data.tokenizer is None else functools.partial(decode_row, data.tokenizer),
-        "holds": None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
-        "reencode": None if text is None else lambda: reencode(data),
-    }
-
-
-def _oracle(batch: Batch, model: EnergyModel | PlainModel) -> Tensor:
-    return 50.0 * F.one_hot(batch["targets"], model.vocab).to(model.embed.weight.dtype)
-
-
-def _plain_cached(system: PlainSystem, tokens_BT: Tensor) -> Tensor:
-    cache, seen = system.model.new_cache(len(tokens_BT)), []
-    for t in range(tokens_BT.shape[1]):
-        seen.append(system.model(tokens_BT[:, t : t + 1], system.model.rope(cache.length_B[:, None]), cache.decode()))
-        cache.length_B += 1
-    return torch.cat(seen, 1)

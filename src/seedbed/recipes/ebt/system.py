@@ -3,65 +3,51 @@
 Shape suffixes: B batch, T time, V vocabulary.
 """
 
+import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
 from seedbed.data.text import TextData, TextSource
-from seedbed.data.tokenizers import encode_prompt
 from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.nn.decoding import Decoder, Sampling
-from seedbed.recipes.ebt import show
+from seedbed.recipes.ebt import evaluate, optimize
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, RegressSystem
-from seedbed.recipes.ebt.evaluate import nats_by_steps, report, token_nats, train_control, windows_with_counters
-from seedbed.recipes.ebt.generate import CachedDecoder, Generated, OptimizeOptions, PlainDecoder, generate
-from seedbed.recipes.ebt.inference_curves import held_out_part, inference_curves
-from seedbed.recipes.ebt.memory import require_memory
+from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, PlainDecoder
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import METRICS, cross_entropy, energy_metrics, optimize_to_loss, step_sizes
-from seedbed.recipes.ebt.optimize import (
-    INITIAL,
-    NUM_STEPS,
-    CounterNormal,
-    SeparateClip,
-    initial_predictions,
-    log_step_size,
-    optimize_step,
-)
+from seedbed.recipes.ebt.optimize import ReplayBatch, ReplayBuffer
 from seedbed.recipes.ebt.presets import MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
-from seedbed.recipes.ebt.replay import ReplayBatch, ReplayBuffer
 from seedbed.train.engine import EvalEngine, mix
 from seedbed.train.probe import Probe
-from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
+from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks
+from seedbed.train.text_system import TextOptions, TextSystem
 from seedbed.train.watch import Alarm
 
 # Up to this width a second CPU thread is slower.
 NARROW = 128
 NUM_CALIBRATED = 4
-PROMPT_TOKENS = 24
 # Targets and samples of the inference curves at the end of a run; `seedbed inference-curve` measures more.
-END_TOKENS, END_SAMPLES = {"cuda": 1 << 14, "mps": 1 << 12, "cpu": 1 << 11}, 2
+END_TOKENS, END_SAMPLES = {"cuda": 1 << 13, "mps": 1 << 12, "cpu": 1 << 11}, 2
+GB = 1e9
+# Copies of all logits that a step with a loss keeps for the backward pass, and those that are live at any time.
+KEPT, ALIVE = 2, 3
+# A guarded step keeps the old buffer while it makes the new one.
+BUFFERS = 3
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(TextOptions):
     """Options of `seedbed sample` on text."""
 
-    prompt: str | None = option(None, "what the samples begin with")
-    num: int = option(1, "number of samples", low=1)
-    tokens: int = option(200, "length of each sample", low=1)
-    temperature: float = option(0.8, "0 always takes the likeliest token", low=0)
-    top_k: int = option(0, "choose among the K likeliest; 0: all", low=0)
-    top_p: float = option(1.0, "choose among the likeliest that make up P", low=0, high=1)
-    seed: int = option(1, "the same seed gives the same samples", low=0)
     optimize_steps: int | None = option(None, "inference-time optimisation steps for every token", low=1)
     best_of: int | None = option(None, "initial predictions for every token; the lowest energy wins", low=1)
     early_stop: float | None = option(None, "stop when the energy falls by less", low=0)
@@ -76,15 +62,14 @@ class CurveOptions:
     text: tuple[str, ...] = option((), "a further text, unlike the one trained on")
 
 
-class TextSystem(System):
-    """Base of both systems: text batches, generation and samples."""
+class EbtSystem(TextSystem):
+    """Base of both systems: text batches."""
 
     sample_options = SampleOptions
     model: EnergyModel | PlainModel
 
     def __init__(self, config: Config, data: TextData) -> None:
-        super().__init__()
-        self.config, self.data, self.tokenizer = config, data, data.tokenizer
+        super().__init__(config, data)
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
     def num_targets(self, batch: Batch) -> int:
@@ -93,54 +78,8 @@ class TextSystem(System):
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 
-    def complete(self, prompts: list[str], request: Request, options: dict[str, Any]) -> list[Generated]:
-        """Continuations of `prompts`; the first is streamed."""
-        if self.tokenizer is None:
-            raise UserError("this run was trained on random tokens; there is no text to generate")
 
-        def on_text(row: int, piece: str) -> None:
-            if row == 0 and request.write:
-                request.write(piece)
-
-        num, seed = options.pop("tokens"), options.pop("seed")
-        sampling = Sampling(options.pop("temperature"), options.pop("top_k"), options.pop("top_p"))
-        # While training, a capture would cost more than the few tokens it speeds up.
-        capture = bool(request.options) or request.write is not None
-        rows = [encode_prompt(self.tokenizer, prompt) for prompt in prompts]
-        decoder = self.decoder(rows, num, sampling, seed, capture, options)
-        return generate(decoder, self.tokenizer, num, on_text)
-
-    def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
-    ) -> Decoder:
-        """A decoder that generates the next `num` tokens of each row."""
-        raise NotImplementedError
-
-    @torch.no_grad()
-    def sample(self, request: Request, engine: EvalEngine) -> Sample:
-        """Text after a prompt, by default the beginning of the validation part; energies where there are any."""
-        options = asdict(request.read(SampleOptions))
-        if self.tokenizer is None and not request.options:
-            return Sample()
-        prompt, num = options.pop("prompt"), options.pop("num")
-        if prompt is None:
-            first = self.data.valid.tokens[:PROMPT_TOKENS].tolist()
-            prompt = "" if self.tokenizer is None else self.tokenizer.decode(first)
-        if request.write:
-            request.write(prompt)
-        written = self.complete([prompt] * num, request, dict(options))
-        rest = "".join(f"\n\n---- sample {i} of {num}\n{prompt}{one.text}" for i, one in enumerate(written[1:], 2))
-        rest += "".join(self._energies_text(one) for one in written[:1] if request.options)
-        if request.write:
-            request.write(rest + "\n")
-        return Sample(text=prompt + written[0].text + rest, facts={"prompt": prompt, **options})
-
-    def _energies_text(self, written: Generated) -> str:
-        """The energies of a text's tokens; plain models have none."""
-        return ""
-
-
-class PlainSystem(TextSystem):
+class PlainSystem(EbtSystem):
     """The baseline: same blocks, data and order, with a softmax head instead of an energy."""
 
     model: PlainModel
@@ -157,14 +96,14 @@ class PlainSystem(TextSystem):
         """Every target of the split once."""
         nats = 0.0
         with eagerly():  # a shape that is used a few times is not worth compiling
-            windows = windows_with_counters(source, self.model.vocab, self.model.embed.weight.device)
-            for tokens_BT, _ in own_share(windows, engine):
-                nats += token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
-        return report(over_ranks(nats, engine) / source.num_targets, source)
+            windows = evaluate.windows_with_counters(source, self.model.vocab, self.model.embed.weight.device)
+            for tokens_BT, _ in engine.ranks.shard_of(windows):
+                nats += evaluate.token_nats(self.logits(tokens_BT[:, :-1]), tokens_BT[:, 1:]).sum(-1).cpu().double().sum().item()
+        return evaluate.report(over_ranks(nats, engine) / source.num_targets, source)
 
     def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
-    ) -> Decoder:
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, **options: Any
+    ) -> PlainDecoder:
         asked = [name for name, value in options.items() if value is not None]
         if asked:
             raise UserError(f"--{asked[0].replace('_', '-')} needs energies, and this run is a plain transformer, which has none")
@@ -178,7 +117,7 @@ class PlainSystem(TextSystem):
         return 3.0 * (self.model.forward_flops() + 2.0 * self.model.head.weight.numel()) * self.config.data.block
 
 
-class EnergySystem(TextSystem):
+class EnergySystem(EbtSystem):
     """An energy over next tokens, trained by differentiating through its optimisation steps."""
 
     curve_options = CurveOptions
@@ -187,8 +126,8 @@ class EnergySystem(TextSystem):
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__(config, data)
         self.mcmc = config.model.mcmc
-        self.noise = CounterNormal(config.seed, data.vocab_size)
-        self.log_alpha = log_step_size(self.mcmc.alpha, self.mcmc.learn_alpha)
+        self.noise = optimize.CounterNormal(config.seed, data.vocab_size)
+        self.log_alpha = optimize.log_step_size(self.mcmc.alpha, self.mcmc.learn_alpha)
         if config.model.head_init == "calibrated":
             self._calibrate()
         self.replay = None
@@ -205,13 +144,13 @@ class EnergySystem(TextSystem):
     def variant(self, step: int, num_steps: int) -> tuple[int, bool]:
         """The number of optimisation steps, drawn by counter, and whether this step is logged and needs its energies."""
         counts = self.mcmc.counts()
-        return counts[mix(self.config.seed, step, NUM_STEPS) % len(counts)], (step + 1) % self.config.every.log == 0
+        return counts[mix(self.config.seed, step, optimize.NUM_STEPS) % len(counts)], (step + 1) % self.config.every.log == 0
 
     def alpha(self, mean: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """The step size; in training, its gradient is averaged over ranks."""
         if self.log_alpha is None:
             return torch.full((), self.mcmc.alpha, device=self.model.embed.weight.device)
-        return SeparateClip.apply(self.log_alpha, mean).exp()  # type: ignore[union-attr]
+        return optimize.SeparateClip.apply(self.log_alpha, mean).exp()  # type: ignore[union-attr]
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         variant = engine.variant
@@ -240,7 +179,7 @@ class EnergySystem(TextSystem):
     def initial_batch(self, batch: Batch) -> ReplayBatch:
         """The batch with its initial predictions, extended by rows of the replay buffer where there is one."""
         tokens_BL, counter_BT = batch["tokens"], self.counters(batch["index"])
-        z_BTV = initial_predictions(self.noise, self.mcmc, counter_BT, INITIAL, self.model.embed.weight.dtype)
+        z_BTV = optimize.initial_predictions(self.noise, self.mcmc, counter_BT, optimize.INITIAL, self.model.embed.weight.dtype)
         if self.replay and self.training:
             return self.replay.sample(tokens_BL, z_BTV, counter_BT, batch["index"])
         return ReplayBatch(tokens_BL, z_BTV, counter_BT, batch["index"][:0], batch["index"][:0] > 0)
@@ -269,8 +208,8 @@ class EnergySystem(TextSystem):
         tokens = torch.from_numpy(self.data.train.tokens[: NUM_CALIBRATED * size].astype("int64"))
         tokens_BT = tokens[: len(tokens) // size * size].view(-1, size)
         counter_BT = torch.arange(tokens_BT.numel()).view(tokens_BT.shape)
-        z_BTV = initial_predictions(self.noise, self.mcmc, counter_BT, INITIAL, torch.float32)
-        step = optimize_step(self.model, self.model.encode_context(tokens_BT), z_BTV, 0, 0.0, self.mcmc.space)
+        z_BTV = optimize.initial_predictions(self.noise, self.mcmc, counter_BT, optimize.INITIAL, torch.float32)
+        step = optimize.optimize_step(self.model, self.model.encode_context(tokens_BT), z_BTV, 0, 0.0, self.mcmc.space)
         self.model.head.weight /= (self.mcmc.alpha * step.grad_BTV).std()
 
     def probe(self, batch: Batch) -> Probe:
@@ -285,37 +224,41 @@ class EnergySystem(TextSystem):
     def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:
         """Every target of the split once per sample, after the trained number of steps, and after one."""
         with eagerly():  # a shape that is used a few times is not worth compiling
-            steps = sorted({1, self.mcmc.num_steps})
-            nats = nats_by_steps(self, source, steps, engine)
-        return {**report(nats[-1], source), "nats_one_step": nats[0]}
+            nats = evaluate.nats_by_steps(self, source, sorted({1, self.mcmc.num_steps}), engine)
+        return {**evaluate.report(nats[-1], source), "nats_one_step": nats[0]}
 
     def decoder(
-        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, options: dict[str, Any]
-    ) -> Decoder:
+        self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, **options: Any
+    ) -> CachedDecoder:
         steps, best_of, early_stop = (options[name] for name in ("optimize_steps", "best_of", "early_stop"))
         wanted = OptimizeOptions(self.mcmc.num_steps if steps is None else steps, best_of or 1, early_stop or 0.0)
         return CachedDecoder(self, wanted, rows, num, sampling, seed, capture=capture)
 
-    def _energies_text(self, written: Generated) -> str:
-        assert self.tokenizer is not None
-        pairs = zip(written.tokens, written.energies, strict=True)
-        words = " ".join(f"{self.tokenizer.decode([token])!r}:{energy:.2f}" for token, energy in pairs)
-        mean = sum(written.steps) / len(written.steps)
-        return f"\n\nenergy of each token, after {mean:.2f} steps on average\n{words}"
+    def about_tokens(self, decoder: Decoder, num: int) -> str:
+        """The energy of each token."""
+        assert self.tokenizer is not None and isinstance(decoder, CachedDecoder)
+        new = slice(decoder.lengths[0] - num, decoder.lengths[0])
+        columns = (decoder.history_BN, decoder.initial.energy_BL, decoder.initial.steps_BL)
+        tokens, energies, steps = (column_BL[0, new].tolist() for column_BL in columns)
+        words = " ".join(f"{self.tokenizer.decode([t])!r}:{energy:.2f}" for t, energy in zip(tokens, energies, strict=True))
+        return f"\n\nenergy of each token, after {sum(steps) / num:.2f} steps on average\n{words}"
 
     @torch.no_grad()
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
         """Text; at the end of training also the inference curves, and the plain transformer's number."""
-        shown = super().sample(request, engine)
         if request.options or request.write or float(engine.progress) < 1.0:
-            return shown
+            return super().sample(request, engine)
         tokens, more = END_TOKENS[engine.device.type], {}
         if self.config.model.control:
             config = replace(self.config, model=replace(self.config.model, kind="plain"))
-            part = held_out_part(self.data.valid, tokens)
-            more["plain"] = train_control(PlainSystem(config, self.data), config, self.data, part, engine.device)
+            part = evaluate.held_out_part(self.data.valid, tokens)
+            more["plain"] = evaluate.train_control(PlainSystem(config, self.data), config, self.data, part, engine.device)
         closing = self._inference_curve(request, more, tokens=tokens, num_samples=END_SAMPLES)
+        shown = super().sample(request, engine)
         return Sample(f"{closing.text}\n\n{shown.text}", closing.files, shown.facts)
+
+    def onnx_network(self) -> NoReturn:
+        raise UserError(optimize.NO_ONNX)
 
     @torch.no_grad()
     def inference_curve(self, request: Request, engine: EvalEngine) -> Sample:
@@ -325,8 +268,8 @@ class EnergySystem(TextSystem):
 
     def _inference_curve(self, request: Request, more: dict[str, Any], **sizes: Any) -> Sample:
         with eagerly():
-            found = inference_curves(self, **sizes) | more
-        return Sample(show.table(found), show.write(found, request.folder))
+            found = evaluate.inference_curves(self, **sizes) | more
+        return Sample(evaluate.table(found), evaluate.write(found, request.folder))
 
     def describe(self) -> dict[str, Any]:
         """The optimisation steps, their cost in memory and in operations."""
@@ -361,3 +304,32 @@ def build(config: Config, data: Any) -> System:
     system = (EnergySystem if config.model.kind == "energy" else PlainSystem)(config, data)
     system.num_cpu_threads = 1 if config.model.shape[2] <= NARROW else 0
     return system
+
+
+def require_memory(config: Config, vocab: int, device: torch.device) -> str:
+    """The arithmetic of the predictions' logits as text; an error where the device could not hold them even when empty."""
+    mcmc, rows = config.model.mcmc, config.batch // config.accum
+    rows += max(1, rows // 2) if mcmc.replay_buffer else 0
+    copy = rows * config.data.block * vocab * 4
+    with_loss = mcmc.num_steps if mcmc.loss == "each" or mcmc.backprop_through == "all" else 1
+    copies = KEPT * with_loss + ALIVE
+    total = copy * copies
+    words = f"{rows} rows x {config.data.block} tokens x {vocab:,} ids x 4 bytes = {copy / GB:.2f} GB a copy, {copies} copies"
+    if mcmc.replay_buffer:
+        buffer = mcmc.replay_buffer * config.data.block * vocab * 4
+        total += BUFFERS * buffer
+        words += f"; replay of {mcmc.replay_buffer}: {buffer / GB:.2f} GB, {BUFFERS} times in a step"
+    words, room = f"{total / GB:.2f} GB ({words})", device_memory(device)
+    if total > room:
+        raise UserError(
+            f"the logits of predictions do not fit: {words}, and the {device.type} has {room / GB:.1f} GB\n"
+            "use a smaller batch or more accum, a shorter data.block, a smaller data.vocab, or less model.mcmc.replay_buffer"
+        )
+    return words
+
+
+def device_memory(device: torch.device) -> float:
+    """The total memory of a device in bytes; infinite where it is unknown."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[1])
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if device.type == "cpu" else float("inf")

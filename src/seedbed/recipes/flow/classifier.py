@@ -209,17 +209,19 @@ def _fit(
 
 
 def _jitter(image_BHWC: Tensor, flip: bool) -> Tensor:
-    """Each image shifted by up to a sixteenth of its size with edge padding, and randomly flipped."""
-    num, size = len(image_BHWC), image_BHWC.shape[1]
-    far = max(1, size // 16)
+    """Each image shifted by up to a sixteenth of its shorter side with edge padding, and randomly flipped."""
+    num, height, width, _ = image_BHWC.shape
+    far = max(1, min(height, width) // 16)
     device = image_BHWC.device
-    step_S = torch.arange(size, device=device)
     shift_2B = torch.randint(-far, far + 1, (2, num), device=device)
-    row_BS, column_BS = ((step_S + shift[:, None]).clamp(0, size - 1) for shift in shift_2B)
+    row_BH, column_BW = (
+        (torch.arange(side, device=device) + shift[:, None]).clamp(0, side - 1)
+        for side, shift in zip((height, width), shift_2B, strict=True)
+    )
     if flip:
         mirrored_B1 = torch.rand(num, 1, device=device) < 0.5
-        column_BS = torch.where(mirrored_B1, size - 1 - column_BS, column_BS)
-    return image_BHWC[torch.arange(num, device=device)[:, None, None], row_BS[:, :, None], column_BS[:, None, :]]
+        column_BW = torch.where(mirrored_B1, width - 1 - column_BW, column_BW)
+    return image_BHWC[torch.arange(num, device=device)[:, None, None], row_BH[:, :, None], column_BW[:, None, :]]
 
 
 def all_images(source: ImageSource) -> Iterator[Tensor]:

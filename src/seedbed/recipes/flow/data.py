@@ -16,6 +16,7 @@ from torch import Tensor
 
 from seedbed.config import Config
 from seedbed.data.image_source import ImageData, open_data, save_for_inference, subset_images
+from seedbed.data.image_source import given_images as evaluation_source  # noqa: F401 (part of a recipe)
 from seedbed.data.image_source import open_for_inference as open_inference_data  # noqa: F401 (part of a recipe)
 from seedbed.nn import rng
 

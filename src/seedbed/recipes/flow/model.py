@@ -1,20 +1,22 @@
 """The flow model: a transformer over patches, conditioned on time and class.
 
-B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K values of a patch, D width.
+B batch, C channels, H W pixels, N patches, T tokens (patches and conditions), K values of a patch, D width, F features of a time.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table
-from seedbed.nn.modulate import Modulation, TimeEmbedding, gate_and_norm, time_features, try_gate_and_norm
-from seedbed.nn.patchify import axial_table, depatchify, grid_of, patchify, raster, sincos_table, with_unrotated
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
+from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table, stream_dtype, widen
+from seedbed.nn.modulate import Modulation, full_precision, gate_and_norm, try_gate_and_norm
+from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
 from seedbed.recipes.flow.presets import ModelConfig
 
-TIME_FEATURES = 256
+TIME_FEATURES, TIME_PERIOD = 256, 10_000.0
 CLASS_STD = 0.5
 # A norm needs a shift and a scale, and every one but the first has a branch before it, with its gate.
 FIRST, OTHERS = 2, 3
@@ -28,6 +30,35 @@ class PositionTables(NamedTuple):
     positions_ND: Tensor | None
     ropes: tuple[Rope | None, Rope | None]
     """For patches alone, and for patches followed by condition tokens; none where positions are only added."""
+
+
+def time_features(time_B: Tensor, num: int, scale: float) -> Tensor:
+    """(B, F) cosines and sines of `scale` times t. Without a scale, times in [0, 1] give nearly parallel vectors."""
+    assert num % 2 == 0, f"cosines and sines come in pairs, not {num}"
+    half = num // 2
+    wide_B = widen(time_B)
+    rates = torch.exp(torch.arange(half, device=time_B.device, dtype=wide_B.dtype) * (-math.log(TIME_PERIOD) / half))
+    angles_BF = scale * wide_B[:, None] * rates
+    return torch.cat((angles_BF.cos(), angles_BF.sin()), dim=1)
+
+
+class TimeEmbedding(nn.Module):
+    """Sines of the time through two layers, in float32 also under autocast."""
+
+    def __init__(self, num_features: int, width: int, scale: float) -> None:
+        super().__init__()
+        self.num_features, self.scale = num_features, scale
+        self.up, self.down = nn.Linear(num_features, width), nn.Linear(width, width)
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        for layer in (self.up, self.down):
+            normal_(layer.weight, layer.in_features**-0.5, generator)
+            fill_(layer.bias, 0.0)
+
+    def forward(self, time_B: Tensor) -> Tensor:
+        with full_precision(time_B.device):
+            features_BF = time_features(time_B.to(self.up.weight.dtype), self.num_features, self.scale)
+            return self.down(F.silu(self.up(features_BF)))
 
 
 class Block(nn.Module):
@@ -66,7 +97,7 @@ class FlowTransformer(nn.Module):
         adaln = config.condition == "adaln"
         self.time = TimeEmbedding(TIME_FEATURES, config.width, config.t_scale) if adaln else None
         self.modulation = Modulation(config.width, FIRST + OTHERS * 2 * config.depth) if adaln else None
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = module_list(Block(config) for _ in range(config.depth))
         self.leave = nn.Linear(config.width, numbers)
         declare(self.leave.weight, "head")
 
@@ -104,7 +135,6 @@ class FlowTransformer(nn.Module):
         # Where gates are zero the branches must not be: one zero in a product is enough.
         out_std = width**-0.5 if self.modulation else 0.0
         for block in self.blocks:
-            assert isinstance(block, Block)
             block.attention.init_weights(width**-0.5, out_std, generator)
             down_std = block.mlp.down.in_features**-0.5 if self.modulation else 0.0
             block.mlp.init_weights(width**-0.5, down_std, generator)
@@ -193,7 +223,7 @@ class FlowTransformer(nn.Module):
         """The tables of a forward pass; patches are in raster order unless other positions are given."""
         config, device = self.config, self.enter.weight.device
         if self.modulation and device.type == "cuda":
-            try_gate_and_norm(config.width, self.stream_dtype(), device)
+            try_gate_and_norm(config.width, stream_dtype(self.enter.weight), device)
         positions_N2 = raster(*self.grid, device) if positions_N2 is None else positions_N2
         head_dim, rope = config.width // config.heads, None
         if config.positions == "1d":
@@ -202,19 +232,23 @@ class FlowTransformer(nn.Module):
             rope = axial_table(positions_N2, head_dim, config.rope_base)
         positions_ND = None if config.positions == "1d" else sincos_table(positions_N2, config.width)
         ropes = (rope, rope and with_unrotated(rope, self.num_context))
-        return PositionTables(self.stream_dtype(), positions_ND, ropes)
-
-    def stream_dtype(self) -> torch.dtype:
-        """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
-        kind = self.enter.weight.device.type
-        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the question
-        return torch.get_autocast_dtype(kind) if on else self.enter.weight.dtype
+        return PositionTables(stream_dtype(self.enter.weight), positions_ND, ropes)
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, seed: int) -> FlowTransformer:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with on_meta():
-        model = FlowTransformer(config, shape, num_classes)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
+    return initialised(FlowTransformer, seed, config, shape, num_classes)
+
+
+def axial_table(places_N2: Tensor, head_dim: int, base: float) -> Rope:
+    """Cosines and sines of shape (N, 1, D/2): the first half of the angles follows the row, the second the column."""
+    assert head_dim % 4 == 0, f"two axes of pairs need a head width that is a multiple of 4, not {head_dim}"
+    parts = [rope_table(place_N, head_dim // 2, base) for place_N in places_N2.unbind(1)]
+    cos, sin = (torch.cat(pair, dim=-1) for pair in zip(*parts, strict=True))
+    return cos, sin
+
+
+def with_unrotated(rope: Rope, num: int) -> Rope:
+    """The table with `num` further tokens that have no position and are not rotated."""
+    cos, sin = rope
+    shape = (num, *cos.shape[1:])
+    return torch.cat((cos, cos.new_ones(shape))), torch.cat((sin, sin.new_zeros(shape)))

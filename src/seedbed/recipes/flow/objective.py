@@ -42,9 +42,9 @@ def errors(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, velocity_BCHW: Te
 # ---- baselines -----------------------------------------------------------------------------------------------------------
 
 
-def quantiles(times: TimeDistribution, num: int = NUM_QUADRATURE) -> Tensor:
+def quantiles(times: TimeDistribution) -> Tensor:
     """Quadrature times: equally spaced quantiles of the distribution, in float64."""
-    u_Q = (torch.arange(num, dtype=torch.float64) + 0.5) / num
+    u_Q = (torch.arange(NUM_QUADRATURE, dtype=torch.float64) + 0.5) / NUM_QUADRATURE
     if times.kind == "uniform":
         return u_Q
     return torch.sigmoid(times.mean + times.std * math.sqrt(2.0) * torch.erfinv(2.0 * u_Q - 1.0))
@@ -92,8 +92,7 @@ def baseline_losses(images_ND: Tensor, times: TimeDistribution, predict: str) ->
 
 def moments(images_ND: Tensor) -> tuple[float, Tensor, Tensor | None]:
     """Mean square, variance of every value, and the covariance's eigenvalues unless images are too large for that."""
-    mean_D = images_ND.mean(0)
-    centred_ND = images_ND - mean_D
+    centred_ND = images_ND - images_ND.mean(0)
     variances_D = centred_ND.square().mean(0)
     eigenvalues = None
     if images_ND.shape[1] <= MAX_NUMBERS:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seedbed.config import Config, Every, Optim, Schedule, number
+from seedbed.config import Config, Every, Optim, Schedule, Units, number
 from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
 
@@ -53,11 +53,14 @@ class ModelConfig:
             raise UserError(f"model.width={self.width} is not a multiple of 4, which sines and cosines of positions need")
 
 
+def units(config: Config) -> Units:
+    return config.data.units("MSE")
+
+
 def demo() -> Config:
     """A small flow model learns to draw coloured shapes on a laptop.
 
-    `seedbed train flow/demo`: under two minutes of training on two CPU cores, 0.7 M parameters, 16 pixels. Every possible
-    image can be listed, so samples are scored exactly; chance is 1 in 24.
+    0.7 M parameters. Every possible image can be listed, so samples are scored exactly.
     """
     return Config(
         model=ModelConfig(depth=4, width=96, heads=4, patch=4, predict="x", t_mean=-0.8, t_std=0.8),
@@ -72,10 +75,7 @@ def demo() -> Config:
 
 
 def shapes_64() -> Config:
-    """The shapes of the demo at 64 pixels, for one GPU: a run of minutes whose samples are checked exactly.
-
-    `seedbed train flow/shapes-64` on one GPU: 256 tokens of 4x4 pixels, 384 wide, 8 layers.
-    """
+    """The shapes of the demo at 64 pixels, for one GPU: a run of minutes whose samples are checked exactly."""
     model = ModelConfig(depth=8, width=384, heads=6, patch=4)
     return replace(_on_gpu(model, SHAPES, lr=1e-3, steps=4000, every=1000), batch=128)
 
@@ -83,8 +83,7 @@ def shapes_64() -> Config:
 def cifar10() -> Config:
     """CIFAR-10 by class, at most 8 minutes of one H200: S/2, flips, two averages of the weights.
 
-    `seedbed train flow/cifar10 data.images=FOLDER`, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg; then
-    `seedbed sample RUN --examine` prints the full evaluation.
+    Needs data.images=FOLDER, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg.
     """
     data = ImageConfig(images="cifar10", size=32, flip=True)
     base = _on_gpu(ModelConfig(depth=12, width=384, heads=6, patch=2), data, lr=1e-3, steps=15_000, every=4000)
@@ -92,20 +91,13 @@ def cifar10() -> Config:
 
 
 def s2_32() -> Config:
-    """The size of SiT-S/2 at 32 pixels, for throughput: same width, depth, heads, MLP, positions and patch, on random images.
-
-    `seedbed train flow/s2-32` on one H200: 36.3 GFLOP per image; SiT itself, compiled, runs at 6,836 images/s there.
-    """
+    """The size of SiT-S/2 at 32 pixels, for throughput: same width, depth, heads, MLP, positions and patch, on random images."""
     model = ModelConfig(depth=12, width=384, heads=6, patch=2, mlp="gelu", positions="sines", qk_norm=False)
     return _for_timing(_on_gpu(model, ImageConfig(images="random:10_000:1000", size=32), lr=2e-4, steps=400), log=20)
 
 
 def seed_256() -> Config:
-    """The model of a published table, exactly: 256 wide, 16 layers, 16 heads, patches of 2 at 256 pixels, 16,386 tokens.
-
-    `seedbed train flow/seed-256` on one GPU with 80 GB or more: 14.5 TFLOP per image, nine tenths of them attention. Random
-    images unless data.images names a folder.
-    """
+    """The model of a published table, exactly: 256 wide, 16 layers, 16 heads, patches of 2 at 256 pixels, 16,386 tokens."""
     shape = ModelConfig(depth=16, width=256, heads=16, patch=2, hidden=768, positions="1d", rope_base=5e5)
     model = replace(shape, condition="context", t_distribution="uniform", stratified=False)
     base = _on_gpu(model, ImageConfig(images="random:256:1000", size=256), lr=3e-4, steps=100)
@@ -113,43 +105,30 @@ def seed_256() -> Config:
 
 
 def seed_256_h4() -> Config:
-    """seed-256 with 4 heads of 64 instead of 16 of 16: same FLOPs, same parameters, a fraction of the time.
-
-    `seedbed train flow/seed-256-h4` on one GPU with 80 GB or more.
-    """
+    """seed-256 with 4 heads of 64 instead of 16 of 16: same FLOPs, same parameters, a fraction of the time."""
     base = seed_256()
     return replace(base, model=replace(base.model, heads=4))
 
 
 def s() -> Config:
-    """Size S at 64 pixels: 384 wide, 12 layers, 6 heads, patches of 4.
-
-    `seedbed train flow/s data.images=FOLDER` on one GPU; without a folder it draws shapes.
-    """
+    """Size S at 64 pixels: 384 wide, 12 layers, 6 heads, patches of 4."""
     return _on_gpu(ModelConfig(depth=12, width=384, heads=6, patch=4), SHAPES, lr=5e-4)
 
 
 def b() -> Config:
-    """Size B at 64 pixels: 768 wide, 12 layers, 12 heads, patches of 4.
-
-    `seedbed train flow/b data.images=FOLDER` on one GPU; without a folder it draws shapes.
-    """
+    """Size B at 64 pixels: 768 wide, 12 layers, 12 heads, patches of 4."""
     return _on_gpu(ModelConfig(depth=12, width=768, heads=12, patch=4), SHAPES, lr=3e-4)
 
 
 def l() -> Config:  # noqa: E743
-    """Size L at 64 pixels: 1024 wide, 24 layers, 16 heads, patches of 4.
-
-    `seedbed train flow/l data.images=FOLDER` on one GPU with 80 GB; without a folder it draws shapes.
-    """
+    """Size L at 64 pixels: 1024 wide, 24 layers, 16 heads, patches of 4."""
     return _on_gpu(ModelConfig(depth=24, width=1024, heads=16, patch=4), SHAPES, lr=2e-4)
 
 
 def pixels_256() -> Config:
     """256 pixels in patches of 16, no latents: 768 wide, 12 layers, the network predicts the image.
 
-    `seedbed train flow/pixels-256 data.images=FOLDER` on one GPU and your own budget; random images without a folder. A
-    patch is 768 values, as wide as the network: it could not represent the noise of a velocity.
+    A patch is 768 values, as wide as the network: it could not represent the noise of a velocity.
     """
     model = ModelConfig(depth=12, width=768, heads=12, patch=16, predict="x", t_mean=-0.8, t_std=0.8)
     data = ImageConfig(images="random:2_000:1000", size=256, flip=True)
@@ -182,6 +161,5 @@ def _for_timing(config: Config, log: int) -> Config:
 
 
 def check_settings(config: Config) -> dict[str, object]:
-    """A small copy for the checks: four patches along a side. Latents keep their shape."""
-    size = 4 * config.model.patch
-    return {"data.size": size} if size < config.data.size and not config.data.encode else {}
+    """A small copy for the checks: smaller images."""
+    return config.data.check_settings(config.model.patch)

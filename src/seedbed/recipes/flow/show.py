@@ -23,11 +23,11 @@ from seedbed.data.shapes import score_shapes
 from seedbed.errors import UserError
 from seedbed.recipes.flow.evaluate import full_evaluation, words, write
 from seedbed.recipes.flow.sampling import Sampling, generate
+from seedbed.train.engine import EvalEngine
 from seedbed.train.system import Request, Sample, option
 
 if TYPE_CHECKING:
     from seedbed.recipes.flow.system import Flow
-    from seedbed.train.engine import EvalEngine
 
 GUIDANCE = 2.0
 # Samples during training: enough to look at, and for shapes enough to score.
@@ -73,8 +73,7 @@ def show(system: Flow, request: Request, engine: EvalEngine) -> Sample:
     facts = {"sampling": str(sampling), "seed": seed, "num": num}
     text = f"{num} images, {sampling}, seed {seed}"
     if system.data.facts["name"] == "shapes":
-        score = score_shapes(images_NCHW, classes_N)
-        facts |= {name: round(value, 4) for name, value in score.items()}
+        facts |= {name: round(value, 4) for name, value in score_shapes(images_NCHW, classes_N).items()}
         text += (
             f"\nright shape and colour {facts['right']:.1%} (shape {facts['shape']:.1%}, colour {facts['colour']:.1%}), "
             f"IoU >= 0.8 {facts['iou80']:.1%}, mean IoU {facts['iou']:.3f}"
@@ -157,7 +156,8 @@ def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, re
     shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
     real_NCHW = _real(system.data, classes_N[shown])
     sides = [("real", real_NCHW), ("generated", images_NCHW[shown])]
-    panels = [(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns)) for title, x in sides]
+    names = [system.data.class_names[c] for c in classes_N[shown].tolist()]
+    panels = [(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns, names)) for title, x in sides]
     name = "grid.png"
     if request.options:
         asked = str(options["class_"]).replace(" ", "-").replace("/", "-")
@@ -171,7 +171,6 @@ def _real(data: ImageData, classes_N: Tensor) -> Tensor:
     class_M = np.asarray(data.valid.arrays["class"])
     turns: dict[int, Iterator[int]] = {}
     for c in set(classes_N.tolist()):
-        found = np.flatnonzero(class_M == c).tolist()
-        turns[c] = itertools.cycle(found or [c % len(class_M)])
+        turns[c] = itertools.cycle(np.flatnonzero(class_M == c).tolist() or [c % len(class_M)])
     rows = [next(turns[c]) for c in classes_N.tolist()]
     return data.valid.pick(np.array(rows))[0]

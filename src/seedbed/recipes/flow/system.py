@@ -5,7 +5,7 @@ B batch, N images, C channels, H W pixels.
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ from seedbed.recipes.flow.show import SampleOptions, show
 from seedbed.train.engine import DTYPES, EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System
+
+if TYPE_CHECKING:
+    from seedbed.train.export_onnx import OnnxNetwork
 
 NUM_BINS = 10
 # Decay of the moving average of each bin: about the last hundred steps count.
@@ -123,16 +126,11 @@ class Flow(System):
         """The velocity error on held-out images at fixed times and noises; independent of batch size and prediction target."""
         affordable = int(MAX_FLOPS / (NUM_TIMES * self.model.forward_flops()))
         device, rows_N = self.model.enter.weight.device, source.spread(max(1, min(NUM_EVALUATED, affordable)))
-        was_training, total_T = self.training, torch.zeros(NUM_TIMES, dtype=torch.float64)
-        self.eval()
-        try:
-            with eagerly():  # a shape that is used a few times is not worth compiling
-                size = max(1, EVAL_BATCH[device.type] // NUM_TIMES)
-                for first in engine.ranks.shard_of(range(0, len(rows_N), size)):
-                    error_B = self._grid_errors(*source.pick(rows_N[first : first + size]), first, device)
-                    total_T += error_B.double().cpu().view(-1, NUM_TIMES).sum(0)
-        finally:
-            self.train(was_training)
+        total_T, size = torch.zeros(NUM_TIMES, dtype=torch.float64), max(1, EVAL_BATCH[device.type] // NUM_TIMES)
+        with eagerly():  # a shape that is used a few times is not worth compiling
+            for first in engine.ranks.shard_of(range(0, len(rows_N), size)):
+                error_B = self._grid_errors(*source.pick(rows_N[first : first + size]), first, device)
+                total_T += error_B.double().cpu().view(-1, NUM_TIMES).sum(0)
         mean_T = engine.all_reduce_sum(total_T) / len(rows_N)
         half = NUM_TIMES // 2
         early, late = mean_T[:half].mean().item(), mean_T[half:].mean().item()
@@ -154,6 +152,11 @@ class Flow(System):
 
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
         return show(self, request, engine)
+
+    def onnx_network(self) -> "OnnxNetwork":
+        from seedbed.recipes.flow.export import onnx_network
+
+        return onnx_network(self)
 
     # ---- description -----------------------------------------------------------------------------------------------
 

@@ -1,93 +1,74 @@
-"""Export of a trained model as a folder: model.safetensors, config.json and tokenizer.json."""
+"""The language model for other programs: as a Llama, and as ONNX. V vocabulary, C width, B batch, T time."""
 
-import dataclasses
-import hashlib
-import json
-import os
-import shutil
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from torch import Tensor, nn
 
-from seedbed import config as configs
-from seedbed.config.saved import from_json
-from seedbed.data import limits, tokenizers
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
-from seedbed.nn.init import on_meta
+from seedbed.nn.layers import EPS, rms_norm
 from seedbed.recipes.gpt.model import Transformer
-from seedbed.recipes.gpt.presets import ModelConfig
+from seedbed.train.export_llama import Llama, llama_config
+from seedbed.train.export_onnx import OnnxNetwork
 
-FORMAT = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
-
-
-def export(model: Transformer, tokenizer: Tokenizer | None, folder: Path) -> list[Path]:
-    """Write `folder`, which must not exist or be empty, atomically: it is built in a temporary folder and renamed."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder} exists and is not an empty folder; name a new one")
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    weights = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, aside / WEIGHTS)
-    facts = {
-        "format": FORMAT,
-        "recipe": "gpt",
-        "model": configs.to_json(model.config),
-        "vocab_size": model.vocab,
-        "block": model.block,
-        "tokenizer": tokenizer.fingerprint if tokenizer else None,
-        "sha256": _sha256(aside / WEIGHTS),
-    }
-    (aside / CONFIG).write_text(json.dumps(facts, indent=2) + "\n")
-    if tokenizer:
-        tokenizer.save(aside)
-    if folder.exists():
-        folder.rmdir()
-    os.replace(aside, folder)
-    return sorted(folder.iterdir())
+# What Llama has; all other settings it can have, or they matter in training only.
+SHAPE: dict[str, Any] = {
+    "mlp": "swiglu",
+    "norm": "rms",
+    "positions": "rope",
+    "qk_norm": False,
+    "softcap": 0.0,
+    "skips": False,
+    "gate": False,
+    "values_x0": False,
+}
 
 
-def load_exported(folder: Path) -> tuple[Transformer, Tokenizer | None]:
-    """The model, in evaluation mode on the CPU, and the tokenizer that `export` wrote, after verification."""
-    facts = _read_config(folder / CONFIG)
-    path = folder / WEIGHTS
-    if not path.is_file():
-        raise UserError(f"{folder} has no {WEIGHTS}; it is not an exported model")
-    if _sha256(path) != facts["sha256"]:
-        raise UserError(f"{path} is damaged: it is not the file that {CONFIG} describes; export the run again")
-    with on_meta():
-        model = Transformer(from_json(ModelConfig(), facts["model"]), facts["vocab_size"], facts["block"])
-    try:
-        limits.require_header(path)
-        model.load_state_dict(load_file(path), assign=True)
-    except (SafetensorError, RuntimeError, ValueError) as error:
-        raise UserError(f"{path} does not fit its {CONFIG}: {str(error).splitlines()[0]}") from None
-    tokenizer = tokenizers.load(folder) if facts["tokenizer"] else None
-    if tokenizer and tokenizer.fingerprint != facts["tokenizer"]:
-        raise UserError(f"{folder} has tokenizer {tokenizer.fingerprint}, the model was trained with {facts['tokenizer']}")
-    return model.eval(), tokenizer
+def to_llama(model: Transformer, tokenizer: Tokenizer | None) -> Llama:
+    """Weights under the names of `transformers`, in float32 on the CPU. What computes the same is written in its terms:
+    norms without a weight get ones, and the norm of the embeddings is in their table, which is therefore never tied."""
+    config = model.config
+    if wrong := [name for name, value in SHAPE.items() if getattr(config, name) != value]:
+        found = ", ".join(f"model.{name}={getattr(config, name)}" for name in wrong)
+        needed = " ".join(f"model.{name}={str(SHAPE[name]).lower()}" for name in wrong)
+        raise UserError(f"{found}: Llama has no place for this; train gpt/llama, or with {needed}")
+    table_VC, ones_C = model.embed.weight[: model.vocab], torch.ones(config.width)
+    tensors = {"model.embed_tokens": rms_norm(table_VC), "model.norm": ones_C, "lm_head": model.head_weight[: model.vocab]}
+    for i, block in enumerate(model.blocks):
+        attention, (gate, up) = block.attention, block.mlp.up.weight.chunk(2)
+        queries, keys = attention.heads * attention.head_dim, attention.kv_heads * attention.head_dim
+        q, k, v = attention.qkv.weight.split((queries, keys, keys))
+        parts = {"self_attn.q_proj": q, "self_attn.k_proj": k, "self_attn.v_proj": v, "self_attn.o_proj": attention.out.weight}
+        parts |= {"mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": block.mlp.down.weight}
+        parts |= {"input_layernorm": ones_C, "post_attention_layernorm": ones_C}
+        tensors |= {f"model.layers.{i}.{name}": tensor for name, tensor in parts.items()}
+    settings = llama_config(
+        vocab=model.vocab,
+        width=config.width,
+        hidden=tensors["model.layers.0.mlp.up_proj"].shape[0],
+        depth=config.depth,
+        heads=config.heads,
+        kv_heads=config.kv_heads or config.heads,
+        context=model.block,
+        rope_theta=config.rope_base,
+        rms_norm_eps=EPS,
+    )
+    # Copies: safetensors refuses tensors that share their memory.
+    return Llama(settings, {f"{name}.weight": t.detach().float().cpu().clone() for name, t in tensors.items()}, tokenizer)
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        facts = limits.read_json(path)
-        missing = {"format", "recipe", "model", "vocab_size", "block", "tokenizer", "sha256"} - set(facts)
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}; an exported model is a folder with {CONFIG} and {WEIGHTS}") from None
-    except (ValueError, TypeError):
-        raise UserError(f"{path} is not the JSON of an exported model") from None
-    if missing or facts["recipe"] != "gpt" or facts["format"] != FORMAT:
-        raise UserError(f"{path} does not describe a gpt model of format {FORMAT}")
-    known = {f.name for f in dataclasses.fields(ModelConfig)}
-    if set(facts["model"]) != known:
-        raise UserError(f"{path} describes a model of another version: {', '.join(sorted(set(facts['model']) ^ known))}")
-    return facts
+class _Logits(nn.Module):
+    def __init__(self, model: Transformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        return self.model.logits(tokens_BT)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def onnx_network(model: Transformer) -> OnnxNetwork:
+    example_BT = torch.zeros(2, min(3, model.block), dtype=torch.long)
+    axes = {"tokens": ("batch", "length"), "logits": ("batch", "length", str(model.vocab))}
+    facts = {"max_length": model.block, "cache": "none: every call computes all positions again, there are no keys and values"}
+    return OnnxNetwork(_Logits(model), {"tokens": example_BT}, axes, "logits", facts)

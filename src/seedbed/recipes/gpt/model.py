@@ -1,7 +1,5 @@
 """The language model: a causal transformer. B batch, T time, C width, V padded vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,22 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seedbed.nn import decoding, layers
 from seedbed.nn.decoding import Cache, Decode, Prefill
-from seedbed.nn.init import declare, fill_, materialize, normal_, on_meta
-from seedbed.nn.layers import (
-    ENCODINGS,
-    MLP,
-    Attention,
-    LayerNorm,
-    PositionalEncoding,
-    RMSNorm,
-    Rope,
-    Sizes,
-    linear_cross_entropy,
-    mask_padding,
-    rms_norm,
-    widen,
-)
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
 from seedbed.recipes.gpt.presets import ModelConfig
 
 VOCAB_MULTIPLE = 64
@@ -36,11 +21,11 @@ class PositionTables(NamedTuple):
 
     dtype: torch.dtype
     positions: Tensor
-    rope: Rope | None
+    rope: layers.Rope | None
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    return LayerNorm(config.width) if config.norm == "layer" else RMSNorm(config.width)
+    return layers.LayerNorm(config.width) if config.norm == "layer" else layers.RMSNorm(config.width)
 
 
 class Block(nn.Module):
@@ -49,7 +34,7 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, takes_skip: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = make_norm(config), make_norm(config)
-        self.attention = Attention(
+        self.attention = layers.Attention(
             config.width,
             config.heads,
             kv_heads=config.kv_heads,
@@ -58,7 +43,7 @@ class Block(nn.Module):
             gate=config.gate,
             values_x0=config.values_x0,
         )
-        self.mlp = MLP(config.width, config.mlp)
+        self.mlp = layers.MLP(config.width, config.mlp)
         self.skip_weight = declare(nn.Parameter(torch.ones(())), "scalar") if takes_skip else None
         # One rate for all blocks: a rate per block would be compiled once per block.
         self.dropout, self.drop_path = config.dropout, config.drop_path
@@ -66,7 +51,7 @@ class Block(nn.Module):
     def forward(
         self,
         x_BTC: Tensor,
-        rope: Rope | None,
+        rope: layers.Rope | None,
         x0_BTC: Tensor | None = None,
         skip_BTC: Tensor | None = None,
         cache: Prefill | Decode | None = None,
@@ -96,9 +81,9 @@ class Head(nn.Module):
     def forward(self, x_BTC: Tensor, weight_VC: Tensor, targets_BT: Tensor) -> Tensor:
         """Mean nats over targets. Logits stay in the stream's dtype; only their reduction is float32."""
         if not self.softcap:
-            return linear_cross_entropy(self.norm(x_BTC).flatten(0, -2), weight_VC, targets_BT.flatten(), self.vocab)
-        logits_BTV = mask_padding(self.logits(x_BTC, weight_VC), self.vocab)
-        return F.cross_entropy(widen(logits_BTV).flatten(0, -2), targets_BT.flatten())
+            return layers.linear_cross_entropy(self.norm(x_BTC).flatten(0, -2), weight_VC, targets_BT.flatten(), self.vocab)
+        logits_BTV = layers.mask_padding(self.logits(x_BTC, weight_VC), self.vocab)
+        return F.cross_entropy(layers.widen(logits_BTV).flatten(0, -2), targets_BT.flatten())
 
     def logits(self, x_BTC: Tensor, weight_VC: Tensor) -> Tensor:
         """Logits over the padded vocabulary."""
@@ -114,10 +99,10 @@ class Transformer(nn.Module):
         self.config, self.vocab, self.block = config, vocab, block
         padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embed = nn.Embedding(padded, config.width)
-        sizes = Sizes(block, config.width, config.width // config.heads, config.rope_base)
-        self.positions: PositionalEncoding = ENCODINGS[config.positions](sizes)
+        sizes = layers.Sizes(block, config.width, config.width // config.heads, config.rope_base)
+        self.positions: layers.PositionalEncoding = layers.ENCODINGS[config.positions](sizes)
         num_skips = config.depth // 2 if config.skips else 0
-        self.blocks = nn.ModuleList(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
+        self.blocks = module_list(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
         self.head = Head(config, vocab)
         self.unembed = None if config.tied else nn.Linear(config.width, padded, bias=False)
         if self.unembed:
@@ -135,7 +120,6 @@ class Transformer(nn.Module):
         normal_(self.embed.weight, table_std, generator)
         self.positions.init_weights(table_std, generator)
         for block in self.blocks:
-            assert isinstance(block, Block)
             block.attention.init_weights(in_std, config.out_init * in_std, generator)
             block.mlp.init_weights(in_std, config.out_init * in_std, generator)
             if block.skip_weight is not None:
@@ -143,7 +127,7 @@ class Transformer(nn.Module):
         if self.unembed:
             normal_(self.unembed.weight, 0.1 * config.width**-0.5, generator)
         for module in self.modules():
-            if isinstance(module, LayerNorm):
+            if isinstance(module, layers.LayerNorm):
                 fill_(module.weight, 1.0)
 
     @property
@@ -182,7 +166,7 @@ class Transformer(nn.Module):
         tables = tables or self.position_tables(tokens_BT)
         x_BTC = self.embed(tokens_BT)
         vectors = self.positions.vectors(tables.positions)
-        x_BTC = rms_norm(x_BTC) if vectors is None else x_BTC + vectors
+        x_BTC = layers.rms_norm(x_BTC) if vectors is None else x_BTC + vectors
         x_BTC = F.dropout(x_BTC.to(tables.dtype), self.config.dropout, self.training)
         x0_BTC, early = x_BTC if self.config.values_x0 else None, []
         for i, block in enumerate(self.blocks):
@@ -197,33 +181,30 @@ class Transformer(nn.Module):
         """The tables of a forward pass over these tokens at `positions` of shape (T) or (B, T), by default from 0."""
         if positions is None:
             positions = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        return PositionTables(self.stream_dtype(), positions, self.positions.rope(positions))
-
-    def stream_dtype(self) -> torch.dtype:
-        """The dtype of the residual stream: autocast's inside autocast, else the weights' own."""
-        kind = self.embed.weight.device.type
-        on = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast; torch 2.11 cannot trace the query
-        return torch.get_autocast_dtype(kind) if on else self.embed.weight.dtype
+        return PositionTables(layers.stream_dtype(self.embed.weight), positions, self.positions.rope(positions))
 
     def new_cache(self, batch: int) -> Cache:
         """Room for the keys and values of `batch` rows of the full context."""
-        attention = self.blocks[0].attention
-        assert isinstance(attention, Attention)
-        return Cache(
-            len(self.blocks),
-            batch,
-            attention.kv_heads,
-            self.block,
-            attention.head_dim,
-            dtype=self.stream_dtype(),
-            device=self.embed.weight.device,
-        )
+        config, weight = self.config, self.embed.weight
+        heads, head_dim = config.kv_heads or config.heads, config.width // config.heads
+        dtype = layers.stream_dtype(weight)
+        return Cache(config.depth, batch, heads, self.block, head_dim, dtype=dtype, device=weight.device)
+
+
+class CachedDecoder(decoding.CachedDecoder):
+    """Generation caches keys and values: after the prefill, each token is one decode step."""
+
+    def _prefill(self, tokens_NT: Tensor, layers: list[Prefill]) -> None:
+        self.model.hidden(tokens_NT, caches=layers)
+
+    def step(self, num_slots: int = 0) -> None:
+        """One decode step on the device, without a host sync."""
+        token_B1 = self.history_BN.gather(1, self.count_B[:, None] - 1)
+        tables = self.model.position_tables(token_B1, self.cache.length_B[:, None])
+        x_B1C = self.model.hidden(token_B1, tables, self.cache.decode(num_slots))
+        self.cache.length_B += 1
+        self._append(self.model.read_out(x_B1C[:, 0]))
 
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> Transformer:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
-    with on_meta():
-        model = Transformer(config, vocab, block)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
+    return initialised(Transformer, seed, config, vocab, block)

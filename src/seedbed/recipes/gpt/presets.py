@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from seedbed.config import Config, Every, Optim, Schedule, number, registered
+from seedbed.config import Config, Every, Optim, Schedule, Units, number, registered
 from seedbed.data.corpus import TextConfig
 from seedbed.errors import UserError
 
@@ -45,11 +45,14 @@ class ModelConfig:
             raise UserError(f"model.width/model.heads={self.width // self.heads} is odd, and RoPE needs an even head width")
 
 
+def units(config: Config) -> Units:
+    return config.data.units
+
+
 def demo() -> Config:
     """A small GPT learns Python's own documentation on a laptop.
 
-    `seedbed train gpt/demo`: under two minutes of training on two CPU cores, 0.9 M parameters, characters. The validation
-    loss falls from 4.6 to about 1.2 nats per character, and samples turn into something like the language reference.
+    0.9 M parameters on characters. Samples turn into something like the language reference.
     """
     return Config(
         model=ModelConfig(depth=4, heads=4, width=128),

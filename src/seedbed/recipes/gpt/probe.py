@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from seedbed.data.text_facts import decode_row, reencode, text_of
+from seedbed.data.text_facts import next_token_facts
 from seedbed.recipes.gpt.model import Transformer
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
@@ -22,54 +22,39 @@ if TYPE_CHECKING:
 
 def build_probe(system: GPT, batch: dict[str, Tensor]) -> Probe:
     """The model, the inputs that `loss` gives it, and what to expect of it."""
-    model, data = system.model, system.data
-    inputs_BT, targets_BT = _fed(system, batch)
-    text = text_of(data)
+    model = system.model
+    engine = EvalEngine(system, system.config, batch["tokens"].device)
+    with torch.no_grad():
+        inputs_BT, targets_BT, *_ = _given_to(model, lambda: system.loss(batch, engine))
     return Probe(
         batch={"inputs": inputs_BT, "targets": targets_BT},
         predict=lambda b: _logits(model, b["inputs"], b["targets"]),
         objective=lambda logits_BTV, b: _score(model, logits_BTV, b["targets"]),
-        inputs="inputs",
-        targets="targets",
-        rule=lambda b: F.pad(b["inputs"][:, 1:], (0, 1), value=-1),
-        ranges={name: (0, model.vocab - 1) for name in ("tokens", "inputs", "targets")},
-        oracle=lambda b: 50.0 * F.one_hot(b["targets"], model.vocab).to(model.embed.weight.dtype),
-        lower_bound=0.0,
-        order="causal",
         positions=model.positions.effect,
         at_positions=lambda b, positions_T: model.read_out(
             model.hidden(b["inputs"], model.position_tables(b["inputs"], positions_T))
         ),
         at_init=lambda b: math.log(model.vocab),
-        baselines=system.baselines,
-        decode=None if data.tokenizer is None else functools.partial(decode_row, data.tokenizer),
-        holds=None if text is None else lambda part: all(piece in text() for piece in part.split("\ufffd")),
-        reencode=None if text is None else lambda: reencode(data),
         cached=lambda tokens_BT: _cached(model, tokens_BT),
+        **next_token_facts(system.data, model),
     )
 
 
-def _fed(system: GPT, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets that `loss` passes to the model."""
-    seen: list[Any] = []
-    hook = system.model.register_forward_pre_hook(lambda module, args: seen.extend(args))
+def _given_to(module: nn.Module, run: Callable[[], Any]) -> list[Any]:
+    """The arguments that a module is called with in `run`."""
+    given: list[Any] = []
+    hook = module.register_forward_pre_hook(lambda module, args: given.extend(args))
     try:
-        with torch.no_grad():
-            system.loss(batch, EvalEngine(system, system.config, batch["tokens"].device))
+        run()
     finally:
         hook.remove()
-    return seen[0], seen[1]
+    return given
 
 
 def _logits(model: Transformer, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
     """The logits of the loss, from the head's inputs in the training forward."""
-    seen: list[Any] = []
-    hook = model.head.register_forward_pre_hook(lambda module, args: seen.extend(args[:2]))
-    try:
-        model(inputs_BT, targets_BT)
-    finally:
-        hook.remove()
-    return model.head.logits(*seen)[..., : model.vocab]
+    x_BTC, weight_VC, _ = _given_to(model.head, lambda: model(inputs_BT, targets_BT))
+    return model.head.logits(x_BTC, weight_VC)[..., : model.vocab]
 
 
 class _LinearGivesInput(TorchFunctionMode):

@@ -1,11 +1,6 @@
-"""The gpt system: next-token loss, exact evaluation of a whole split, samples, and export. B batch, T time."""
+"""The gpt system: next-token loss, exact evaluation of a whole split, and samples. B batch, T time."""
 
-from __future__ import annotations
-
-import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,47 +8,32 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.config import Config
-from seedbed.data.text import TextData, TextSource, windows
-from seedbed.errors import UserError
+from seedbed.data.text import TextData, TextSource, text_metrics, windows
 from seedbed.nn import eagerly
+from seedbed.nn.decoding import Sampling
 from seedbed.nn.layers import attention_scope, choose_attention
-from seedbed.recipes.gpt.generate import generate
-from seedbed.recipes.gpt.model import build_model
-from seedbed.train.engine import DTYPES
-from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks, own_share
+from seedbed.recipes.gpt.model import CachedDecoder, build_model
+from seedbed.train.engine import DTYPES, EvalEngine
+from seedbed.train.system import Batch, over_ranks
+from seedbed.train.text_system import TextSystem
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
+    from seedbed.train.export_llama import Llama
+    from seedbed.train.export_onnx import OnnxNetwork
     from seedbed.train.probe import Probe
 
 # Logits that one batch of evaluation may hold.
 EVAL_LOGITS = {"cuda": 1 << 29, "mps": 1 << 26, "cpu": 1 << 22}
-PROMPT_TOKENS = 24
 CHINCHILLA = 20.0
 
 
-@dataclass(frozen=True)
-class SampleOptions:
-    """Options of `seedbed sample`."""
-
-    prompt: str | None = option(None, "what the samples begin with")
-    num: int = option(1, "number of samples", low=1)
-    tokens: int = option(200, "length of each sample", low=1)
-    temperature: float = option(0.8, "0 always takes the likeliest token", low=0)
-    top_k: int = option(0, "choose among the K likeliest; 0: all", low=0)
-    top_p: float = option(1.0, "choose among the likeliest that make up P", low=0, high=1)
-    seed: int = option(1, "the same seed gives the same samples", low=0)
-
-
-class GPT(System):
+class GPT(TextSystem):
     """A transformer that predicts the next token."""
 
     auto_compile = "whole"
-    sample_options = SampleOptions
 
     def __init__(self, config: Config, data: TextData) -> None:
-        super().__init__()
-        self.config, self.data, self.tokenizer = config, data, data.tokenizer
+        super().__init__(config, data)
         self._kernels: dict[torch.device, tuple] = {}
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
@@ -77,7 +57,7 @@ class GPT(System):
             self._kernels[device] = choose_attention(size, *rest, only=config.attention)
         return self._kernels[device]
 
-    def probe(self, batch: Batch) -> Probe:
+    def probe(self, batch: Batch) -> "Probe":
         from seedbed.recipes.gpt.probe import build_probe  # checks use it, training does not
 
         return build_probe(self, batch)
@@ -107,43 +87,27 @@ class GPT(System):
         model.eval()
         try:
             with eagerly():  # a shape that is used a few times is not worth compiling
-                for tokens_BT in own_share(windows(source, batch, device), engine):
+                for tokens_BT in engine.ranks.shard_of(windows(source, batch, device)):
                     logits_BTV = model.logits(tokens_BT[:, :-1]).float()
                     nats_BT = F.cross_entropy(logits_BTV.mT, tokens_BT[:, 1:], reduction="none")
                     nats += nats_BT.sum(-1).cpu().double().sum().item()
         finally:
             model.train(was_training)
-        return _report(over_ranks(nats, engine), source)
+        return text_metrics("loss", over_ranks(nats, engine), source)
 
-    def complete(self, prompts: list[str], **options: Any) -> list[str]:
-        """Continuations of `prompts`; the options are those of `generate`."""
-        if self.tokenizer is None:
-            raise UserError("this run was trained on random tokens; there is no text to generate")
-        return generate(self.model, self.tokenizer, prompts, **options)
+    def decoder(self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool) -> CachedDecoder:
+        with eagerly():  # it reads the prompts: compiled blocks would be compiled again for every length
+            return CachedDecoder(self.model, rows, num, sampling, seed, capture=capture)
 
-    def sample(self, request: Request, engine: EvalEngine) -> Sample:
-        """Text after a prompt, by default the beginning of the validation part."""
-        options = asdict(request.read(SampleOptions))
-        if self.tokenizer is None and not request.options:
-            return Sample()
-        given, num = options.pop("prompt"), options.pop("num")
-        first = self.tokenizer.decode(self.data.valid.tokens[:PROMPT_TOKENS].tolist()) if self.tokenizer else ""
-        prompt = first if given is None else given
-        write = request.write or (lambda text: None)
+    def to_llama(self) -> "Llama":
+        from seedbed.recipes.gpt import export
 
-        def on_text(row: int, piece: str) -> None:
-            if row == 0:
-                write(piece)
+        return export.to_llama(self.model, self.tokenizer)
 
-        # A capture runs the garbage collector and frees memory: between steps that costs more than it saves.
-        has_ended = float(engine.progress) >= 1.0
-        capture = bool(request.options) or request.write is not None or has_ended
-        write(prompt)
-        texts = [prompt + text for text in self.complete([prompt] * num, on_text=on_text, capture=capture, **options)]
-        # The first sample was streamed; the others were generated with it.
-        rest = "".join(f"\n\n---- sample {i} of {num}\n{text}" for i, text in enumerate(texts[1:], 2))
-        write(rest + "\n")
-        return Sample(text=texts[0] + rest, facts={"prompt": prompt, **options})
+    def onnx_network(self) -> "OnnxNetwork":
+        from seedbed.recipes.gpt import export
+
+        return export.onnx_network(self.model)
 
     def describe(self) -> dict[str, Any]:
         """Size against data, and the first block as the model sees it: x above y."""
@@ -161,20 +125,6 @@ class GPT(System):
             block = self.data.train.tokens[: min(49, config.data.block + 1)].tolist()
             facts |= {"x": repr(self.tokenizer.decode(block[:-1])), "y": repr(self.tokenizer.decode(block[1:]))}
         return facts
-
-    def export(self, folder: Path) -> list[Path]:
-        from seedbed.recipes.gpt.export import export
-
-        return export(self.model, self.tokenizer, folder)
-
-
-def _report(nats: float, source: TextSource) -> dict[str, float]:
-    """Nats per token first: it decides which checkpoint is best. Bits per byte compare across tokenizers."""
-    per_token = nats / source.num_targets
-    numbers = {"loss": per_token, "perplexity": math.exp(min(per_token, 700.0))}
-    if source.num_target_bytes:
-        numbers["bits_per_byte"] = nats / (math.log(2) * source.num_target_bytes)
-    return numbers
 
 
 def build(config: Config, data: TextData) -> GPT:

@@ -53,7 +53,6 @@ class Addition(Task):
         return self.write(*self._draw(key_B, end_B), shape)
 
     def write(self, a_B: Tensor, b_B: Tensor, shape: Shape) -> Samples:
-        """The sample of each pair."""
         num_digits = shape.num_out - 1
         (a_BI, na_B1), (b_BI, nb_B1), (sum_BM, ns_B1) = (self._digits(v, num_digits + 1) for v in (a_B, b_B, a_B + b_B))
         # Positions count from the first token that is not PAD.

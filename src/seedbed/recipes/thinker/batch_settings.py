@@ -3,8 +3,6 @@
 `SettingsTensors` are those of a run; `BatchSettings` is one batch's draw from them. Both work under vmap and capture. T steps.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -94,19 +92,7 @@ def draw_settings(
     """Everything else that the batch of step `turn` needs, for an unroll of `num_steps` of which `steps` count."""
     count_T = torch.arange(1, num_steps + 1, device=turn.device)
     end_T = count_T == steps
-    program_T5 = _program(settings, turn, num_steps, end_T)
-    progressive = torch.where(settings["mode"] == PROGRESSIVE, _cut(settings, turn, num_steps, steps), 0)
-    cut = torch.maximum(progressive, steps - settings["reach"])
-    raw_T = torch.where(settings["mode"] == FIXED, settings["raw"][:num_steps], end_T.to(settings["raw"].dtype))
-    weight_T = raw_T * program_T5[:, OUTPUT] * (count_T > cut)
-    weight_T = weight_T / weight_T.sum().clamp_min(1e-30)
-    return BatchSettings(
-        settings["seed"], program_T5, weight_T, settings["sigma"], settings["perturb"], settings["memory"], latents, cut
-    )
-
-
-def _program(settings: SettingsTensors, turn: Tensor, num_steps: int, end_T: Tensor) -> Tensor:
-    """The run's own table, or one drawn for this batch: independent columns, corrected to be valid."""
+    # The run's own table, or one drawn for this batch: independent columns, corrected to be valid.
     coins_T5 = rng.bits(rng.keys(settings["seed"], turn, PROGRAM), num_steps * 5).view(num_steps, 5) >> 31
     first_T = torch.arange(num_steps, device=turn.device) == 0
     write_T = coins_T5[:, WRITE]
@@ -118,7 +104,15 @@ def _program(settings: SettingsTensors, turn: Tensor, num_steps: int, end_T: Ten
         OUTPUT: coins_T5[:, OUTPUT] | end_T,
     }
     drawn_T5 = torch.stack([columns[c] for c in range(5)], -1).to(settings["program"].dtype)
-    return torch.where(settings["random_program"] > 0, drawn_T5, settings["program"][:num_steps])
+    program_T5 = torch.where(settings["random_program"] > 0, drawn_T5, settings["program"][:num_steps])
+    progressive = torch.where(settings["mode"] == PROGRESSIVE, _cut(settings, turn, num_steps, steps), 0)
+    cut = torch.maximum(progressive, steps - settings["reach"])
+    raw_T = torch.where(settings["mode"] == FIXED, settings["raw"][:num_steps], end_T.to(settings["raw"].dtype))
+    weight_T = raw_T * program_T5[:, OUTPUT] * (count_T > cut)
+    weight_T = weight_T / weight_T.sum().clamp_min(1e-30)
+    return BatchSettings(
+        settings["seed"], program_T5, weight_T, settings["sigma"], settings["perturb"], settings["memory"], latents, cut
+    )
 
 
 def _cut(settings: SettingsTensors, turn: Tensor, num_steps: int, steps: Tensor) -> Tensor:

@@ -3,16 +3,13 @@
 Shape suffixes: B samples, S entries of the stage.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from seedbed.nn import rng
-
-if TYPE_CHECKING:
-    from seedbed.recipes.thinker.presets import CurriculumConfig
-
+from seedbed.recipes.thinker.presets import CurriculumConfig
 
 STAGED = ("gated", "mixed")
 
@@ -28,7 +25,7 @@ class Stage(NamedTuple):
     accuracy: Tensor  # of the last whole window
 
 
-def first(config: "CurriculumConfig", length: int) -> Tensor:
+def first(config: CurriculumConfig, length: int) -> Tensor:
     """The stage before step 0, for samples up to `length` in the end."""
     return torch.tensor([min(config.start, length) if config.kind in STAGED else length, 0, 0, 0, 0, 0], dtype=torch.float32)
 
@@ -43,7 +40,7 @@ def limit(stage_S: Tensor) -> Tensor:
     return stage_S[..., 0].to(torch.int64)
 
 
-def lengths(key_B: Tensor, limit: Tensor | int, config: "CurriculumConfig", length: int) -> Tensor:
+def lengths(key_B: Tensor, limit: Tensor | int, config: CurriculumConfig, length: int) -> Tensor:
     """The length of each sample: at most `limit`, except for the share of a mixed curriculum that is drawn from the full range;
     for `mostly`, all but that share have the full length."""
     if config.kind == "fixed":
@@ -61,7 +58,7 @@ def on_longest(length_B: Tensor, stage_S: Tensor) -> Tensor:
     return length_B == limit(stage_S)
 
 
-def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: "CurriculumConfig", length: int) -> Tensor:
+def advance(stage_S: Tensor, hits: Tensor, count: Tensor, config: CurriculumConfig, length: int) -> Tensor:
     """The stage after a step with `hits` right among `count` samples of the longest length.
 
     At the end of every window its accuracy decides; a window without such a sample does not promote.

@@ -86,14 +86,7 @@ class TaskSource(Source):
 
 
 def _named(made: Samples, length_B: Tensor, index_B: Tensor) -> dict[str, Tensor]:
-    return {
-        "x": made.x_BN,
-        "y": made.y_BM,
-        "keep": made.keep_BM,
-        "learn": made.learn_BM,
-        "length": length_B,
-        "index": index_B,
-    }
+    return {"x": made.x_BN, "y": made.y_BM, "keep": made.keep_BM, "learn": made.learn_BM, "length": length_B, "index": index_B}
 
 
 def _fingerprint(wanted: DataConfig) -> str:

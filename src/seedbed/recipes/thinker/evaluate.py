@@ -181,8 +181,7 @@ def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
 
 def _moved(system: ThinkerSystem, batch: Batch, inference: Inference) -> float:
     """The change of answers when the targets from their own position on are those of another sample; 0 up to rounding."""
-    num_out = batch["y"].shape[-1]
-    place = num_out // 2
+    place = batch["y"].shape[-1] // 2
     other = torch.cat((batch["y"][:, :place], batch["y"].roll(1, 0)[:, place:]), 1)
     streams, worst = [], 0.0
     for y_BM in (batch["y"], other):

@@ -5,28 +5,20 @@ Shape suffixes: B samples, M output tokens, K latents, S steps that are looked a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
-from seedbed.recipes.thinker import plots
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.evaluate import (
-    Inference,
-    as_trained,
-    batches,
-    leak_check,
-    predict,
-    right_answers,
-    score,
-    states_of,
-)
+from seedbed.recipes.thinker.evaluate import Inference, as_trained, batches, leak_check, predict, right_answers, score, states_of
 from seedbed.recipes.thinker.program import NAMED, parse_program
 from seedbed.recipes.thinker.tasks import trivial_baselines
+from seedbed.report.heatmap import Panel, draw_panels
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.system import ThinkerSystem
@@ -36,6 +28,8 @@ NUM_DRAWS = 4
 FAR, MORE_LATENTS, MORE_STEPS = 16, 1.5, 4 / 3
 MAX_CELLS, MAX_LENGTHS, MAX_POINTS = 16, 12, 40
 PAIRS = 1 << 14
+
+MAP, EXACT_MAP, CURVE, RESIDUAL = "map.png", "map-exact.png", "steps.png", "residual.png"
 
 
 @torch.no_grad()
@@ -62,7 +56,10 @@ def full_evaluation(system: ThinkerSystem, source: TaskSource, folder: Path | No
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "full_evaluation.json").write_text(json.dumps(found, indent=1) + "\n")
         if not leak.found:
-            plots.plot_all(found, folder)
+            plot_map(found, "token", folder / MAP)
+            plot_map(found, "exact", folder / EXACT_MAP)
+            _plot_curve(found, folder / CURVE)
+            _plot_residual(found, folder / RESIDUAL)
     return found
 
 
@@ -97,17 +94,13 @@ def ensembles(system: ThinkerSystem, source: TaskSource, num: int) -> dict[str, 
         same_B = ((answers[0] == answers[1]) | ~batch["keep"]).all(-1)
         votes_BMV = torch.stack([logits_SBMV[-1], *others]).softmax(-1).sum(0)
         voted_B = right_answers(votes_BMV, batch).all(-1)
-        sure_B = right_answers(_most_confident(logits_SBMV, batch), batch).all(-1)
+        # The logits of the step at which the least confident token of a sample is most confident.
+        sure_SBM = logits_SBMV.softmax(-1).amax(-1).masked_fill(~batch["keep"], 1.0)
+        best_B = sure_SBM.amin(-1).argmax(0)
+        sure_B = right_answers(logits_SBMV[best_B, torch.arange(len(best_B), device=best_B.device)], batch).all(-1)
         totals += torch.stack([same_B.sum(), voted_B.sum(), sure_B.sum()]).double().cpu()
     same, voted, sure = (totals / num).tolist()
     return {"same_answer_of_two_draws": same, "exact_by_vote": voted, "exact_at_surest_step": sure}
-
-
-def _most_confident(logits_SBMV: Tensor, batch: dict[str, Tensor]) -> Tensor:
-    """The logits of the step at which the least confident token of a sample is most confident."""
-    sure_SBM = logits_SBMV.softmax(-1).amax(-1).masked_fill(~batch["keep"], 1.0)
-    best_B = sure_SBM.amin(-1).argmax(0)
-    return logits_SBMV[best_B, torch.arange(len(best_B), device=best_B.device)]
 
 
 def by_length(system: ThinkerSystem, source: TaskSource, num: int) -> list[dict[str, float]]:
@@ -228,3 +221,57 @@ def all_pairs(system: ThinkerSystem, source: TaskSource) -> dict[str, Any]:
     right, num, held_right, num_held = counts.tolist()
     found: dict[str, Any] = {"num": num, "num_wrong": num - right, "exact": right / num}
     return found | ({"num_held": num_held, "exact_held": held_right / num_held} if num_held else {})
+
+
+def plot_map(found: dict[str, Any], kind: str, path: Path) -> None:
+    """Accuracy in per cent by latents and steps, the trained box outlined; colours run from chance to 100."""
+    cells, names = found["map"], {"token": "tokens right", "exact": "exact match"}
+    rows, columns = cells["latents"], cells["steps"]
+    low_k, high_k, low_t, high_t = cells["box"]
+    panel = Panel("", [[100.0 * value for value in row] for row in cells[kind]])
+    draw_panels(
+        path,
+        [panel],
+        (rows, columns, "latents", "steps"),
+        f"{found['task']}: {names[kind]} in %, training box outlined",
+        low=100.0 * cells["chance"] if kind == "token" else 0.0,
+        high=100.0,
+        box=(rows.index(low_k), rows.index(high_k), columns.index(low_t), columns.index(high_t)),
+    )
+
+
+def _plot_curve(found: dict[str, Any], path: Path) -> None:
+    curve, baselines = found["curve"], found["baselines"]
+    with _plot_over_steps(found, "accuracy against steps, to 16 times the trained ones", path) as axis:
+        axis.plot(curve["steps"], [100 * v for v in curve["exact"]], marker="o", markersize=3, label="exact match")
+        axis.plot(curve["steps"], [100 * v for v in curve["token"]], marker="o", markersize=3, label="tokens right")
+        trivial = 100 * max(v for name, v in baselines.items() if name.endswith("_token"))
+        axis.axhline(trivial, color="tab:gray", linestyle=":", label=f"tokens right by a trivial answer ({trivial:.1f})")
+        axis.set_ylim(-2, 102)
+        axis.set_ylabel("%")
+
+
+def _plot_residual(found: dict[str, Any], path: Path) -> None:
+    moves = found["curve"]["residual"]
+    with _plot_over_steps(found, "residual |z(t+1) - z(t)| / |z(t)|", path) as axis:
+        axis.plot(range(1, len(moves) + 1), moves, label="change of the state by a step, relative to its norm")
+        if min(moves, default=0) > 0:
+            axis.set_yscale("log")
+
+
+@contextlib.contextmanager
+def _plot_over_steps(found: dict[str, Any], title: str, path: Path) -> Iterator[Any]:
+    """Axes to draw on; the trained range is marked, and the picture is written."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.6), dpi=120, layout="constrained")
+    yield (axis := figure.subplots())
+    axis.axvspan(*found["curve"]["trained"], color="tab:red", alpha=0.12, label="trained")
+    axis.set_xscale("log", base=2)
+    axis.set_xlabel("steps")
+    axis.xaxis.set_major_formatter("{x:.0f}")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, fontsize=8)
+    axis.set_title(f"{found['task']}: {title}", fontsize=10, loc="left")
+    figure.savefig(path, format="png")

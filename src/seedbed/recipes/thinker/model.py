@@ -4,19 +4,18 @@ Shape suffixes: B batch, N input and M output tokens, K latents, D width, H head
 C rows of a context, W writes that the memory keeps, V vocabulary.
 """
 
-from __future__ import annotations
-
+import math
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seedbed.errors import UserError
 from seedbed.nn import rng
-from seedbed.nn.init import declare, normal_
+from seedbed.nn.init import declare, module_list, normal_
 from seedbed.nn.layers import LayerNorm, rms_norm
-from seedbed.recipes.thinker.batch_settings import NOISE, PERTURB, BatchSettings
-from seedbed.recipes.thinker.positions import PositionEncoding
+from seedbed.recipes.thinker.batch_settings import NOISE, PERTURB, POSITIONS, BatchSettings
 from seedbed.recipes.thinker.presets import BY_ENDS, ModelConfig
 from seedbed.recipes.thinker.program import LOOKUP, READ, STATIC, WRITE
 
@@ -24,6 +23,11 @@ from seedbed.recipes.thinker.program import LOOKUP, READ, STATIC, WRITE
 HIDDEN = -1e9
 
 KeysValues = tuple[Tensor, Tensor]
+LONGEST_WAVE = 10_000.0
+# A random scale lies between one over this and this.
+MAX_SCALE = 2.0
+# For positions counted from both ends: with 16 wavelengths per end, every second is twice as long.
+LONGEST_OF_ENDS = 256.0
 
 
 class Sizes(NamedTuple):
@@ -102,7 +106,7 @@ class Decoder(nn.Module):
         super().__init__()
         shape = config.output
         num_layers = shape.layers if config.target_stream != "only" else 0
-        self.layers = nn.ModuleList(Block(config.width, config.heads, shape.self_attn) for _ in range(num_layers))
+        self.layers = module_list(Block(config.width, config.heads, shape.self_attn) for _ in range(num_layers))
         self.norm = LayerNorm(config.width)
         self.head = None if shape.tied else nn.Linear(config.width, vocab, bias=False)
         if self.head is not None:
@@ -111,12 +115,10 @@ class Decoder(nn.Module):
     def forward(self, query_MD: Tensor, rows_BCD: Tensor, bias: Tensor | None, embed_VD: Tensor) -> Tensor:
         x_BMD = query_MD
         for layer in self.layers:
-            assert isinstance(layer, Block)
             x_BMD = layer(x_BMD, layer.context(rows_BCD), bias, None)
         return self.logits(x_BMD, embed_VD)
 
     def logits(self, x_BMD: Tensor, embed_VD: Tensor) -> Tensor:
-        """Logits of every token."""
         return F.linear(self.norm(x_BMD), embed_VD if self.head is None else self.head.weight)
 
 
@@ -163,7 +165,7 @@ class Thinker(nn.Module):
         self.ask = declare(nn.Parameter(torch.empty(1, width)), "scalar") if config.target_stream != "only" else None
         static = config.static_memory
         self.static = declare(nn.Parameter(torch.empty(static, width)), "embed") if static else None
-        self.cell = nn.ModuleList(Block(width, config.heads) for _ in range(config.blocks))
+        self.cell = module_list(Block(width, config.heads) for _ in range(config.blocks))
         self.decoder = Decoder(config, sizes.vocab)
 
     def init_weights(self, generator: torch.Generator) -> None:
@@ -179,10 +181,6 @@ class Thinker(nn.Module):
             if param is not None:
                 normal_(param, 0.5, generator)
         self.places.init_weights(generator)
-
-    @property
-    def blocks(self) -> list[Block]:
-        return [block for block in self.cell if isinstance(block, Block)]
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
@@ -251,7 +249,7 @@ class Thinker(nn.Module):
                     z_BKD = self._perturb(z_BKD, batch["index"], setting, t)
                 context, bias_B11C = self._contexts(fixed, memory), pad_B11C + source_TC[t]
                 z_BKD = self._step(z_BKD, context, bias_B11C, self_bias)
-                memory = self._write(memory, z_BKD, setting.program_T5[t, WRITE])
+                memory = self.write(memory, z_BKD, setting.program_T5[t, WRITE])
                 if h_BMD is not None:
                     h_BMD = self._flow(h_BMD, z_BKD, context, bias_B11C, self_bias)
                 if setting.cut is not None or t + 1 == setting.first:
@@ -296,7 +294,7 @@ class Thinker(nn.Module):
         rows_BCD = torch.cat(parts, -2)
         after = rows_BCD.shape[-2] - 1 - x_BN.shape[-1] + self.num_memory * num_latents
         pad_BC = F.pad((HIDDEN * (x_BN == self.sizes.pad)).to(rows_BCD.dtype), (1, after))
-        return [block.context(rows_BCD) for block in self.blocks], pad_BC[:, None, None, :]
+        return [block.context(rows_BCD) for block in self.cell], pad_BC[:, None, None, :]
 
     def _sources(self, setting: BatchSettings, num_latents: int, num_rows: int) -> Tensor:
         """The mask, at every step, of sources that its row of the program leaves out. The null token is always visible."""
@@ -333,14 +331,14 @@ class Thinker(nn.Module):
         if memory_BWKD is None:
             return fixed
         rows_BCD = memory_BWKD.flatten(-3, -2)
-        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.blocks, strict=True)]
+        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.cell, strict=True)]
 
     def _step(self, x_BQD: Tensor, contexts: list[KeysValues], bias: Tensor, self_bias: Tensor | None) -> Tensor:
-        for block, context in zip(self.blocks, contexts, strict=True):
+        for block, context in zip(self.cell, contexts, strict=True):
             x_BQD = block(x_BQD, context, bias, self_bias)
         return rms_norm(x_BQD) if self.config.state_norm else x_BQD
 
-    def _write(self, memory_BWKD: Tensor | None, z_BKD: Tensor, on: Tensor) -> Tensor | None:
+    def write(self, memory_BWKD: Tensor | None, z_BKD: Tensor, on: Tensor) -> Tensor | None:
         """The memory with the state as its newest entry, in new storage; the oldest is dropped."""
         if memory_BWKD is None:
             return None
@@ -369,7 +367,7 @@ class Thinker(nn.Module):
     def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
         """One step of the stream through the same blocks: causal self-attention, with access to context and latents."""
         num = h_BMD.shape[-2]
-        pairs = [_joined(pair, block.context(z_BKD)) for pair, block in zip(contexts, self.blocks, strict=True)]
+        pairs = [_joined(pair, block.context(z_BKD)) for pair, block in zip(contexts, self.cell, strict=True)]
         latent_K = z_BKD.new_zeros(z_BKD.shape[-2]) if live_K is None else live_K
         bias_B11C = torch.cat((bias_B11C, latent_K.expand(*bias_B11C.shape[:-1], -1)), -1)
         causal_MM = torch.full((num, num), HIDDEN, dtype=h_BMD.dtype, device=h_BMD.device).triu(1)
@@ -383,3 +381,75 @@ def _joined(one: KeysValues, other: KeysValues) -> KeysValues:
 def select_rows(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:
     """Some rows. Not indexed by a list: that would be copied from the host, which capture forbids."""
     return x_T if len(steps) == len(x_T) else torch.stack([x_T[t] for t in steps])
+
+
+def sinusoids(position_L: Tensor, width: int, longest: float = LONGEST_WAVE) -> Tensor:
+    """Sines and cosines of positions at width / 2 wavelengths, from 2 pi up to `longest` times as long."""
+    rate_F = torch.exp(torch.arange(width // 2, device=position_L.device) * (-2.0 * math.log(longest) / width))
+    angle_LF = position_L[..., None].to(torch.float32) * rate_F
+    return torch.cat((angle_LF.sin(), angle_LF.cos()), -1)
+
+
+class PositionEncoding(nn.Module):
+    """A vector for every position, shared by input and output sequences."""
+
+    def __init__(self, config: ModelConfig, num_needed: int) -> None:
+        super().__init__()
+        shape = config.positions
+        self.kind, self.width, self.max = shape.kind, config.width, shape.max
+        if shape.kind in ("learned", "random_sorted") and shape.max and shape.max < num_needed:
+            raise UserError(f"model.positions.max={shape.max} is below the {num_needed} positions that the task needs")
+        size = shape.max or num_needed
+        self.table = declare(nn.Parameter(torch.empty(size, config.width)), "embed") if shape.kind == "learned" else None
+
+    def init_weights(self, generator: torch.Generator) -> None:
+        if self.table is not None:
+            normal_(self.table, 1.0, generator)
+
+    def forward(self, num_in: int, num_out: int, index_B: Tensor, setting: BatchSettings) -> tuple[Tensor, Tensor]:
+        """Vectors of input and output positions: the same for all samples (L, D), or drawn for each (B, L, D)."""
+        num = max(num_in, num_out)
+        if self.table is None:
+            both_LD = sinusoids(self.drawn(num, index_B, setting), self.width)
+        elif num > len(self.table):
+            raise UserError(f"{num} positions, {len(self.table)} learned; longer inputs need model.positions.kind=sin")
+        else:
+            both_LD = self.table
+        return both_LD[..., :num_in, :], both_LD[..., :num_out, :]
+
+    def from_ends(self, is_in_BN: Tensor, is_out_BM: Tensor, index_B: Tensor, setting: BatchSettings) -> tuple[Tensor, Tensor]:
+        """Vectors of input and output positions of each sample (B, L, D): halves count from the first and from the last token."""
+        counts = self.counted(is_in_BN, is_out_BM, index_B, setting)
+        found = [sinusoids(count_BL2, self.width // 2, LONGEST_OF_ENDS).flatten(-2) for count_BL2 in counts]
+        return found[0], found[1]
+
+    def counted(self, is_in_BN: Tensor, is_out_BM: Tensor, index_B: Tensor, setting: BatchSettings) -> list[Tensor]:
+        """The distance of each token from the first and from the last one (B, L, 2), for inputs and outputs.
+
+        Strides are drawn so that the longer sequence ends between its own length and `max`: training then covers the positions,
+        distances and sums that longer samples need. A match of two counts holds at every length.
+        """
+        most_B1 = torch.maximum(is_in_BN.sum(-1), is_out_BM.sum(-1)).clamp_min(1)[:, None]
+        u_B2 = rng.uniform(rng.keys(setting.seed, index_B, POSITIONS + setting.stream), 2)
+        stride_B1 = (self.max / most_B1).clamp_min(1.0) ** u_B2[:, :1]
+        first_B1 = (self.max - most_B1 * stride_B1).clamp_min(0.0) * u_B2[:, 1:] * (self.kind == "ends_shifted")
+        found = []
+        for is_used_BL in (is_in_BN, is_out_BM):
+            ahead_BL = torch.arange(1, is_used_BL.shape[-1] + 1, device=index_B.device).expand(is_used_BL.shape)
+            back_BL = is_used_BL.sum(-1, keepdim=True) + 1 - ahead_BL
+            found.append(first_B1[..., None] + stride_B1[..., None] * torch.stack((ahead_BL, back_BL), -1))
+        return found
+
+    def drawn(self, num: int, index_B: Tensor, setting: BatchSettings) -> Tensor:
+        """The positions, increasing. Random ones follow from the sample's counter, and a training batch shares them."""
+        count_L = torch.arange(num, device=index_B.device)
+        if self.kind == "sin":
+            return count_L
+        key_B = rng.keys(setting.seed, index_B // setting.group, POSITIONS + setting.stream)
+        if self.kind == "random_affine":
+            u_B2 = rng.uniform(key_B, 2)
+            return count_L * MAX_SCALE ** (2.0 * u_B2[..., :1] - 1.0) + u_B2[..., 1:] * self.max
+        if num > self.max:
+            raise UserError(f"{num} positions cannot be drawn from model.positions.max={self.max}; raise it")
+        # The positions with the smallest random numbers: a draw without replacement.
+        return rng.bits(key_B, self.max).argsort(-1)[..., :num].sort(-1).values

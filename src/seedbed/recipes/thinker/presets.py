@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seedbed.config import Config, Every, Optim, Schedule, number
+from seedbed.config import Config, Every, Optim, Schedule, Units, number
 from seedbed.errors import UserError
 from seedbed.recipes.thinker.program import OUTPUT, Program, Range, parse_program, parse_range
 
@@ -130,15 +130,10 @@ class ModelConfig:
         if low > 4096 or high > 4096:
             raise UserError(f"model.n_latent={self.n_latent}, model.n_step={self.n_step}: more than 4096 is not supported")
         program = self.parsed_program()
-        if program is not None and self.loss.steps != "last":
-            self._check_outputs(program)
-
-    def _check_outputs(self, program: Program) -> None:
-        """Steps that training may end at must output."""
-        rows, wanted = program.rows(self.steps.high), self.steps.values()
-        if self.loss.steps == "all":
-            return  # the last row always outputs
-        low = 1 if self.loss.steps == "progressive" else wanted[0]
+        if program is None or self.loss.steps not in ("random", "progressive"):
+            return
+        # Steps that training may end at must output; the last row always does.
+        rows, low = program.rows(self.steps.high), 1 if self.loss.steps == "progressive" else self.steps.low
         for step in range(low, self.steps.high + 1):
             if not rows[step - 1][OUTPUT]:
                 raise UserError(
@@ -147,17 +142,17 @@ class ModelConfig:
                 )
 
 
-def demo() -> Config:
-    """A thinker of 31 k parameters learns to reverse ten symbols on a laptop.
+def units(config: Config) -> Units:
+    return Units("samples", 1.0, "nats/token", "{name}: samples of up to {length} tokens, new ones for every step")
 
-    `seedbed train thinker/demo`: about a minute on one CPU core. Exact match reaches 99.9 % of 4,096 new samples (two
-    seeds), and 96.6 and 99.3 % with 64 steps instead of the trained 1 to 4.
-    """
+
+def demo() -> Config:
+    """A thinker of 31 k parameters learns to reverse ten symbols on a laptop."""
     return Config(
         model=ModelConfig(),
         data=DataConfig(task="flip", length=10, curriculum=FIXED, test=2048),
         optim=_adam(3e-3),
-        schedule=Schedule(kind="gpt3", warmup=0.08, floor=0.05),
+        schedule=Schedule(kind="cosine", warmup=0.08, floor=0.05),
         every=Every(log=50, eval=200, sample=0, save=600),
         steps=1200,
         batch=32,
@@ -166,27 +161,18 @@ def demo() -> Config:
 
 
 def ablation() -> Config:
-    """The demo as the baseline of an ablation: what keeps an answer stable when steps are added.
-
-    `seedbed sweep thinker/ablation model.noise=0,0.1,0.3,1 model.loss.steps=all,random,last,progressive --seeds 2`, and
-    `model.program=ro*,read-once`, `model.state_norm=true,false`: minutes on a CPU. Each run's report holds accuracy at 1 to 64
-    steps. Reading the input at every step and strong noise are needed.
-    """
+    """The demo as the baseline of an ablation: what keeps an answer stable when steps are added."""
     base = demo()
     return replace(base, every=replace(base.every, eval=0))
 
 
 def copy() -> Config:
-    """Copy twenty symbols, trained mostly on twenty, and on one to twenty.
-
-    `seedbed train thinker/copy` on one GPU: a minute or two. The goal is no error in 65,536 samples of length 20. With all
-    lengths equally likely the last positions are so rare that they may never be learned.
-    """
+    """Copy twenty symbols, trained mostly on twenty, and on one to twenty."""
     return Config(
         model=ModelConfig(width=64, heads=8, n_latent="20"),
         data=DataConfig(task="copy", length=20, curriculum=MOSTLY_LONG),
         optim=_adam(3e-3),
-        schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.01),
+        schedule=Schedule(kind="cosine", warmup=0.05, floor=0.01),
         every=Every(log=100, eval=1000, sample=0, save=5000),
         steps=8000,
         batch=512,
@@ -197,45 +183,28 @@ def copy() -> Config:
 
 
 def flip() -> Config:
-    """Reverse twenty symbols.
-
-    `seedbed train thinker/flip` on one GPU: minutes.
-    """
+    """Reverse twenty symbols."""
     return replace(copy(), data=DataConfig(task="flip", length=20, curriculum=FIXED), steps=20_000)
 
 
 def roll() -> Config:
-    """Rotate twenty symbols by the number that the first of them gives.
-
-    `seedbed train thinker/roll` on one GPU: minutes.
-    """
+    """Rotate twenty symbols by the number that the first of them gives."""
     return replace(copy(), data=DataConfig(task="roll", length=20, curriculum=FIXED), steps=20_000)
 
 
 def roll_num() -> Config:
-    """The first of up to twenty symbols added to all of them.
-
-    `seedbed train thinker/roll-num` on one GPU: minutes.
-    """
+    """The first of up to twenty symbols added to all of them."""
     return replace(copy(), data=DataConfig(task="roll_num", length=20), steps=20_000)
 
 
 def copy40() -> Config:
-    """Copy forty symbols, one latent for each.
-
-    `seedbed train thinker/copy40` on one GPU: minutes. The goal is no error in 65,536 samples of length 40. With 24 latents and
-    a learning rate of 1e-3 it takes many times as long.
-    """
+    """Copy forty symbols, one latent for each."""
     model = ModelConfig(width=64, heads=8, n_latent="40")
     return replace(copy(), model=model, data=DataConfig(task="copy", length=40, curriculum=MOSTLY_LONG))
 
 
 def add16() -> Config:
-    """Add two numbers below 1000 in base 16, with a tenth of all pairs held out.
-
-    `seedbed train thinker/add16` on one GPU: minutes. The report tests all 10^6 pairs and counts those held out separately; the
-    goal is 99.9 % exact or better. On an H200 evaluations were free of errors from step 4,000 on.
-    """
+    """Add two numbers below 1000 in base 16, with a tenth of all pairs held out."""
     model = ModelConfig(width=64, n_step="2:6")
     data = DataConfig(task="add", base=16, max_value=1000, held=0.1)
     return replace(copy(), model=model, data=data, optim=_adam(3e-3), steps=12_000)
@@ -244,11 +213,8 @@ def add16() -> Config:
 def cumsum() -> Config:
     """Running sums of ten symbols modulo 16, by one model for 4 to 16 latents and 4 to 12 steps.
 
-    Sinusoids, because each sum is the one before it and a symbol: with learned positions every position is learned separately,
-    and training stops after the second or third. Muon, because AdamW needs many times the steps for the later sums; a learning
-    rate that decays while they are learned leaves some out.
-    `seedbed train thinker/cumsum` on one GPU: minutes. The map covers 4 to 24 latents and 4 to 16 steps; the goal is 99 % of
-    tokens or better in the trained box.
+    Sinusoids, because each sum is the one before it and a symbol. Muon, because AdamW needs many times the steps for the later
+    sums; a learning rate that decays while they are learned leaves some out.
     """
     model = ModelConfig(
         width=64, heads=8, n_latent="4:16:2", n_step="4:12", output=OutputConfig(layers=2), positions=PositionConfig(kind="sin")
@@ -262,10 +228,8 @@ def cumsum() -> Config:
 def chomsky() -> Config:
     """One of the six tasks of the Chomsky hierarchy, trained up to length 40 and tested up to length 500.
 
-    `seedbed train thinker/chomsky data.task=reverse_string` on one GPU: minutes. Tasks: reverse_string, duplicate_string,
-    odds_first, missing_duplicate, binary_addition, bucket_sort. 4,000 steps of 128 are 0.4 % of the published training.
-    A latent for each token, and positions counted from both ends of a sample with random strides: with sinusoids nothing is
-    right beyond the trained lengths. For bucket_sort and odds_first, which need an origin, model.positions.kind=ends.
+    data.task is reverse_string, duplicate_string, odds_first, missing_duplicate, binary_addition or bucket_sort. Odds_first and
+    bucket_sort need an origin: model.positions.kind=ends. With sinusoids nothing is right beyond the trained lengths.
     """
     model = ModelConfig(
         width=64,
@@ -284,8 +248,8 @@ def chomsky() -> Config:
 def prefix() -> Config:
     """Parities of all prefixes of up to 32 bits, one latent per bit, tested up to 512 bits.
 
-    `seedbed train thinker/prefix` on one GPU: minutes. Lengths grow with accuracy, and a fifth of the samples is drawn from all
-    of them: parities of 32 bits give no signal at the start of training. The published DT-Net trains on 32 bits with
+    Lengths grow with accuracy, and a fifth of the samples is drawn from all of them: parities of 32 bits give no signal at the
+    start of training. The published DT-Net trains on 32 bits with
     `data.curriculum.kind=fixed model.n_step=30 model.loss.steps=progressive`.
     """
     model = ModelConfig(
@@ -303,10 +267,7 @@ def prefix() -> Config:
 
 
 def mirrored() -> Config:
-    """Fifteen of 256 symbols and the same backwards, token by token, by the causal target stream.
-
-    `seedbed train thinker/mirrored` on one GPU: minutes. The second half is determined by the first, so the goal is 100 %.
-    """
+    """Fifteen of 256 symbols and the same backwards, token by token, by the causal target stream."""
     model = ModelConfig(width=128, heads=8, n_latent="16", n_step="1:2", target_stream="only")
     data = DataConfig(task="mirrored", length=15, vocab=256, curriculum=FIXED)
     return replace(copy(), model=model, data=data, optim=_adam(1e-3), steps=5000, batch=256)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.recipes.thinker.model import select_rows
+from seedbed.recipes.thinker.program import LOOKUP, WRITE
 from seedbed.recipes.thinker.task import Task
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
@@ -41,36 +45,55 @@ def build_probe(system: ThinkerSystem, batch: Batch) -> Probe:
     dead = ("model.start.latent",) if 0 < loss.backprop_steps < num_steps else ()
     ranges = {name: (0.0, float(shape.vocab - 1)) for name in ("x", "y")}
     ranges["length"] = (1.0, float(task.length))
+    known = {"ranges": ranges, "lower_bound": 0.0, "held": held, "dead": dead, "constant": ("length",)}
+    recall = _recall(system, batch, num_latents, num_steps) if model.num_memory else None
+    probe = Probe(batch=batch, predict=predict, objective=objective, recall=recall, **known, **_stages(system))
     if system.config.model.target_stream != "off":
         ranges["x"] = (float(batch["x"].min()), float(shape.vocab - 1))
-        return Probe(
-            batch=batch,
-            predict=predict,
-            objective=objective,
-            ranges=ranges,
-            lower_bound=0.0,
-            held=held,
-            dead=dead,
-            constant=("length",),
-        )
-    return Probe(
-        batch=batch,
-        predict=predict,
-        objective=objective,
+        # Targets are inputs of those after them: there are none that predictions do not see.
+        return replace(probe, inputs="y", order="strict", uses=("x",), mask="learn")
+    return replace(
+        probe,
         inputs="x",
         targets="y",
         mask="learn",
+        decode=lambda row: task.to_text(row.tolist()),
         rule=lambda b: _rule(task, b),
-        ranges=ranges,
         oracle=lambda b: 50.0 * F.one_hot(b["y"], shape.vocab)[:, :, None].expand(-1, -1, len(output_steps), -1).double(),
-        lower_bound=0.0,
         order="full" if batch["x"].shape[1] <= batch["y"].shape[1] else None,  # needs an output for every input position
         at_init=lambda b: math.log(shape.vocab),
         baselines=lambda b: {"one of the symbols": math.log(shape.symbols)},
-        held=held,
-        dead=dead,
-        constant=("length",),
+        calls={"model.cell.0": ("model.start", system.steps.high)} if loss.steps in ("all", "last") else None,
+        chance=("model.decoder", {"token": 1 / shape.vocab, "exact": shape.vocab**-shape.num_out}),
     )
+
+
+def _recall(
+    system: ThinkerSystem, batch: Batch, num_latents: int, num_steps: int
+) -> tuple[dict[int, bool], Callable[[int, bool], Tensor]]:
+    """Steps that write a state which the next step or, after the last one, the decoder looks up, or which none does."""
+    model, setting = system.model, system.batch_settings(batch["index"], num_latents, num_steps)
+    rows, write = setting.program_T5.tolist(), model.write
+    asked = [bool(row[LOOKUP]) for row in (*rows[1:num_steps], rows[num_steps - 1])]  # after each step
+    asked[-1] = asked[-1] and model.ask is not None
+    known = {t: asked[t] for t in range(num_steps) if rows[t][WRITE] and (asked[t] or not any(asked[t:]))}
+
+    def predict(step: int, is_other: bool) -> Tensor:
+        turn, last = count(), min(step + 1, num_steps - 1) if known[step] else num_steps - 1
+        other = lambda memory, z_BKD, on: write(memory, -z_BKD if is_other and next(turn) == step else z_BKD, on)  # noqa: E731
+        with patch.object(model, "write", other):
+            return torch.cat(model.logits(batch, setting, num_latents, last + 1, (last,)))
+
+    return known, predict
+
+
+def _stages(system: ThinkerSystem) -> dict[str, Any]:
+    """How the curriculum is tested, where there is one; a mixed one shows samples beyond its stage."""
+    if not system.is_staged:
+        return {}
+    right = lambda batch, *rest: (torch.zeros(()), torch.ones_like(batch["y"], dtype=torch.float32))  # noqa: E731
+    entry = "length" if system.config.data.curriculum.kind == "gated" else ""
+    return {"perfect": lambda: patch.object(system.model, "forward", right), "stage_entry": entry}
 
 
 @torch.no_grad()

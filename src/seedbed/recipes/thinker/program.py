@@ -16,7 +16,7 @@ NAMED = {"everything": "rlwo*", "read-once": "rw,lw*,lo"}
 RANDOM = "random"
 _SUFFIXES = (".txt", ".csv", ".plan")
 
-Row = tuple[int, int, int, int, int]
+Row = tuple[int, ...]  # one number, 0 or 1, per column
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,13 @@ def parse_program(text: str, num_steps: int, num_memory: int, num_static: int) -
     if text == RANDOM:
         return None
     rows = _from_file(Path(text)) if text.endswith(_SUFFIXES) or "/" in text else _from_text(NAMED.get(text, text))
-    program = _assembled(rows)
+    stars = [i for i, (_, count) in enumerate(rows) if count is None]
+    if len(stars) > 1:
+        raise UserError(f"row {stars[1] + 1} of model.program: only one row can be open; give the others a number, as in lw*3")
+    cut = stars[0] if stars else len(rows)
+    before = tuple(row for row, count in rows[:cut] for _ in range(count or 0))
+    after = tuple(row for row, count in rows[cut + 1 :] for _ in range(count or 0))
+    program = Program(before, rows[cut][0] if stars else None, after)
     if program.num_fixed > num_steps or (program.open is None and program.num_fixed != num_steps):
         raise UserError(
             f"model.program={text} has {program.num_fixed} rows and model.n_step has up to {num_steps} steps; make them agree, "
@@ -101,19 +107,15 @@ def _from_text(text: str) -> list[tuple[Row, int | None]]:
             raise UserError(f"row {number} of model.program, `{part}`: a star is followed by a whole number or by nothing")
         if star and count and int(count) == 0:
             raise UserError(f"row {number} of model.program, `{part}`: zero steps; repeat a row at least once")
-        found.append((_row(letters, number), None if star and not count else int(count or 1)))
+        if not letters:
+            raise UserError(f"row {number} of model.program is empty; a row is made of the letters {' '.join(LETTERS)}")
+        for letter in letters:
+            if letter not in LETTERS:
+                meaning = ", ".join(f"{one} {name}" for one, name in zip(LETTERS, COLUMNS, strict=True))
+                raise UserError(f"row {number} of model.program, `{letters}`: unknown column `{letter}`; there are: {meaning}")
+        row = tuple(int(letter in letters) for letter in LETTERS)
+        found.append((row, None if star and not count else int(count or 1)))
     return found
-
-
-def _row(letters: str, number: int) -> Row:
-    if not letters:
-        raise UserError(f"row {number} of model.program is empty; a row is made of the letters {' '.join(LETTERS)}")
-    for letter in letters:
-        if letter not in LETTERS:
-            meaning = ", ".join(f"{one} {name}" for one, name in zip(LETTERS, COLUMNS, strict=True))
-            raise UserError(f"row {number} of model.program, `{letters}`: unknown column `{letter}`; there are: {meaning}")
-    r, el, w, s, o = (int(letter in letters) for letter in LETTERS)
-    return r, el, w, s, o
 
 
 def _from_file(path: Path) -> list[tuple[Row, int | None]]:
@@ -138,18 +140,7 @@ def _cells(line: str, header: list[str], number: int, path: Path) -> Row:
     if len(cells) != len(header) or not set(cells) <= {"0", "1"}:
         raise UserError(f"row {number} of {path} is not {len(header)} values of 0 or 1: {line}")
     given = {name: int(cell) for name, cell in zip(header, cells, strict=True)}
-    r, el, w, s, o = (given.get(name, 0) for name in COLUMNS)
-    return r, el, w, s, o
-
-
-def _assembled(parts: list[tuple[Row, int | None]]) -> Program:
-    stars = [i for i, (_, count) in enumerate(parts) if count is None]
-    if len(stars) > 1:
-        raise UserError(f"row {stars[1] + 1} of model.program: only one row can be open; give the others a number, as in lw*3")
-    cut = stars[0] if stars else len(parts)
-    before = tuple(row for row, count in parts[:cut] for _ in range(count or 0))
-    after = tuple(row for row, count in parts[cut + 1 :] for _ in range(count or 0))
-    return Program(before, parts[cut][0] if stars else None, after)
+    return tuple(given.get(name, 0) for name in COLUMNS)
 
 
 def _check(rows: tuple[Row, ...], num_memory: int, num_static: int) -> None:

@@ -40,20 +40,7 @@ def num_vectors(system: ThinkerSystem) -> int:
     return best * system.latents.high
 
 
-def describe(system: ThinkerSystem) -> dict[str, Any]:
-    """The facts printed before step 0."""
-    config = system.config.model
-    facts = {"capacity": capacity(system), "latents": str(system.latents), "steps": f"{system.steps}, loss: {config.loss.steps}"}
-    facts["program"] = str(system.program) if system.program else "drawn for every batch"
-    return facts
-
-
-def inference_of(system: ThinkerSystem, latents: int | None, steps: int | None) -> Inference:
-    """The given numbers of latents and steps, else those of training."""
-    return Inference(latents or system.latents.high, (steps or system.steps.high,))
-
-
-def examples(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int = NUM_EXAMPLES) -> str:
+def examples(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int) -> str:
     """A few fresh samples with the thinker's answers."""
     device = next(system.parameters()).device
     batch = source.at(source.task.length).batch({"index": torch.arange(num, device=device)})
@@ -87,7 +74,8 @@ def answer(system: ThinkerSystem, source: TaskSource, prompt: str, inference: In
     padded = [*fill, *x] if isinstance(task, Addition) else [*x, *fill]
     x_1N = torch.tensor([padded], device=device)
     y_1M = torch.full((1, max(shape.num_out, len(wanted))), task.pad, device=device)
-    batch = {"x": x_1N, "y": y_1M, "index": torch.zeros(1, dtype=torch.int64, device=device)}
+    learn_1M = torch.arange(y_1M.shape[1], device=device)[None] < len(wanted)
+    batch = {"x": x_1N, "y": y_1M, "learn": learn_1M, "index": torch.zeros(1, dtype=torch.int64, device=device)}
     answer = predict(system, batch, inference)[-1, 0].argmax(-1).tolist()[: len(wanted)]
     verdict = "right" if answer == wanted else f"wrong, it is {task.to_text(wanted)}"
     return f"{task.to_text(x)} -> {task.to_text(answer)}  {verdict}"

@@ -3,8 +3,6 @@
 Shape suffixes: B batch, M output tokens, T steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,24 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
-from seedbed.data.feed import Data, Source
+from seedbed.data.feed import Data
 from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.evaluate import quick_evaluation
+from seedbed.recipes.thinker.evaluate import Inference, quick_evaluation
 from seedbed.recipes.thinker.full_evaluation import full_evaluation
 from seedbed.recipes.thinker.model import Sizes, Thinker
 from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
-from seedbed.train.engine import mix
+from seedbed.train.engine import EvalEngine, mix
+from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option
 
 if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.probe import Probe
+    from seedbed.train.export_onnx import OnnxNetwork
 
 STAGE_SETTINGS = ("threshold", "window", "min_steps")
 # Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
@@ -165,9 +163,8 @@ class ThinkerSystem(System):
     # ---- evaluation and samples --------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
+    def evaluate(self, source: TaskSource, engine: EvalEngine) -> dict[str, float]:
         """Exact match on fresh samples of the full length, unless something leaks."""
-        assert isinstance(source, TaskSource)
         with eagerly():  # a shape that is used a few times is not worth compiling
             return quick_evaluation(self, source)
 
@@ -175,7 +172,8 @@ class ThinkerSystem(System):
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
         """Sample answers; at the end of training, or on request, the full evaluation with its plots."""
         wanted = asdict(request.read(SampleOptions))
-        source, inference = self.data.valid, show.inference_of(self, wanted["latents"], wanted["steps"])
+        source = self.data.valid
+        inference = Inference(wanted["latents"] or self.latents.high, (wanted["steps"] or self.steps.high,))
         assert isinstance(source, TaskSource)
         has_ended = not request.options and float(engine.progress) >= 1.0
         num = wanted["examine"] or (self.config.data.test if has_ended else 0)
@@ -191,8 +189,16 @@ class ThinkerSystem(System):
             request.write(text + "\n")
         return Sample(text=text, files=files)
 
+    def onnx_network(self) -> "OnnxNetwork":
+        from seedbed.recipes.thinker.export import onnx_network
+
+        return onnx_network(self)
+
     def describe(self) -> dict[str, Any]:
-        return show.describe(self)
+        """The facts printed before step 0."""
+        program = str(self.program) if self.program else "drawn for every batch"
+        steps = f"{self.steps}, loss: {self.config.model.loss.steps}"
+        return {"capacity": show.capacity(self), "latents": str(self.latents), "steps": steps, "program": program}
 
     def flops_per_item(self) -> float:
         """Three times the matrix products of a forward pass, at the top of the ranges."""
@@ -254,9 +260,7 @@ class ThinkerSystem(System):
         )
         output_steps = tuple(range(self.steps.low - 1, top))
         loss, right_BM = self.model(batch, setting, self.latents.high, top, output_steps)
-        stages: Any = replace(
-            self.config.data.curriculum, **{name: settings[name] for name in ("threshold", "window", "min_steps")}
-        )
+        stages: Any = replace(self.config.data.curriculum, **{name: settings[name] for name in STAGE_SETTINGS})
         measures, stage = self._measure(batch, right_BM, self.stage, stages)
         return loss, measures, {"stage": stage}
 

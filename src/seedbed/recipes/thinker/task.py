@@ -43,6 +43,9 @@ class Task:
     length: int  # the longest sample that training shows
     operators: tuple[str, ...] = ()
 
+    def __init__(self, length: int) -> None:
+        self.length = length
+
     @property
     def pad(self) -> int:
         return self.symbols
@@ -52,7 +55,6 @@ class Task:
         return self.symbols + 1
 
     def operator(self, name: str) -> int:
-        """The token of an operator."""
         return self.symbols + 2 + self.operators.index(name)
 
     def shape(self, length: int) -> Shape:

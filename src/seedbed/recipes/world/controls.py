@@ -16,13 +16,13 @@ from torch import Tensor
 from seedbed.recipes.world.evaluate import Trajectories, free_run
 from seedbed.recipes.world.memory import to_float
 from seedbed.recipes.world.metrics import psnr, sharpness, shift
+from seedbed.recipes.world.recording import poses
 from seedbed.recipes.world.recording.recording import Recording, scale_actions
-from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
+from seedbed.recipes.world.simulators.box import BoxWorld, rebuild_simulator
 from seedbed.train.player import Axis
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
-    from seedbed.recipes.world.simulators.boxworld import BoxWorld
 
 # For how many steps a control is held.
 HELD = (1, 8)
@@ -48,8 +48,7 @@ def raw_action(recording: Recording, axis: Axis | None = None, value: float = 0.
 def held(system: Emulator, raw_A: np.ndarray, num: int, like: Tensor) -> list[Tensor]:
     """The same scaled control for every window and `num` steps."""
     scaled_A = scale_actions(raw_A[None], system.data.recording.axes)[0]
-    action_BA = torch.from_numpy(scaled_A).to(like).expand(len(like), -1)
-    return [action_BA] * num
+    return [torch.from_numpy(scaled_A).to(like).expand(len(like), -1)] * num
 
 
 def steerable(recording: Recording) -> list[Axis]:
@@ -64,7 +63,7 @@ def responses(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]
     """Per axis: how often the frame follows the sign of the control, and the size of the response."""
     recording = system.data.recording
     world = rebuild_simulator(recording, traj.frames_BTCHW.device)
-    if world is not None and recording.pose_T44 is not None:
+    if world is not None:
         return {axis.name: _exact(system, traj, axis, world) for axis in steerable(recording)}
     return _by_shift(system, traj)
 
@@ -101,8 +100,8 @@ def _true_pose(
     for _ in range(num):
         motion_B6 = np.broadcast_to(raw_A[:6], (len(pose_B44), 6))
         after_B44 = world.slide(pose_B44, motion_B6)
-        straight_B3 = pose_B44[:, :3, 3] + np.einsum("bij,bj->bi", pose_B44[:, :3, :3], motion_B6[:, :3])
-        free_B &= np.abs(after_B44[:, :3, 3] - straight_B3).max(-1) < 1e-6
+        straight_B44 = poses.step(pose_B44, motion_B6)
+        free_B &= np.abs(after_B44[:, :3, 3] - straight_B44[:, :3, 3]).max(-1) < 1e-6
         pose_B44 = after_B44
     return pose_B44, free_B
 
@@ -156,13 +155,17 @@ def worst_accuracy(found: dict[str, dict[str, Any]]) -> float | None:
 
 def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> dict[str, Any]:
     """A rollout without controls: drift of brightness, contrast and sharpness from the first frame."""
+
+    def look(frame: Tensor) -> Tensor:
+        return torch.stack((frame.flatten(1).mean(1), frame.flatten(1).std(1), sharpness(frame)))
+
     first = traj.target(0)
-    origin = torch.stack((first.flatten(1).mean(1), first.flatten(1).std(1), sharpness(first)))
+    origin = look(first)
     worst_B = torch.zeros(len(first), dtype=torch.bool, device=first.device)
     moved, sharp, frame = [], [], first
     actions = held(system, raw_action(system.data.recording), num, traj.action(1))
     for _, frame in free_run(system, traj, num, actions):
-        now = torch.stack((frame.flatten(1).mean(1), frame.flatten(1).std(1), sharpness(frame)))
+        now = look(frame)
         away_2B, ratio_B = (now - origin).abs()[:2], now[2] / origin[2].clamp_min(1e-6)
         worst_B |= (away_2B > MOVED).any(0) | (ratio_B < SHARP[0]) | (ratio_B > SHARP[1])
         moved.append(away_2B.mean(1))

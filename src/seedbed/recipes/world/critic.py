@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.cells import SLOPE, init_conv, leaky
-from seedbed.nn.init import declare
+from seedbed.nn.init import declare, module_list
+from seedbed.recipes.world.cells import SLOPE, init_conv, leaky
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256
@@ -27,8 +27,7 @@ class Dual(NamedTuple):
     x: Tensor
     along: Tensor | None
 
-    def through(self, conv: nn.Module) -> Dual:
-        assert isinstance(conv, nn.Conv2d)
+    def through(self, conv: nn.Conv2d) -> Dual:
         along = None if self.along is None else F.conv2d(self.along, conv.weight, padding=conv.padding)  # type: ignore[arg-type]
         return Dual(conv(self.x), along)
 
@@ -66,14 +65,14 @@ class Critic(nn.Module):
         super().__init__()
         widths = [min(CHANNELS * 2**k, MOST) for k in range(num_scales + 1)]
         self.enter = nn.Conv2d(3 * (1 + REMEMBERED) + num_axes, widths[0], 3, padding=1)
-        self.blocks = nn.ModuleList(Block(a, b) for a, b in pairwise(widths))
+        self.blocks = module_list(Block(a, b) for a, b in pairwise(widths))
         self.score = nn.Conv2d(widths[-1], 1, 1, bias=False)  # only score differences are used
         for param in self.parameters():
             declare(param, "scalar", lr_scale=rate)
 
     def init_weights(self, generator: torch.Generator) -> None:
         for block in self.blocks:
-            block.init_weights(generator)  # type: ignore[operator]
+            block.init_weights(generator)
         init_conv(self.enter, generator)
         init_conv(self.score, generator)
 

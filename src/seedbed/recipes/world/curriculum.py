@@ -80,5 +80,4 @@ class Curriculum:
         return {name: value for name, value in asdict(self).items() if name != "config"}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        vars(self).update(state)

@@ -3,8 +3,6 @@
 Shape suffixes: B windows, A control axes, H W pixels.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -58,6 +56,8 @@ def sigmas(num: int) -> list[float]:
 class Denoiser(Emulator):
     """Samples each frame by a few denoising steps from noise."""
 
+    net: Trunk
+
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__(config, data)
         widths = widths_of(config.model.size, self.height, self.width)
@@ -65,10 +65,6 @@ class Denoiser(Emulator):
         inputs["m1"] += 3
         self.net = Trunk(inputs, self.num_axes + 2, 12, widths, config.model, self.new_radiance_field())
         self.net.init_weights(torch.Generator().manual_seed(mix(config.seed, 1)))
-
-    @property
-    def trunk(self) -> Trunk:
-        return self.net
 
     def denoise(
         self, noisy: Tensor, by: Factors, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor
@@ -160,6 +156,8 @@ class Denoiser(Emulator):
             lower_bound=0.0,
             dead=tuple(name for name, _ in self.named_parameters() if name.startswith("net.noise.")),  # it is in the frame
             held=probe.held_where_gradients_stop(self, batch),
+            ode=probe.denoising_ode(self, window, OFFSET, SIGMA_MAX),
+            **probe.common_facts(self),
         )
 
     def flops_per_item(self) -> float:

@@ -3,40 +3,50 @@
 Shape suffixes: B windows, A control axes, H W pixels.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from seedbed.config import Config
-from seedbed.data.feed import Source
+from seedbed.errors import UserError
 from seedbed.nn import eagerly
-from seedbed.recipes.world.alarms import world_alarms
-from seedbed.recipes.world.curriculum import OPEN, Curriculum, Stage
+from seedbed.recipes.world.curriculum import BLIND, OPEN, Curriculum, Stage
 from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData
 from seedbed.recipes.world.evaluate import Evaluator
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
-from seedbed.recipes.world.model import Trunk, layout_of, widths_of
+from seedbed.recipes.world.model import Trunk, WorldNet, layout_of, widths_of
 from seedbed.recipes.world.objective import Rollouts, Rows, TrainingNoise, Window, field_loss, open_window, rows_of
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.radiance_field import POSE_SIZE, RadianceField, flatten_poses
 from seedbed.recipes.world.show import SampleOptions, show
+from seedbed.track import events
+from seedbed.train.engine import EvalEngine
 from seedbed.train.system import Batch, Request, Sample, System
-
-if TYPE_CHECKING:
-    from seedbed.train.engine import EvalEngine
-    from seedbed.train.watch import Alarm
+from seedbed.train.watch import Alarm
 
 FIELD_ROW_STRIDE = 4  # the radiance field has a loss of its own on every fourth prediction
+# Alarms: the share of the run after which controls must matter, and bounds of a healthy critic.
+EARLY = 0.3
+WON = (0.02, 0.98)
+SHARP = (0.25, 2.5)
+STEEP = 1e4
+
+events.register(
+    "warning",
+    blind="predictions hardly depend on the controls",
+    below_copy="predictions are worse than the persistence baseline",
+    drift="rollouts lose sharpness",
+    critic_balance="the critic is almost always right or wrong",
+    critic_steep="the critic's gradient is too large",
+)
 
 
 def stage_of(engine: EvalEngine) -> Stage:
@@ -50,6 +60,7 @@ class Emulator(System):
     stage_metric = "own_frames"
     sample_options = SampleOptions
     evaluation_steers = True  # stages depend on evaluation results
+    net: WorldNet | Trunk
     layout: Layout
     # On an H200 tuning each elementwise kernel took 17 s of 110 s of compiling box64 and gained nothing (9.7k and 9.8k items/s).
     compile_options = MappingProxyType({"triton.autotune_pointwise": False, "loop_ordering_after_fusion": False})
@@ -77,7 +88,7 @@ class Emulator(System):
 
     @property
     def trunk(self) -> Trunk:
-        raise NotImplementedError
+        return self.net if isinstance(self.net, Trunk) else self.net.trunk
 
     @contextlib.contextmanager
     def with_compiled_graph(self) -> Iterator[None]:
@@ -86,7 +97,7 @@ class Emulator(System):
         What it was compiled for is kept to: as many rows, contiguous, with gradients on, in training mode, which changes no
         number: the network has no dropout and no statistics of batches.
         """
-        net = self.get_submodule("net")
+        net = self.net
         compiled = net._compiled_call_impl is not None and bool(self.trained_rows)
         before, self._chunk = self._chunk, self.trained_rows if compiled else 0
         modes = {module: module.training for module in net.modules()} if compiled else {}
@@ -102,15 +113,14 @@ class Emulator(System):
 
     def call(self, memory: dict[str, Tensor], *inputs: Tensor) -> Tensor:
         """The network's output for these rows; inside `with_compiled_graph`, in calls of the training batch size."""
-        net = self.get_submodule("net")
         if not self._chunk:
-            found = net(memory, *inputs)
+            found = self.net(memory, *inputs)
             return found[0] if isinstance(found, tuple) else found
         num, parts = len(inputs[0]), []
         for first in range(0, num, self._chunk):
             row_B = torch.arange(first, first + self._chunk, device=inputs[0].device).clamp_max(num - 1)
             with torch.enable_grad():
-                found = net({name: kept[row_B] for name, kept in memory.items()}, *(column[row_B] for column in inputs))
+                found = self.net({name: kept[row_B] for name, kept in memory.items()}, *(column[row_B] for column in inputs))
             parts.append((found[0] if isinstance(found, tuple) else found).detach())
         return torch.cat(parts)[:num]
 
@@ -191,14 +201,13 @@ class Emulator(System):
         return 0.0 if self.trunk.field is None else 3.0 * self.trunk.field.render_flops() / FIELD_ROW_STRIDE
 
     def compile_units(self) -> Iterator[nn.Module]:
-        yield self.get_submodule("net")
+        yield self.net
         if self.trunk.field is not None:
             yield self.trunk.field
 
     @torch.no_grad()
-    def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
+    def evaluate(self, source: WindowSource, engine: EvalEngine) -> dict[str, float]:
         """Free-running error on fixed held-out windows with their true controls, and that of the baselines."""
-        assert isinstance(source, WindowSource)
         with self.with_compiled_graph():
             found = engine.ranks.broadcast_object(self.evaluator.quick(self, source))  # the stage depends on it
         if source is self.data.valid:
@@ -214,8 +223,11 @@ class Emulator(System):
     def export_web(self, folder: Path) -> list[Path]:
         return export_web(WorldPlayer(self, "torch"), folder)
 
+    def onnx_network(self) -> NoReturn:
+        raise UserError("a world is exported with --to web: its folder holds network.onnx and the memory that the network needs")
+
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return world_alarms(measured, self.evaluator.latest, progress)
+        return [*evaluation_alarms(self.evaluator.latest, progress), *critic_alarms(measured)]
 
     def state(self) -> dict[str, Any]:
         return {"ladder": self.curriculum.state()}
@@ -230,3 +242,39 @@ class Emulator(System):
         if self.config.data.examined:
             facts["examined"] = f"{self.config.data.examined} windows when the run has ended"
         return facts
+
+
+def evaluation_alarms(evaluated: dict[str, float], progress: float) -> Iterator[Alarm]:
+    """Alarms from the latest evaluation: controls ignored, drifting rollouts."""
+    where = "evaluation on held-out windows"
+    listens, copy, free, sharp = (evaluated.get(name) for name in ("listens", "copy_1", "free_1", "sharp_16"))
+    if progress > EARLY and listens is not None and listens < BLIND:
+        what = f"controls hardly matter: with shuffled controls the frame at 4 steps is {listens:.2f} dB worse (limit {BLIND:g})"
+        why = "the network ignores its controls, and the loss does not show it"
+        fix = "check the lag (seedbed data inspect), train the open loop longer (model.closed), or raise model.size"
+        yield Alarm("blind", what, where, why, fix, {"listens": listens})
+    if progress > EARLY and copy is not None and free is not None and free < copy:
+        what = f"one frame ahead is worse than the persistence baseline: {free:.2f} dB against {copy:.2f} dB"
+        fix = "train longer, or lower optim.lr or model.context_noise"
+        facts = {"free_1": free, "copy_1": copy}
+        yield Alarm("below_copy", what, where, "repeating the last frame would be better", fix, facts)
+    if progress > 2 * EARLY and sharp is not None and not SHARP[0] <= sharp <= SHARP[1]:
+        what = f"after 16 frames a rollout has {sharp:.2f} of the true sharpness (normal: {SHARP[0]:g} to {SHARP[1]:g})"
+        why = "errors accumulate when the network runs on its own frames"
+        fix = "train the closed loop longer (model.closed, model.rollout) or raise model.context_noise"
+        yield Alarm("drift", what, where, why, fix, {"sharp_16": sharp})
+
+
+def critic_alarms(measured: dict[str, float]) -> Iterator[Alarm]:
+    """Alarms from the metrics of a step: an unbalanced critic."""
+    if not measured.get("loss_critic"):
+        return
+    where, won, steep = "the adversarial stage", measured.get("critic_won", 0.5), measured.get("r1", 0.0)
+    if not WON[0] <= won <= WON[1] and abs(measured["critic_margin"]) > 4.0:
+        what = f"the critic is right on {won:.0%} of pairs, by {measured['critic_margin']:.1f} on average"
+        why = "a critic that always or never wins gives no useful gradient"
+        yield Alarm("critic_balance", what, where, why, "change model.critic_lr, or raise model.gamma", {"critic_won": won})
+    if steep > STEEP:
+        what = f"the critic's squared gradient at real frames is {steep:.3g} (limit {STEEP:g})"
+        why = "such a gradient makes the generator follow noise"
+        yield Alarm("critic_steep", what, where, why, "raise model.gamma", {"r1": steep})

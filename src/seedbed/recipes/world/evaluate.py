@@ -27,7 +27,6 @@ HORIZONS = (1, 4, 16, 64, 256)
 # Windows and horizon of an evaluation while training; `examine` uses more and longer ones.
 NUM_QUICK = {"cuda": 128, "mps": 64, "cpu": 48}
 QUICK_HORIZON = 16
-NUM_FITTED = 512
 TOGETHER = {"cuda": 512, "mps": 64, "cpu": 64}
 
 
@@ -39,6 +38,7 @@ class Trajectories:
     action_BTA: Tensor
     start_B: np.ndarray
     before: int
+    pose_T44: np.ndarray | None = None  # of the whole recording
 
     @functools.cached_property
     def index_B(self) -> Tensor:
@@ -56,17 +56,20 @@ class Trajectories:
     def memory(self, system: Emulator, step: int = 1) -> Memory:
         """The true memory before `step`."""
         frames_BTCHW = self.frames_BTCHW[:, step - 1 : self.before - 1 + step]
-        return Memory.start(frames_BTCHW, system.layout, system.pose_of(self.start_B + self.before - 2 + step))
+        pose_BP = None if self.pose_T44 is None else system.as_pose(self.pose_T44[self.start_B + self.before - 2 + step])
+        return Memory.start(frames_BTCHW, system.layout, pose_BP)
 
 
-def trajectories(system: Emulator, source: WindowSource, num: int, horizon: int) -> Iterator[Trajectories]:
+def trajectories(
+    system: Emulator, source: WindowSource, num: int, horizon: int, start_N: np.ndarray | None = None
+) -> Iterator[Trajectories]:
     """`num` fixed windows with `horizon` following frames, in batches; fewer where the recording is short."""
     device, before = next(system.parameters()).device, system.layout.num_frames
-    start_N = source.windows(num, before, horizon)
+    start_N = source.windows(num, before, horizon) if start_N is None else start_N
     for first in range(0, len(start_N), TOGETHER[device.type]):
         start_B = start_N[first : first + TOGETHER[device.type]]
         frames, action_BTA = source.read(start_B, before + horizon, device)
-        yield Trajectories(to_float(frames), action_BTA, start_B, before)
+        yield Trajectories(to_float(frames), action_BTA, start_B, before, source.recording.pose_T44)
 
 
 def free_run(
@@ -87,35 +90,17 @@ def teacher_forced(system: Emulator, traj: Trajectories, step: int) -> Tensor:
 
 
 class Evaluator:
-    """Evaluates a world model. Baselines are fitted on the training split once."""
+    """Evaluates a world model, beside baselines that are fitted on the training split."""
 
     def __init__(self, data: WorldData) -> None:
         self.data = data
         self.latest: dict[str, float] = {}
-        self._fades: dict[int, float] = {}
-
-    def fade(self, horizon: int) -> float:
-        """Fade baseline: the weight of the last frame, against the mean frame, with the highest PSNR on training windows."""
-        if horizon not in self._fades:
-            source = self.data.train
-            assert isinstance(source, WindowSource)
-            start_N = source.windows(NUM_FITTED, 1, horizon)
-            if not len(start_N):
-                return 0.0
-            frames = self.data.recording.frames_THWC
-            last, after = (frames[start_N + d].astype(np.float32) - self.data.mean_frame for d in (0, horizon))
-            # Squared errors of any mixture follow from three sums per window.
-            ll, la, aa = (np.einsum("nhwc,nhwc->n", a, b) for a, b in ((last, last), (last, after), (after, after)))
-            weights = np.linspace(0.0, 1.0, 41)[:, None]
-            errors = np.maximum(weights**2 * ll - 2 * weights * la + aa, 1.0)
-            self._fades[horizon] = float(weights[np.log(errors).mean(1).argmin(), 0])
-        return self._fades[horizon]
 
     def baselines(self, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
         """Predictions of the baselines for this horizon."""
         last = traj.target(0)
         mean = (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(last.device)
-        weight = self.fade(horizon)
+        weight = self.data.fade(horizon)
         return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
 
     @torch.no_grad()

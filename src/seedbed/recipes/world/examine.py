@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,8 +35,7 @@ LEVELS = (0.0, 0.02, 0.05, 0.1)
 @torch.no_grad()
 def examine(system: Emulator, source: WindowSource, folder: Path | None = None, num: int = 256) -> dict[str, Any]:
     """Evaluate `system` on `num` fixed windows of `source`; with a folder, the result is written there."""
-    device = next(system.parameters()).device.type
-    few = min(num, NUM_LONG[device])
+    few = min(num, NUM_LONG[next(system.parameters()).device.type])
     with system.with_compiled_graph():
         near = trajectory_batch(system, source, num, 4 * NEAR)
         own = rollout_frames(system, near, NEAR + RECOVERS)
@@ -67,12 +68,14 @@ def horizons(system: Emulator, source: WindowSource) -> list[int]:
     return [h for h in HORIZONS if len(source.windows(1, system.layout.num_frames, h))]
 
 
-def trajectory_batch(system: Emulator, source: WindowSource, num: int, horizon: int) -> Trajectories:
-    """`num` windows at once; a shorter horizon where the recording has none so long."""
+def trajectory_batch(
+    system: Emulator, source: WindowSource, num: int, horizon: int, start_N: np.ndarray | None = None
+) -> Trajectories:
+    """`num` windows at once, or those that begin at `start_N`; a shorter horizon where the recording has none so long."""
     horizon = source.available_horizon(system.layout.num_frames, horizon)
-    found = list(trajectories(system, source, num, horizon))
+    found = list(trajectories(system, source, num, horizon, start_N))
     frames, actions = torch.cat([w.frames_BTCHW for w in found]), torch.cat([w.action_BTA for w in found])
-    return Trajectories(frames, actions, source.windows(num, system.layout.num_frames, horizon), found[0].before)
+    return replace(found[0], frames_BTCHW=frames, action_BTA=actions, start_B=np.concatenate([w.start_B for w in found]))
 
 
 def at_horizons(system: Emulator, source: WindowSource, num: int, few: int) -> dict[str, dict[str, float]]:
@@ -120,10 +123,10 @@ def action_sensitivity(system: Emulator, traj: Trajectories, own: list[Tensor], 
     return {step: _psnr_at(traj, own, step) - _psnr_at(traj, shuffled, step) for step in steps}
 
 
-def by_level(system: Emulator, traj: Trajectories, own: list[Tensor], level: float, step: int = 16) -> float:
-    """PSNR after some frames with this noise level as input."""
-    frames = [frame for _, frame in free_run(system, traj, min(step, len(own)), level=level)] if level else own
-    return _psnr_at(traj, frames, step)
+def by_level(system: Emulator, traj: Trajectories, own: list[Tensor], level: float) -> float:
+    """PSNR after 16 frames with this noise level as input."""
+    frames = [frame for _, frame in free_run(system, traj, min(16, len(own)), level=level)] if level else own
+    return _psnr_at(traj, frames, 16)
 
 
 def _psnr_at(traj: Trajectories, frames: list[Tensor], step: int) -> float:
@@ -134,16 +137,13 @@ def _psnr_at(traj: Trajectories, frames: list[Tensor], step: int) -> float:
 def memory_gap(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[str, list[float]]:
     """PSNR at steps 1 to 8 with true memory, with only the newest frame predicted, and with all frames predicted."""
     rows: dict[str, list[float]] = {"true": [], "newest_own": [], "all_own": []}
-    before: Tensor | None = None
+    mixed = traj.memory(system)
     for step, frame in enumerate(own[:NEAR], 1):
-        target = traj.target(step)
-        mixed = predicted = system.predict_frame(traj.memory(system, step), traj.action(step), traj.index_B, step)
-        if before is not None:
-            memory = system.advance(traj.memory(system, step - 1), traj.action(step - 1), before)
-            mixed = system.predict_frame(memory, traj.action(step), traj.index_B, step)
-        for name, picture in zip(rows, (predicted, mixed, frame), strict=True):
-            rows[name].append(psnr(picture, target).mean().item())
-        before = predicted
+        true, action = traj.memory(system, step), traj.action(step)
+        newest, predicted = (system.predict_frame(m, action, traj.index_B, step) for m in (mixed, true))
+        mixed = system.advance(true, action, predicted)
+        for name, picture in zip(rows, (predicted, newest, frame), strict=True):
+            rows[name].append(psnr(picture, traj.target(step)).mean().item())
     return {name: [round(v, 3) for v in values] for name, values in rows.items()}
 
 
@@ -156,7 +156,7 @@ def action_swap(system: Emulator, traj: Trajectories) -> float:
     return ((other_action - own).abs().mean() / (other_memory - own).abs().mean().clamp_min(1e-9)).item()
 
 
-def recovery(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[str, float]:
+def recovery(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[str, float | None]:
     """After corrupted patches in the newest frame: frames until the error is within a tenth of the clean rollout's."""
     last = min(NEAR + RECOVERS, len(own))
     if last <= NEAR:
@@ -173,7 +173,7 @@ def recovery(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[st
         back_B = torch.where((corrupted_B <= 1.1 * clean_B) & back_B.isinf(), step - NEAR, back_B)
     done_B = back_B.isfinite()
     frames = back_B[done_B].median().item() if done_B.any() else None
-    return {"share": done_B.float().mean().item(), "frames": frames}  # type: ignore[dict-item]
+    return {"share": done_B.float().mean().item(), "frames": frames}
 
 
 def _corrupted(frame_BCHW: Tensor) -> Tensor:
@@ -186,23 +186,24 @@ def _corrupted(frame_BCHW: Tensor) -> Tensor:
 
 def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> float:
     """Speed of one rollout, memory updates included."""
-    one = Trajectories(traj.frames_BTCHW[:1], traj.action_BTA[:1], traj.start_B[:1], traj.before)
-    memory, action, start = one.memory(system), one.action(1), 0.0
-    for n in range(-3, num + 1):  # the first three are not timed
-        if n in (0, num) and traj.action_BTA.is_cuda:
-            torch.cuda.synchronize()
-        if n == 0:
-            start = time.perf_counter()
-        if n < num:
+    one = replace(traj, frames_BTCHW=traj.frames_BTCHW[:1], action_BTA=traj.action_BTA[:1], start_B=traj.start_B[:1])
+    memory, action = one.memory(system), one.action(1)
+
+    def time_after(num_frames: int) -> float:
+        for _ in range(num_frames):
             system.advance(memory, action, system.predict_frame(memory, action, one.index_B, 1))
-    return round(num / (time.perf_counter() - start), 1)
+        if action.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    start = time_after(3)  # without the first calls, which are slower
+    return round(num / (time_after(num) - start), 1)
 
 
 # ---- report --------------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict[str, Any]) -> str:
-    """The evaluation as Markdown."""
     lines = [
         f"{found['num_windows']} windows of the {found['part']} part, free-running with their true controls; dB.",
         "",

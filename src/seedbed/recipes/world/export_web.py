@@ -6,15 +6,10 @@ Shape suffixes: A control axes, H W pixels, S seeds, K steps, M remembered numbe
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import logging
-import os
-import shutil
 import tempfile
-import warnings
-from collections.abc import Iterator
+from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +22,15 @@ from seedbed.errors import UserError
 from seedbed.recipes.world.memory import POSE, Memory, to_bytes
 from seedbed.recipes.world.model import WorldNet
 from seedbed.recipes.world.radiance_field import POSE_SIZE
+from seedbed.recipes.world.recording.recording import scale_actions
+from seedbed.train.export_onnx import needs, write_module
+from seedbed.train.exports import new_folder
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
     from seedbed.recipes.world.player import WorldPlayer
 
 FORMAT = 1
-OPSET = 18
 MODEL, MANIFEST, ARRAYS = "network.onnx", "manifest.json", "arrays.bin"
 NUM_GOLDEN = 16
 FLOATS_AT = (0, 7, 15)  # golden steps whose output is kept unrounded
@@ -56,15 +53,13 @@ class _Flat(nn.Module):
 
 
 def _net(system: Emulator) -> WorldNet:
-    net = getattr(system, "net", None)
-    if not isinstance(net, WorldNet):
+    if not isinstance(system.net, WorldNet):
         raise UserError("only the generator, which takes one pass per frame, runs as ONNX; play this run with --runtime torch")
-    return net
+    return system.net
 
 
 def write_onnx(net: WorldNet, path: Path) -> None:
     """One file, batch of one, float32, on the CPU."""
-    needs_onnx("onnx", "onnxscript")
     shapes = net.layout.shapes(net.height, net.width)
     example = (torch.zeros(1, net.num_axes), torch.zeros(1), torch.zeros(1, 1, net.height, net.width))
     memory = [torch.zeros(1, *shape) for shape in shapes.values()]
@@ -72,47 +67,14 @@ def write_onnx(net: WorldNet, path: Path) -> None:
     if net.trunk.field is not None:
         memory.append(torch.eye(4)[:3].reshape(1, POSE_SIZE))
         names, outputs = [*names, POSE], [*outputs, "pose_after"]
-    with _quietly(), torch.no_grad():
-        program = torch.onnx.export(
-            _Flat(net).eval(),
-            (*example, *memory),
-            dynamo=True,
-            opset_version=OPSET,
-            input_names=names,
-            output_names=outputs,
-            verbose=False,
-        )
-        assert program is not None
-        program.save(str(path), external_data=False)
-
-
-@contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """Silences the exporter's log messages and warnings."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-def needs_onnx(*packages: str) -> None:
-    import importlib.util
-
-    missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f'this needs {" and ".join(missing)}: pip install "seedbed[onnx]"')
+    write_module(_Flat(net), (*example, *memory), names, outputs, path)
 
 
 class OnnxNet:
     """The generator in ONNX Runtime on one core. Memory and noise are computed by the system."""
 
     def __init__(self, system: Emulator) -> None:
-        needs_onnx("onnx", "onnxscript", "onnxruntime")
+        needs("onnx", "onnx", "onnxscript", "onnxruntime")
         import onnxruntime
 
         self.own_noise = system.own_noise
@@ -131,14 +93,21 @@ class OnnxNet:
 
 
 def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
-    """Write the network, its manifest and its arrays atomically: into a temporary folder that is then renamed."""
+    """Write the network, its manifest and its arrays."""
     net = _net(player.system)
-    aside = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with new_folder(folder) as aside:
         write_onnx(net, aside / MODEL)
-        arrays = {**_seeds(player), **_golden(player)}
+        # Start memories as bytes: per scale [S, N, H, W, 3], oldest frame first.
+        rollout, seeds = player.new_rollout(), defaultdict(list)
+        num_bytes = sum(picture.nbytes for picture in rollout.memory_images())
+        num = min(player.num_seeds, max(2, min(MAX_SEEDS, MAX_SEED_BYTES // num_bytes)))
+        for seed in np.linspace(0, player.num_seeds - 1, num).astype(int):
+            rollout.reset(int(seed))
+            for name, pictures in zip(net.layout.names(), rollout.memory_images(), strict=True):
+                seeds[f"seed_{name}"].append(pictures)
+            if rollout.memory.pose_BP is not None:
+                seeds[f"seed_{POSE}"].append(rollout.memory.pose_BP[0].cpu().numpy())
+        arrays = {name: np.stack(rows) for name, rows in seeds.items()} | _golden(player)
         manifest = {
             "format": FORMAT,
             "height": player.height,
@@ -153,49 +122,28 @@ def export_web(player: WorldPlayer, folder: Path) -> list[Path]:
             "files": {name: hashlib.sha256((aside / name).read_bytes()).hexdigest() for name in (MODEL, ARRAYS)},
         }
         (aside / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
-        if folder.exists():
-            folder.rmdir()
-        os.replace(aside, folder)
-    except BaseException:
-        shutil.rmtree(aside, ignore_errors=True)
-        raise
     return sorted(folder.iterdir())
-
-
-def _seeds(player: WorldPlayer) -> dict[str, np.ndarray]:
-    """Start memories as bytes: per scale [S, N, H, W, 3], oldest frame first."""
-    rollout, shown, poses = player.new_rollout(), [], []
-    num_bytes = sum(picture.nbytes for picture in rollout.memory_images())
-    num = max(2, min(MAX_SEEDS, player.num_seeds, MAX_SEED_BYTES // num_bytes))
-    for seed in np.linspace(0, player.num_seeds - 1, min(num, player.num_seeds)).astype(int):
-        rollout.reset(int(seed))
-        shown.append(rollout.memory_images())
-        poses += [] if rollout.memory.pose_BP is None else [rollout.memory.pose_BP[0].cpu().numpy()]
-    names = player.system.layout.names()
-    seeds = {f"seed_{name}": np.stack([pictures[n] for pictures in shown]) for n, name in enumerate(names)}
-    return {**seeds, f"seed_{POSE}": np.stack(poses)} if poses else seeds
 
 
 @torch.inference_mode()
 def _golden(player: WorldPlayer) -> dict[str, np.ndarray]:
     """A rollout from the first start with the recorded controls: inputs, some raw outputs, and all frames as bytes."""
     system, recording = player.system, player.recording
-    rollout = player.new_rollout()
     first = int(player.starts[0])
     rows = np.minimum(np.arange(first, first + NUM_GOLDEN), recording.num_frames - 1)
     index_1 = torch.zeros(1, dtype=torch.long, device=player.device)
     noise_11HW = system.own_noise(index_1, 0)
     raw_KA = np.array(recording.actions_TA[rows])
-    memory, frames, floats = rollout.memory, [], []
+    scaled_KA = scale_actions(raw_KA, player.axes)
+    memory, frames, floats = player.new_rollout().memory, [], []
     packed = {f"packed_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items()}
-    for number, row in enumerate(raw_KA):
-        frame_13HW = system.predict_frame(memory, rollout.scaled(row), index_1, 0)
-        memory = system.advance(memory, rollout.scaled(row), frame_13HW)
+    for number, action_1A in enumerate(torch.from_numpy(scaled_KA).to(player.device).split(1)):
+        frame_13HW = system.predict_frame(memory, action_1A, index_1, 0)
+        memory = system.advance(memory, action_1A, frame_13HW)
         frames.append(to_bytes(memory.last)[0].cpu().numpy())
         if number in FLOATS_AT:
             floats.append(frame_13HW[0].cpu().numpy())
     last = {f"last_{name}": kept.cpu().numpy()[0] for name, kept in memory.tensors().items() if name != "m1"}
-    scaled_KA = np.concatenate([rollout.scaled(row).cpu().numpy() for row in raw_KA])
     golden = {"raw": raw_KA, "scaled": scaled_KA, "noise": noise_11HW[0].cpu().numpy()}
     return {**golden, **packed, **last, "frames": np.stack(frames), "floats": np.stack(floats)}
 
@@ -206,7 +154,7 @@ def _write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     with open(path, "wb") as file:
         for name, array in arrays.items():
             file.write(b"\0" * (-file.tell() % 8))
-            kind = {"uint8": "uint8", "float32": "float32"}[array.dtype.name]
-            places[name] = {"at": file.tell(), "dtype": kind, "shape": list(array.shape)}
-            file.write(np.ascontiguousarray(array).tobytes())
+            assert array.dtype in (np.uint8, np.float32), array.dtype
+            places[name] = {"at": file.tell(), "dtype": array.dtype.name, "shape": list(array.shape)}
+            file.write(array.tobytes())
     return places

@@ -4,8 +4,6 @@ Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers o
 P numbers of a pose.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -77,31 +75,27 @@ class Memory:
     pose_BP: Tensor | None = None
 
     @classmethod
-    def start(cls, frames_BTCHW: Tensor, layout: Layout, pose_BP: Tensor | None = None) -> Memory:
+    def start(cls, frames_BTCHW: Tensor, layout: Layout, pose_BP: Tensor | None = None) -> "Memory":
         """From true frames, oldest first; at least as many as the memory reaches back."""
         assert frames_BTCHW.shape[1] >= layout.num_frames, "too few frames to fill the memory"
-        kept = {}
-        for reduction, num in layout.scales:
-            kept[name_of(reduction)] = reduce(frames_BTCHW[:, -num:].flatten(1, 2), reduction)
+        kept = {name_of(r): reduce(frames_BTCHW[:, -num:].flatten(1, 2), r) for r, num in layout.scales}
         return cls(layout, kept, pose_BP)
 
-    def push(self, frame_BCHW: Tensor, pose_BP: Tensor | None = None) -> Memory:
+    def push(self, frame_BCHW: Tensor, pose_BP: Tensor | None = None) -> "Memory":
         """With one more frame, seen from this pose, and without the oldest.
 
         The frame is clamped and rounded here and nowhere else.
         """
         frame_BCHW = quantise(frame_BCHW)
-        kept = {}
-        for reduction, _ in self.layout.scales:
-            old_BMHW = self.kept[name_of(reduction)]
-            kept[name_of(reduction)] = torch.cat((old_BMHW[:, 3:], reduce(frame_BCHW, reduction)), dim=1)
+        new = {name_of(r): reduce(frame_BCHW, r) for r, _ in self.layout.scales}
+        kept = {name: torch.cat((old_BMHW[:, 3:], new[name]), dim=1) for name, old_BMHW in self.kept.items()}
         return Memory(self.layout, kept, pose_BP)
 
     def tensors(self) -> dict[str, Tensor]:
         """The network's inputs, by name."""
         return self.kept if self.pose_BP is None else {**self.kept, POSE: self.pose_BP}
 
-    def roll(self) -> Memory:
+    def roll(self) -> "Memory":
         """Each row with the memory of the one before it."""
         kept = {name: frames.roll(1, 0) for name, frames in self.kept.items()}
         return Memory(self.layout, kept, None if self.pose_BP is None else self.pose_BP.roll(1, 0))

@@ -43,23 +43,18 @@ def shift(before_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
     """(B, 2) pixels to the right and downwards by which the image moved, by phase correlation with a sub-pixel peak."""
     grey = [p.float().mean(1) for p in (before_BCHW, after_BCHW)]
     height, width = grey[0].shape[-2:]
-    window_HW = torch.outer(
-        torch.hann_window(height, periodic=False, device=grey[0].device), torch.hann_window(width, device=grey[0].device)
-    )
+    on = grey[0].device
+    window_HW = torch.outer(torch.hann_window(height, periodic=False, device=on), torch.hann_window(width, device=on))
     one, two = (torch.fft.rfft2((g - g.mean((-2, -1), keepdim=True)) * window_HW) for g in grey)
     cross = one.conj() * two
     peak_BHW = torch.fft.irfft2(cross / cross.abs().clamp_min(1e-12), s=(height, width))
     best_B = peak_BHW.flatten(1).argmax(1)
-    y_B, x_B = best_B // width, best_B % width
-    return torch.stack((_refined(peak_BHW, y_B, x_B, width, True), _refined(peak_BHW, y_B, x_B, height, False)), 1)
-
-
-def _refined(peak_BHW: Tensor, y_B: Tensor, x_B: Tensor, size: int, across: bool) -> Tensor:
-    """The peak's signed position along one axis, refined by a parabola through it and its neighbours."""
-    item_B, at_B = torch.arange(len(y_B), device=y_B.device), x_B if across else y_B
-    low, mid, high = (
-        peak_BHW[item_B, y_B, (x_B + d) % size] if across else peak_BHW[item_B, (y_B + d) % size, x_B] for d in (-1, 0, 1)
-    )
-    bend = (low - 2 * mid + high).clamp_max(-1e-12)
-    place_B = at_B + (0.5 * (low - high) / bend).clamp(-0.5, 0.5)
-    return torch.where(place_B > size / 2, place_B - size, place_B)
+    peak = torch.arange(len(best_B), device=best_B.device), best_B // width, best_B % width
+    places = []
+    for dim in (2, 1):
+        # The signed position along one axis, refined by a parabola through the peak and its neighbours.
+        low, mid, high = (peak_BHW.roll(-d, dim)[peak] for d in (-1, 0, 1))
+        bend = (low - 2 * mid + high).clamp_max(-1e-12)
+        place_B, size = peak[dim] + (0.5 * (low - high) / bend).clamp(-0.5, 0.5), peak_BHW.shape[dim]
+        places.append(torch.where(place_B > size / 2, place_B - size, place_B))
+    return torch.stack(places, 1)

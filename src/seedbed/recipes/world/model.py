@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
-from seedbed.nn.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
+from seedbed.nn.init import module_list
+from seedbed.recipes.world.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
 from seedbed.recipes.world.memory import POSE, Layout, name_of
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 from seedbed.recipes.world.radiance_field import RadianceField, Rendering
@@ -37,9 +38,7 @@ def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
 def num_scales(height: int, width: int) -> int:
     """How often the image can be halved."""
     num = 0
-    while num < len(WIDTHS) and height % 2 ** (num + 1) == 0 == width % 2 ** (num + 1):
-        if min(height, width) // 2 ** (num + 1) < MIN_SIDE:
-            break
+    while num < len(WIDTHS) and all(n % 2 ** (num + 1) == 0 and n >> (num + 1) >= MIN_SIDE for n in (height, width)):
         num += 1
     if num < 2:
         raise UserError(f"frames of {width}x{height} pixels cannot be halved twice; record them at multiples of 8, such as 64x64")
@@ -102,18 +101,18 @@ class Trunk(nn.Module):
         features = min(max(2 * widths[-1], FEATURES[0]), FEATURES[1])
         self.condition = Condition(num_conditions, features)
         before = (inputs["m1"], *widths[:-1])
-        self.down = nn.ModuleList(Down(a, b, features) for a, b in zip(before, widths, strict=True))
+        self.down = module_list(Down(a, b, features) for a, b in zip(before, widths, strict=True))
         # Coarser memories join at the feature map of their size.
         self.joins = {str(k): name_of(2**k) for k in range(1, len(widths) + 1) if name_of(2**k) in inputs}
         convs = {k: nn.Conv2d(inputs[name], widths[int(k) - 1], 3, padding=1) for k, name in self.joins.items()}
-        self.join = nn.ModuleDict(convs)
-        self.encode = nn.ModuleList(
-            nn.ModuleList(Cell(c, features) for _ in range(config.cells // 2 if k else 0)) for k, c in enumerate(widths)
+        self.join: dict[str, nn.Conv2d] = nn.ModuleDict(convs)  # type: ignore[assignment]
+        self.encode = module_list(
+            module_list(Cell(c, features) for _ in range(config.cells // 2 if k else 0)) for k, c in enumerate(widths)
         )
-        self.up = nn.ModuleList(Up(b, a) for a, b in pairwise(widths))
+        self.up = module_list(Up(b, a) for a, b in pairwise(widths))
         num_up = [max(1, config.cells // 2), *[config.cells] * (len(widths) - 1)]
-        self.decode = nn.ModuleList(
-            nn.ModuleList(Cell(c, features) for _ in range(num)) for c, num in zip(widths, num_up, strict=True)
+        self.decode = module_list(
+            module_list(Cell(c, features) for _ in range(num)) for c, num in zip(widths, num_up, strict=True)
         )
         self.noise = nn.ParameterList(nn.Parameter(torch.zeros(1, c, 1, 1)) for c in widths)
         self.out = nn.Conv2d(widths[0], num_out, 3, padding=1)
@@ -127,7 +126,6 @@ class Trunk(nn.Module):
             if isinstance(module, Cell | Down | Up | Condition | RadianceField):
                 module.init_weights(generator)
         for conv in self.join.values():
-            assert isinstance(conv, nn.Conv2d)
             init_conv(conv, generator)
         init_conv(self.out, generator, 0.0)
 
@@ -142,7 +140,7 @@ class Trunk(nn.Module):
                 x = x + self.field.project(seen, k - 1)
             if str(k) in self.joins:
                 x = x + self.join[str(k)](memory[self.joins[str(k)]])
-            for cell in cells:  # type: ignore[union-attr]
+            for cell in cells:
                 x = cell(x, condition_BF)
             skips.append(x)
         for k in reversed(range(len(self.widths))):
@@ -150,7 +148,7 @@ class Trunk(nn.Module):
                 x = self.up[k](x) + skips[k]
             stride = 2 ** (k + 1)
             x = x + self.noise[k] * noise_B1HW[:, :, ::stride, ::stride]
-            for cell in self.decode[k]:  # type: ignore[union-attr]
+            for cell in self.decode[k]:
                 x = cell(x, condition_BF)
         return self.out(leaky(x)), seen
 
@@ -158,20 +156,18 @@ class Trunk(nn.Module):
         """Of a forward pass for one image: convolutions and linear layers."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
         total = linear_flops(self.condition.enter) + linear_flops(self.condition.mix) + conv_flops(self.out, at[0])
-        total += sum(down.flops(n) for down, n in zip(self.down, at, strict=True))  # type: ignore[operator]
-        total += sum(up.flops(n) for up, n in zip(self.up, at[1:], strict=True))  # type: ignore[operator]
+        total += sum(down.flops(n) for down, n in zip(self.down, at, strict=True))
+        total += sum(up.flops(n) for up, n in zip(self.up, at[1:], strict=True))
         for k, n in enumerate(at):
-            total += sum(cell.flops(n) for part in (self.encode, self.decode) for cell in part[k])  # type: ignore[union-attr]
-        for k, conv in self.join.items():
-            assert isinstance(conv, nn.Conv2d)
-            total += conv_flops(conv, at[int(k) - 1])
+            total += sum(cell.flops(n) for part in (self.encode, self.decode) for cell in part[k])
+        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
         return total + (0.0 if self.field is None else self.field.flops(at))
 
     def input_flops(self, height: int, width: int) -> float:
         """What training saves of 3 x `flops`: gradients of inputs, and the backward pass of the field's fine images."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
-        total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)  # type: ignore[union-attr, arg-type]
-        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items() if isinstance(conv, nn.Conv2d))
+        total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)
+        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
         if self.field is None or self.field.detail is None:
             return total
         return total + conv_flops(self.field.detail.enter, at[0]) + 2.0 * self.field.rendered_flops()
@@ -201,19 +197,19 @@ class WorldNet(nn.Module):
         outputs, seen = self.trunk(memory, torch.cat((action_BA, level_B[:, None]), dim=1), noise_B1HW)
         outputs, frame_B3HW = outputs.float(), memory["m1"][:, -3:]
         if seen is None or seen.rendered_B6HW is None:
-            frame_B3HW = self._moved(frame_B3HW, outputs[:, 12:]) + F.pixel_shuffle(outputs[:, :12], 2)
+            frame_B3HW = self.moved(frame_B3HW, outputs[:, 12:]) + F.pixel_shuffle(outputs[:, :12], 2)
         else:
             # The field's image after the control, plus the transported part of the last frame that the field does not explain.
             before_B3HW, after_B3HW = seen.rendered_B6HW.chunk(2, dim=1)
             open_B1HW = 1.0 + F.pixel_shuffle(outputs[:, 3:7], 2)
             held_B1HW = open_B1HW.clamp(0.0, 1.0)
             kept_B1HW = held_B1HW + LEAK * (open_B1HW - held_B1HW)  # so that gradients do not vanish outside
-            unknown_B3HW = self._moved(frame_B3HW - before_B3HW, outputs[:, 7:])
+            unknown_B3HW = self.moved(frame_B3HW - before_B3HW, outputs[:, 7:])
             change_B3HW = F.interpolate(outputs[:, :3], scale_factor=2.0, mode="bilinear", align_corners=False)
             frame_B3HW = after_B3HW + kept_B1HW * unknown_B3HW + change_B3HW
         return hold_still(frame_B3HW, memory, action_BA) if self.config.static else frame_B3HW
 
-    def _moved(self, x_BCHW: Tensor, weights_BKHW: Tensor) -> Tensor:
+    def moved(self, x_BCHW: Tensor, weights_BKHW: Tensor) -> Tensor:
         rows = F.interpolate(weights_BKHW, scale_factor=2.0, mode="nearest").split(TAPS, dim=1) if self.strides else ()
         for n, stride in enumerate(self.strides):
             x_BCHW = transport(x_BCHW, rows[2 * n], stride, 3)

@@ -3,10 +3,7 @@
 Shape suffixes: A control axes, T frames, H W pixels, C colours, N frames of one scale.
 """
 
-from __future__ import annotations
-
 import copy
-import functools
 import shutil
 import tempfile
 from collections import deque
@@ -19,13 +16,15 @@ import torch
 from torch import Tensor
 
 from seedbed.errors import UserError
+from seedbed.recipes.world.export_web import OnnxNet
 from seedbed.recipes.world.memory import Memory, to_bytes, to_float
 from seedbed.recipes.world.recording.poses import relative
-from seedbed.recipes.world.recording.recording import MIN_FRAMES, PARTS, Recording, scale_actions, write_recording
-from seedbed.recipes.world.simulators.boxworld import rebuild_simulator
+from seedbed.recipes.world.recording.recording import MIN_FRAMES, PARTS, Recording, scale_actions, spread, write_recording
+from seedbed.recipes.world.simulators.box import rebuild_simulator
 from seedbed.train.player import NOTHING, RECORDING, SIMULATOR, Axis, Player, Rollout
 
 if TYPE_CHECKING:
+    from seedbed.recipes.world.data import WorldData
     from seedbed.recipes.world.emulator import Emulator
 
 MAX_SEEDS = 48
@@ -40,31 +39,25 @@ MIN_FREE = 1 << 30  # bytes that a recording leaves on the disk
 class WorldPlayer:
     """A trained world model for any number of clients; `train/player.py` documents the interface."""
 
-    def __init__(self, system: Emulator, runtime: str) -> None:
+    def __init__(self, system: "Emulator", runtime: str) -> None:
         # A copy: the averaged weights may be swapped in for a moment only. The recording is shared.
         self.system = copy.deepcopy(system, {id(system.data): system.data, id(system.config): system.config}).eval()
         self.recording: Recording = system.data.recording
         self.axes, self.runtime = self.recording.axes, runtime
         self.height, self.width = system.height, system.width
         self.device = next(system.parameters()).device
-        self.predict: Callable[..., Tensor] = self.system.predict_frame
-        if runtime == "onnx":
-            from seedbed.recipes.world.export_web import OnnxNet
-
-            self.predict = OnnxNet(self.system).predict_frame
-        self.starts = _seeds(self.recording, system.layout.num_frames)
+        predictor = OnnxNet(self.system) if runtime == "onnx" else self.system
+        self.predict: Callable[..., Tensor] = predictor.predict_frame
+        self.starts = start_rows(self.recording, system.layout.num_frames)
         self.num_seeds = len(self.starts)
         self.world = rebuild_simulator(self.recording)
         self.references: tuple[str, ...] = (NOTHING, SIMULATOR, RECORDING) if self.world else (NOTHING, RECORDING)
 
-    @functools.cached_property
-    def _facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:
         recording = self.recording
-        low, high = recording.spans("train")[0]
-        actions_TA = recording.actions_TA[low:high][~recording.last_T[low:high]].astype(np.float64)
         return {
             "seconds": recording.facts["recording"]["median_dt"] or 1 / 30,
-            **control_facts(actions_TA, recording.axes),
+            **recorded_controls(self.system.data),
             "level": 0.0,
             "max_level": self.system.config.model.context_noise,
             "noisy": True,
@@ -72,16 +65,13 @@ class WorldPlayer:
             "about": f"learned from {recording.num_frames:,} frames; rollouts start from held-out frames",
         }
 
-    def facts(self) -> dict[str, Any]:
-        return self._facts
-
     def simulator(self) -> dict[str, Any] | None:
         return self.recording.facts.get("simulator")
 
-    def new_rollout(self) -> WorldRollout:
+    def new_rollout(self) -> "WorldRollout":
         return WorldRollout(self)
 
-    def recorder(self, path: Path, of: str, run: str) -> Recorder:
+    def recorder(self, path: Path, of: str, run: str) -> "Recorder":
         return Recorder(path, self, of, run)
 
 
@@ -124,7 +114,7 @@ class WorldRollout:
     @torch.inference_mode()
     def step(self, action_A: np.ndarray) -> bool:
         if self.reference == RECORDING:
-            if self.at + 1 >= self._end():
+            if self.at + 1 >= self._end() or not self.recording.holds(self.at + 1):
                 return False
             action_A = np.array(self.recording.actions_TA[self.at])
         index_1, turn = torch.tensor([self.seed], device=self.player.device), 0 if self.locked else self.num_steps
@@ -133,37 +123,40 @@ class WorldRollout:
         self.frame_HWC = to_bytes(self.memory.last)[0].cpu().numpy()
         self.action_A = self.applied_A = action_A
         self.num_steps += 1
-        self._update_reference(action_A)
+        # Advance the simulator by the same control, or the recording by one frame.
+        if self.reference == RECORDING:
+            self.at += 1
+            self._reference.append(np.array(self.recording.frames_THWC[self.at]))
+        elif self.player.world is not None and self.pose_44 is not None:
+            world, motion_6 = self.player.world, action_A[:6].astype(np.float64)
+            pose_244 = np.stack((self.pose_44, world.slide(self.pose_44[None], motion_6[None])[0]))
+            # A wall may block the motion, so the applied control can differ from the requested one.
+            self.applied_A = np.concatenate((relative(pose_244)[0], action_A[6:])).astype(np.float32)
+            self._reference.append(world.render(torch.from_numpy(pose_244[1:]))[0].numpy())
+            self.pose_44 = pose_244[1]
         return True
 
     def _end(self) -> int:
         """Where the recorded controls end: with the episode, inside its split."""
         if self.recording.last_T[self.at]:
             return self.at + 1
-        spans = [span for part in PARTS for span in self.recording.spans(part)]
+        spans = map(self.recording.span, PARTS)
         return next((high for low, high in spans if low <= self.at < high), self.at + 1)
 
     def scaled(self, action_A: np.ndarray) -> Tensor:
         """The network's input (1, A) for a control in recorded units."""
         return torch.from_numpy(scale_actions(action_A[None], self.player.axes)).to(self.player.device)
 
-    def _update_reference(self, action_A: np.ndarray) -> None:
-        """Advance the simulator by the same control, or the recording by one frame."""
-        if self.reference == RECORDING:
-            self.at += 1
-            self._reference.append(np.array(self.recording.frames_THWC[self.at]))
-        elif self.reference == SIMULATOR and self.player.world is not None and self.pose_44 is not None:
-            before_44, world = self.pose_44, self.player.world
-            pose_144 = world.move(torch.from_numpy(before_44[None]), torch.from_numpy(action_A[None]))
-            self.pose_44 = pose_144[0].numpy()
-            # A wall may block the motion, so the applied control can differ from the requested one.
-            done_6 = relative(np.stack((before_44, self.pose_44)))[0]
-            self.applied_A = np.concatenate((done_6, action_A[6:])).astype(np.float32)
-            self._reference.append(world.render(pose_144)[0].numpy())
-
     def memory_images(self) -> list[np.ndarray]:
         """Each scale's frames, as bytes, oldest first."""
         return [to_bytes(kept_1MHW[0].unflatten(0, (-1, 3))).cpu().numpy() for kept_1MHW in self.memory.kept.values()]
+
+
+def recorded_controls(data: "WorldData") -> dict[str, Any]:
+    """The statistics of the training part's controls."""
+    recording, (low, high) = data.recording, data.recording.span("train")
+    actions_TA = recording.actions_TA[low:high][~recording.last_T[low:high]].astype(np.float64)
+    return data.once("controls", lambda: control_facts(actions_TA, recording.axes))
 
 
 def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, Any]:
@@ -180,14 +173,13 @@ def control_facts(actions_TA: np.ndarray, axes: tuple[Axis, ...]) -> dict[str, A
     }
 
 
-def _seeds(recording: Recording, reach: int) -> np.ndarray:
+def start_rows(recording: Recording, reach: int) -> np.ndarray:
     """Start frames, evenly spaced over held-out splits where there are any."""
     for part in ("valid", "test", "train"):
         for after in AFTER:
             found_N = recording.starts(part, reach, after)
             if len(found_N):
-                num = min(MAX_SEEDS, len(found_N))
-                return found_N[np.arange(num) * len(found_N) // num]
+                return spread(found_N, MAX_SEEDS)[: recording.kept.get("seeds")]
     raise UserError(f"{recording.path} holds no {reach} frames in a row to start from; record longer episodes")
 
 

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from seedbed.config import Config, Every, Optim, Schedule, number
+from seedbed.config import Config, Every, Optim, Schedule, Units, number
 from seedbed.errors import UserError
 
 NAMED_SIZES = {"nano": 0.5e6, "small": 1.5e6, "base": 5e6}
@@ -96,12 +96,12 @@ class DataConfig:
             raise UserError("data.recording is empty; name box, doom, atari:GAME, gym:ID or the folder of a recording")
 
 
-def demo() -> Config:
-    """A small box world on a laptop: recording and training within five minutes.
+def units(config: Config) -> Units:
+    return Units("frames", 1.0, "", "{name}: {frames}")
 
-    `seedbed train world/demo` on two CPU cores: 32x32 pixels, half a million parameters. Evaluated by
-    rollouts on held-out trajectories, against the persistence, mean-frame and fade baselines.
-    """
+
+def demo() -> Config:
+    """A small box world on a laptop: recording and training within five minutes."""
     return Config(
         model=ModelConfig(size="nano", static=True, pose_tracking=True, closed=0.3, rollout=64),
         data=DataConfig(recording="box", frames=20_000, height=32, width=32, examined=48),
@@ -115,28 +115,21 @@ def demo() -> Config:
 
 
 def box64() -> Config:
-    """The box world at 64x64 on one GPU: open loop, then closed loop; model.adversarial=0.5 adds the critic.
-
-    `seedbed train world/box64 budget=3m`, then `seedbed play RUN`: the recording is rendered on the device first.
-    """
+    """The box world at 64x64 on one GPU: open loop, then closed loop; model.adversarial=0.5 adds the critic."""
     return _on_gpu(POSED, DataConfig(recording="box", frames=120_000))
 
 
 def edm() -> Config:
-    """The same world by a diffusion model after DIAMOND: three steps a frame, to compare with box64.
-
-    `seedbed train world/edm budget=8m` on one GPU.
-    """
+    """The same world by a diffusion model after DIAMOND: three steps a frame, to compare with box64."""
     base = box64()
-    model, optim = replace(base.model, kind="edm", rollout=2), replace(base.optim, lr=5e-4, weight_decay=0.01)
-    return replace(base, model=model, optim=optim)
+    model = replace(base.model, kind="edm", rollout=2, channels_last=False)
+    return replace(base, model=model, optim=replace(base.optim, lr=5e-4, weight_decay=0.01))
 
 
 def doom() -> Config:
     """ViZDoom at 64x64, recorded here by random play on a static map.
 
-    `seedbed train world/doom budget=8m` on one GPU; needs `pip install "seedbed[doom]"`, or an existing recording:
-    data.recording=FOLDER.
+    Needs `pip install "seedbed[doom]"`, or an existing recording: data.recording=FOLDER.
     """
     return _on_gpu(POSED, DataConfig(recording="doom", frames=24_000))
 
@@ -144,18 +137,13 @@ def doom() -> Config:
 def atari() -> Config:
     """Breakout of the Atari at 64x64, recorded here by random play; discrete controls, one axis per button.
 
-    `seedbed train world/atari budget=8m` on one GPU; needs `pip install "seedbed[atari]"`. Another game:
-    data.recording=atari:Pong.
+    Needs `pip install "seedbed[atari]"`. Another game: data.recording=atari:Pong.
     """
     return _on_gpu(ModelConfig(size="5m"), DataConfig(recording="atari:Breakout", frames=24_000))
 
 
 def log5m() -> Config:
-    """The journal's generator, 192x256 pixels and 32 frames of memory at four sizes, with a curriculum.
-
-    `seedbed train world/log5m data.recording=FOLDER` on one GPU: five million parameters, one GFLOP per frame. The box world
-    unless a recording is named.
-    """
+    """The journal's generator, 192x256 pixels and 32 frames of memory at four sizes, with a curriculum."""
     model = ModelConfig(size="5m", pyramid=True, memory_dropout=0.1, static=True, rollout=16)
     data = DataConfig(recording="box", frames=20_000, height=192, width=256)
     return replace(_on_gpu(model, data), batch=64, steps=30_000)
@@ -164,7 +152,7 @@ def log5m() -> Config:
 def mine() -> Config:
     """A recording of your own, from a phone, a game or a robot, of any size.
 
-    `seedbed data prepare PATH --out DIR`, then `seedbed train world/mine data.recording=DIR` on one GPU.
+    Needs data.recording=DIR, a recording made by `seedbed data prepare PATH --out DIR`.
     """
     return _on_gpu(ModelConfig(size="5m"), DataConfig(recording="recording"))
 

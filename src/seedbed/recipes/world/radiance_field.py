@@ -4,8 +4,6 @@ Shape suffixes: B windows, A axes, P numbers of a pose, H W rays, D samples of a
 features, F ray features. Names of parameters and submodules (`say`, `said`, `lens_4`, `detail` ...) are those of checkpoints.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from seedbed.errors import UserError
-from seedbed.nn.cells import conv_flops, init_conv, leaky, linear_flops
-from seedbed.nn.init import declare, normal_
+from seedbed.nn.init import declare, module_list, normal_
+from seedbed.recipes.world.cells import conv_flops, init_conv, leaky, linear_flops
 from seedbed.recipes.world.recording.recording import Recording
 
 POSE_SIZE = 12  # numbers of a pose: the rows of a 3x4 camera-to-world matrix
@@ -72,7 +70,7 @@ class RadianceField(nn.Module):
         motion_A6 = torch.zeros(len(names), 6)
         for n, name in enumerate(MOTION):
             motion_A6[names.index(name), n] = recording.axes[names.index(name)].scale
-        first, last = recording.spans("train")[0]
+        first, last = recording.span("train")
         recorded_T3 = flat_poses(recording).reshape(-1, 3, 4)[:, :, 3]
         position_T3 = recorded_T3[first:last].astype(np.float64)
         low_3, high_3 = position_T3.min(0), position_T3.max(0)
@@ -88,13 +86,13 @@ class RadianceField(nn.Module):
         # the log scale of that shift.
         self.lens_4 = declare(nn.Parameter(torch.zeros(4)), "scalar", lr_scale=LR_SCALE)
         self.say, self.said = nn.Linear(self.num_samples, HIDDEN), nn.Linear(HIDDEN, 1 + FEATURES)
-        self.enter = nn.ModuleList(nn.Conv2d(FEATURES + 8, channels, 1) for channels in widths)
+        self.enter = module_list(nn.Conv2d(FEATURES + 8, channels, 1) for channels in widths)
         self.detail = FineField(self.reach_3, widths[0], FINE_SCALE * cells) if self.num_samples == LARGE else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         normal_(self.planes, 0.1, generator)
         for layer in (self.say, self.said, *self.enter):
-            init_conv(layer, generator)  # type: ignore[arg-type]
+            init_conv(layer, generator)
         if self.detail is not None:
             self.detail.init_weights(generator)
 
@@ -150,7 +148,7 @@ class RadianceField(nn.Module):
         parts = (features_BFHW, depth_B1HW, background_BHW[:, None], direction_B3HW, origin_B3HW)
         return Rendering(torch.cat(parts, dim=1), weight_BDHW)
 
-    def render_fine(self, detail: FineField, pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
+    def render_fine(self, detail: "FineField", pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
         """Fine pass: an image (B, 3, H, W), one ray per pixel, with samples drawn from the coarse weights."""
         with torch.autocast(pose_BP.device.type, enabled=False):
             edge_BEHW = self._fine_edges(weight_BDHW.detach())
@@ -251,7 +249,7 @@ class RadianceField(nn.Module):
 
     def flops(self, positions: list[int]) -> float:
         """Of a prediction, multiplications only; `positions` by scale."""
-        enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))  # type: ignore[arg-type]
+        enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))
         fine = 0.0 if self.detail is None else conv_flops(self.detail.enter, positions[0])
         return self._coarse_flops() + enter + self.rendered_flops() + fine
 

@@ -3,8 +3,6 @@
 Shape suffixes: N pictures, H W pixels, T frames.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fractions
 from collections.abc import Sequence
@@ -17,16 +15,15 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from seedbed.data import grids
-from seedbed.recipes.world.data import WindowSource
 from seedbed.recipes.world.evaluate import Trajectories
 from seedbed.recipes.world.examine import examine, horizons, rollout_frames, table, trajectory_batch
 from seedbed.recipes.world.memory import to_bytes
 from seedbed.recipes.world.metrics import psnr
+from seedbed.train.engine import EvalEngine
 from seedbed.train.system import Request, Sample, option
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
-    from seedbed.train.engine import EvalEngine
 
 # Steps on the contact sheet, and the minimum side of a video frame.
 SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
@@ -40,17 +37,18 @@ class SampleOptions:
 
     num: int = option(3, "number of rollouts", low=1)
     steps: int = option(64, "frames of each rollout", low=1)
-    examine: int | None = option(None, "the full evaluation on N rollouts", low=1)
+    examine: int | None = option(None, "the full evaluation on N rollouts", low=1, needs_data=True)
 
 
 @torch.no_grad()
-def show(system: Emulator, request: Request, engine: EvalEngine) -> Sample:
+def show(system: "Emulator", request: Request, engine: EvalEngine) -> Sample:
     """A contact sheet and a video; with `--examine N`, or when training has ended, also the full evaluation."""
     options = request.read(SampleOptions)
     source = system.data.valid
-    assert isinstance(source, WindowSource)
-    steps = min(options.steps, max(horizons(system, source)))
-    traj = trajectory_batch(system, source, options.num, steps)
+    kept = {name: most for name, most in source.recording.kept.items() if name not in request.options}
+    num, steps = min(options.num, kept.get("num", options.num)), min(options.steps, kept.get("steps", options.steps))
+    steps = min(steps, max(horizons(system, source)))
+    traj = trajectory_batch(system, source, num, steps, source.shown_windows(num, steps))
     with system.with_compiled_graph():
         rollouts = rollout_frames(system, traj, steps)
     request.folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +67,7 @@ def show(system: Emulator, request: Request, engine: EvalEngine) -> Sample:
     return Sample(text=text, files=tuple(files), facts={f"psnr_{h}": round(v, 3) for h, v in near.items()})
 
 
-def contact_sheet(system: Emulator, traj: Trajectories, rollouts: Sequence[torch.Tensor]) -> Image.Image:
+def contact_sheet(system: "Emulator", traj: Trajectories, rollouts: Sequence[torch.Tensor]) -> Image.Image:
     """Per trajectory: the memory as it is packed, then true frames above predicted ones at some steps."""
     marks = [step for step in SHOWN if step <= len(rollouts)]
     pages = []
@@ -79,23 +77,19 @@ def contact_sheet(system: Emulator, traj: Trajectories, rollouts: Sequence[torch
         remembered = _memory(system, traj, n, both.height)
         title = "true above, predicted below, after " + " ".join(map(str, marks)) + " frames"
         pages.append(grids.beside([("memory", remembered), (title, both)]))
-    page = Image.new("RGB", (max(p.width for p in pages), sum(p.height for p in pages)), grids.PAPER)
-    top = 0
-    for one in pages:
-        page.paste(one, (0, top))
-        top += one.height
-    return page
+    return Image.fromarray(np.concatenate([np.asarray(page) for page in pages]))
 
 
-def _memory(system: Emulator, traj: Trajectories, n: int, height: int) -> Image.Image:
+def _memory(system: "Emulator", traj: Trajectories, n: int, height: int) -> Image.Image:
     """The memory, one block of rows per scale, every frame enlarged to the same size."""
     memory, lines = traj.memory(system), []
-    side = max(8, height // 2 - 2 * grids.MARGIN) if len(system.layout.scales) == 1 else 24
+    # Of one scale two columns, as high as the page; of several small ones.
+    side, columns = (max(8, height // 2 - 2 * grids.MARGIN), 2) if len(memory.kept) == 1 else (24, 10)
     for kept in memory.kept.values():
         frames = to_bytes(kept[n].unflatten(0, (-1, 3))).cpu().numpy()
         wide = side * frames.shape[2] // frames.shape[1]
         lines += [np.asarray(Image.fromarray(f).resize((wide, side), Image.Resampling.NEAREST)) for f in frames]
-    return grids.tile(np.stack(lines), 2 if len(system.layout.scales) == 1 else 10)
+    return grids.tile(np.stack(lines), columns)
 
 
 def videos(traj: Trajectories, rollouts: Sequence[torch.Tensor], folder: Path) -> list[Path]:

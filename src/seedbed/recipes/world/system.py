@@ -15,7 +15,7 @@ from seedbed.recipes.world.curriculum import Stage
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
-from seedbed.recipes.world.model import Trunk, build_model
+from seedbed.recipes.world.model import WorldNet, build_model
 from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_probe
@@ -43,6 +43,7 @@ class Predictions(NamedTuple):
 class World(Emulator):
     """The generator: one pass per frame."""
 
+    net: WorldNet
     weight: Tensor
 
     def __init__(self, config: Config, data: WorldData) -> None:
@@ -55,13 +56,8 @@ class World(Emulator):
             self.critic.init_weights(torch.Generator().manual_seed(mix(config.seed, 2)))
         self.register_buffer("weight", torch.zeros(2))  # of the adversarial gradient, smoothed; and the number of measurements
         if model.channels_last:
-            for net in (self.net, self.critic):
-                if net is not None:
-                    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    @property
-    def trunk(self) -> Trunk:
-        return self.net.trunk
+            for net in filter(None, (self.net, self.critic)):
+                net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def named_optimizers(self) -> dict[str, nn.Module]:
         return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}
@@ -157,12 +153,11 @@ class World(Emulator):
 
 def build(config: Config, data: WorldData) -> Emulator:
     """The recipe's entry point."""
-    height, width = data.recording.frames_THWC.shape[1:3]
     kind: type[Emulator] = World
     if config.model.kind == "edm":
         from seedbed.recipes.world.edm import Denoiser
 
         kind = Denoiser
     system = kind(config, data)
-    system.num_cpu_threads = 1 if height * width <= SMALL else 0
+    system.num_cpu_threads = 1 if system.height * system.width <= SMALL else 0
     return system

@@ -25,6 +25,8 @@ MAX_FAILURES = 5
 # Seconds that the end of a run waits for its mirrors, without and with checkpoints.
 SECONDS, SECONDS_WITH_CHECKPOINTS = 5.0, 60.0
 
+IMAGES, FILMS = (".png", ".jpg", ".jpeg"), (".gif", ".mp4", ".webm")
+
 _remembering = threading.Lock()
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from seedbed.errors import UserError
 from seedbed.report.mirrors import MEMORY, base
-from seedbed.report.mirrors.base import Mirror, Sink
 from seedbed.track import jsonl
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run
@@ -45,25 +44,25 @@ def read(text: str) -> tuple[Choice, ...]:
             raise UserError(f"--mirror {word}: only +checkpoints can be added to a mirror")
         choices.append(Choice(name, bool(plus)))
     for choice in choices:
-        _require(choice)
+        require(choice)
     if len({choice.name for choice in choices}) < len(choices):
         raise UserError(f"--mirror {text} names a mirror twice")
     return tuple(choices)
 
 
-def _require(choice: Choice) -> None:
+def require(choice: Choice) -> None:
     if choice.name not in SINKS:
         raise UserError(f"there is no mirror {choice.name!r}; there are: {', '.join(SINKS)}")
-    kind = _kind(choice.name)
+    kind = sink_kind(choice.name)
     if choice.checkpoints and not kind.takes_checkpoints:
-        takers = [name for name in SINKS if _kind(name).takes_checkpoints]
+        takers = [name for name in SINKS if sink_kind(name).takes_checkpoints]
         raise UserError(f"{choice.name} keeps no checkpoints; these do: {', '.join(takers)}")
     if importlib.util.find_spec(choice.name) is None:
         raise UserError(f'the mirror {choice.name} needs a package that is not installed: pip install "seedbed[{choice.name}]"')
     kind.require()
 
 
-def _kind(name: str) -> type[Sink]:
+def sink_kind(name: str) -> type[base.Sink]:
     module, _, attribute = SINKS[name].partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -85,9 +84,9 @@ def mirrored(run: Run, say: Callable[[str], None], warn: Callable[[str], None]) 
         except UserError as problem:  # a resumed run may lack a mirror here
             warn(f"{problem}; the run goes on without it")
     for choice in choices:
-        sink = _kind(choice.name)(run, choice.checkpoints)
+        sink = sink_kind(choice.name)(run, choice.checkpoints)
         # A mirror that is added later gets the earlier rows and events first.
-        mirrors.append(Mirror(sink, warn, () if sink.memory else base.backlog(run)))
+        mirrors.append(base.Mirror(sink, warn, () if sink.memory else base.backlog(run)))
     run.listeners += mirrors
     try:
         yield
@@ -104,7 +103,7 @@ def send(run: Run, choices: Sequence[Choice], say: Callable[[str], Any]) -> None
     """Send a finished run from its folder, in this thread."""
     items = base.backlog(run)
     for choice in choices:
-        sink = _kind(choice.name)(run, choice.checkpoints)
+        sink = sink_kind(choice.name)(run, choice.checkpoints)
         sink.forget()
         try:
             sink.open(run.config_json())

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config import flat
-from seedbed.report.mirrors.base import Sink
+from seedbed.report.mirrors.base import FILMS, IMAGES, Sink
 from seedbed.track.run import full_name
-
-_IMAGES, _FILMS = (".png", ".jpg", ".jpeg"), (".gif", ".mp4", ".webm")
 
 
 class Trackio(Sink):
@@ -43,8 +41,7 @@ class Trackio(Sink):
         self._run.log({title: self._trackio.Markdown(body)}, step=step)
 
     def media(self, step: int, paths: Sequence[Path]) -> None:
-        image, film = self._trackio.Image, self._trackio.Video
-        kinds = {kind: make for kinds, make in ((_IMAGES, image), (_FILMS, film)) for kind in kinds}
+        kinds: dict[str, Any] = {**dict.fromkeys(IMAGES, self._trackio.Image), **dict.fromkeys(FILMS, self._trackio.Video)}
         found = {f"sample/{path.stem}": kinds[path.suffix.lower()](path) for path in paths if path.suffix.lower() in kinds}
         if found:
             self._run.log(found, step=step)

@@ -12,10 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seedbed.errors import UserError
-from seedbed.report.mirrors.base import SECONDS, SECONDS_WITH_CHECKPOINTS, Sink
+from seedbed.report.mirrors.base import FILMS, IMAGES, SECONDS, SECONDS_WITH_CHECKPOINTS, Sink
 from seedbed.track.run import full_name
-
-_IMAGES, _FILMS = (".png", ".jpg", ".jpeg"), (".gif", ".mp4", ".webm")
 
 
 class Wandb(Sink):
@@ -64,9 +62,9 @@ class Wandb(Sink):
         found: dict[str, Any] = {}
         for path in paths:
             kind = path.suffix.lower()
-            if kind in _IMAGES:
+            if kind in IMAGES:
                 found[f"sample/{path.stem}"] = self._wandb.Image(str(path))
-            elif kind in _FILMS:
+            elif kind in FILMS:
                 found[f"sample/{path.stem}"] = self._wandb.Video(str(path), format=kind[1:])
         if found:
             self._run.log({"step": step, **found})

@@ -6,11 +6,13 @@ const PAGES = [
   [/^\/$/, "list"],
   [/^\/run\/([^/]+)$/, "run"],
   [/^\/compare$/, "compare"],
+  [/^\/sweeps$/, "sweeps"],
   [/^\/sweep\/([^/]+)$/, "sweep"],
+  [/^\/ablation\/([^/]+)$/, "ablation"],
   [/^\/journal$/, "journal"],
   [/^\/playground\/([^/]+)$/, "playground"],
 ];
-const HOME = new Set(["run", "sweep", "playground"]);
+const ABOVE = { __proto__: null, run: "list", playground: "list", sweep: "sweeps", ablation: "sweeps" };
 const main = document.getElementById("main");
 let leave = () => {},
   turn = 0;
@@ -24,7 +26,7 @@ async function show() {
     null,
   ];
   for (const link of document.querySelectorAll("nav [data-page]")) {
-    if (link.dataset.page === (HOME.has(page) ? "list" : page)) link.setAttribute("aria-current", "page");
+    if (link.dataset.page === (ABOVE[page] || page)) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
   const place = h("div", {});
@@ -89,6 +91,8 @@ const KEYS = [
   ["x", "select it for comparison"],
   ["c", "compare the selected runs"],
   ["g", "back to all runs"],
+  ["← →", "in a chart: move the cursor; with Shift, in large steps"],
+  ["+ - 0", "in a chart: zoom in, out, all"],
   ["Esc", "close, clear"],
   ["?", "this list"],
 ];

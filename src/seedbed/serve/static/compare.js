@@ -1,69 +1,43 @@
-// Comparison of runs: overlaid curves, final values with their noise, and settings that differ.
+// Comparison of runs: a panel per metric, final values with their noise, and settings that differ.
 
 import { go } from "./app.js";
-import { Chart, curves, palette } from "./chart.js";
-import { apiPath, card, duration, get, h, num, runPath, s, scaled, segments, smoothing, status, toggle } from "./dom.js";
+import { palette } from "./chart.js";
+import { card, duration, get, h, num, runPath, s, scaled, smoothing, status } from "./dom.js";
 import { watch } from "./live.js";
+import { matcher, Panels } from "./grid.js";
+import { AXES } from "./units.js";
+import { address, read, save } from "./view.js";
 
-const AXES = [
-  ["step", "Steps"],
-  ["seconds", "Time"],
-  ["items", "Items"],
-];
-const look = { axis: "step", smooth: 0.8, log: false, key: "loss" };
+// New rows are drawn at most this often.
+const PAUSE = 2500;
 
 export async function open(place, _, query) {
   document.title = "Compare · seedbed";
-  const names = [...new Set(query.getAll("run"))],
-    { runs } = await get("/api/runs");
-  const page = new Compare(
-    place,
-    names,
-    runs.map((run) => run.name),
-  );
+  const { runs } = await get("/api/runs");
+  const page = new Compare(place, read(query), runs);
   await page.build();
-  const stop = names.length ? watch({ runs: names }, () => page.refresh()) : () => {};
-  const redraw = () => page.drawCurves();
+  if (!page.panels) return () => {};
+  const stop = watch({ runs: page.names }, () => page.later());
+  const redraw = () => page.redraw();
+  const keys = (event) => page.key(event);
   addEventListener("theme", redraw);
+  addEventListener("keydown", keys);
   return () => {
     stop();
+    page.panels.close();
     removeEventListener("theme", redraw);
+    removeEventListener("keydown", keys);
   };
 }
 
-const address = (names) => `/compare?${new URLSearchParams(names.map((name) => ["run", name]))}`;
-
 class Compare {
-  constructor(place, names, known) {
-    Object.assign(this, { place, names, known, hidden: new Set() });
+  constructor(place, view, runs) {
+    Object.assign(this, { place, view, names: view.run, known: runs.map((run) => run.name) });
   }
 
   async build() {
-    const choices = h(
-      "datalist",
-      { id: "all-runs" },
-      this.known.filter((n) => !this.names.includes(n)).map((value) => h("option", { value })),
-    );
-    const add = () => {
-      if (this.known.includes(field.value) && !this.names.includes(field.value)) go(address([...this.names, field.value]));
-    };
-    const field = h("input", {
-      type: "search",
-      placeholder: "Add a run…",
-      ariaLabel: "Add a run",
-      list: "all-runs",
-      onchange: add,
-      style: { width: "260px" },
-    });
     this.place.append(
-      h(
-        "div",
-        { className: "bar", style: { marginBottom: "14px" } },
-        h("h1", {}, "Compare"),
-        h("span", { className: "grow" }),
-        field,
-        choices,
-      ),
+      h("div", { className: "bar", style: { marginBottom: "14px" } }, h("h1", {}, "Compare"), h("span", { className: "grow" }), this.adder()),
     );
     if (!this.names.length)
       return this.place.append(
@@ -82,23 +56,26 @@ class Compare {
           ),
         ),
       );
-    this.chart = new Chart(h("div", { className: "chart loading", style: { height: "420px" } }, "…"), {
-      zoom: () => this.drawCurves(),
-    });
     this.levels = h("div", { className: "body flush" });
     this.settings = h("div", { className: "body flush" });
-    this.keys = h("select", {
-      ariaLabel: "Measurement",
-      onchange: () => {
-        look.key = this.keys.value;
-        this.drawCurves();
-      },
-    });
+    this.legend = h("div", { className: "legend", role: "group", ariaLabel: "Runs" });
+    this.remarks = h("div", { className: "small soft remarks", role: "status" });
+    this.grid = h("div", { className: "panels" });
+    const runs = this.names.map((name, index) => ({ name, index }));
+    this.panels = new Panels(this.grid, { view: this.view, runs, choose: (changes) => this.choose(changes) });
+    this.panels.told = () => this.remark();
     this.place.append(
       h(
         "div",
         { className: "stack" },
-        card("Curves", this.tools(), h("div", { className: "body" }, this.chart.el)),
+        h(
+          "section",
+          { className: "card curves", ariaLabel: "Curves" },
+          h("header", {}, this.tools()),
+          this.legend,
+          this.remarks,
+          this.grid,
+        ),
         card("Results", h("span", { className: "faint small" }, `against ${this.names[0]}; lower is better`), this.levels),
         card("Settings that differ", (this.equal = h("span", { className: "faint small" })), this.settings),
       ),
@@ -106,49 +83,197 @@ class Compare {
     await this.refresh();
   }
 
+  adder() {
+    const add = () => {
+      const name = field.value;
+      if (this.known.includes(name) && !this.names.includes(name)) go(address({ ...this.view, run: [...this.names, name] }));
+    };
+    const field = h("input", {
+      type: "search",
+      placeholder: "Add a run…",
+      ariaLabel: "Add a run",
+      list: "all-runs",
+      onchange: add,
+      style: { width: "240px" },
+    });
+    const others = this.known.filter((name) => !this.names.includes(name));
+    return [field, h("datalist", { id: "all-runs" }, others.map((value) => h("option", { value })))];
+  }
+
   tools() {
+    const flag = (key, text, title) =>
+      h(
+        "button",
+        {
+          className: "chip",
+          title,
+          "data-flag": key,
+          ariaPressed: String(this.view[key]),
+          onclick: () => this.choose({ [key]: !this.view[key] }),
+        },
+        text,
+      );
+    this.search = h("input", {
+      type: "search",
+      placeholder: "Metrics: words or a regex",
+      ariaLabel: "Search metrics",
+      value: this.view.find,
+      oninput: () => this.choose({ find: this.search.value }, { step: false }),
+    });
+    this.count = h("span", { className: "faint small num" });
+    this.axis = h(
+      "select",
+      { ariaLabel: "Horizontal axis", onchange: () => this.choose({ x: this.axis.value, span: null }) },
+      AXES.map(([value, text]) => h("option", { value, selected: value === this.view.x }, text)),
+    );
+    const edge = (label) => h("input", { type: "number", step: "any", ariaLabel: label, placeholder: label, onchange: () => this.typedSpan() });
+    this.edges = [edge("from"), edge("to")];
+    this.reset = h("button", { className: "quiet", title: "Show all of the axis", ariaLabel: "Reset zoom", onclick: () => this.choose({ span: null }) }, "×");
     return [
+      this.search,
+      this.count,
       h("span", { className: "grow" }),
-      this.keys,
-      segments("Horizontal axis", AXES, look.axis, (axis) => {
-        look.axis = axis;
-        this.chart.span = null;
-        this.drawCurves();
-      }),
-      toggle(look, "log", "log y", () => this.drawCurves()),
-      smoothing(look, () => this.drawCurves()),
+      this.axis,
+      h("span", { className: "bar span" }, this.edges, this.reset),
+      flag("logx", "log x"),
+      flag("logy", "log y"),
+      flag("together", "evaluation on training", "Draw a metric's evaluation in its panel of training, dashed"),
+      smoothing(this.view, () => this.choose({ smooth: this.view.smooth }, { step: false })),
+      h("button", { className: "quiet", title: "Print or save as PDF, all panels drawn", onclick: () => this.print() }, "Print"),
     ];
   }
 
+  typedSpan() {
+    const [low, high] = this.edges.map((edge) => (edge.value === "" ? NaN : Number(edge.value)));
+    const { span } = this.view;
+    // An edge that is left open is as far as there are values.
+    const ends = this.range();
+    const wanted = [Number.isFinite(low) ? low : ends[0], Number.isFinite(high) ? high : ends[1]];
+    if (wanted[0] < wanted[1] && String(wanted) !== String(span)) this.choose({ span: wanted });
+  }
+
+  range() {
+    const xs = [...this.panels.panels.values()].flatMap((panel) => panel.chart.traces.flatMap((one) => one.x));
+    return [xs.reduce((a, b) => Math.min(a, b), 0), xs.reduce((a, b) => Math.max(a, b), 0)];
+  }
+
+  // Another view: kept in the address, and only what it concerns is drawn again.
+  choose(changes, how) {
+    const before = { ...this.view };
+    Object.assign(this.view, changes);
+    save(this.view, how);
+    if (["x", "smooth", "span"].some((key) => key in changes)) this.panels.invalidate();
+    else if (["logx", "logy", "hide"].some((key) => key in changes && changes[key] !== before[key])) this.panels.redraw();
+    this.arrange();
+    if ("hide" in changes) this.drawLevels();
+  }
+
+  arrange() {
+    const { view } = this,
+      num_shown = this.panels.arrange(this.found.keys);
+    this.count.textContent = `${num_shown} of ${this.found.keys.length} metrics`;
+    if (!num_shown)
+      this.grid.replaceChildren(
+        h(
+          "div",
+          { className: "empty" },
+          this.found.keys.length ? `No metric matches ${view.find}.` : "These runs have left no rows yet.",
+        ),
+      );
+    const valid = matcher(view.find).source === (view.find || "(?:)");
+    this.search.title = valid ? "" : "not a regular expression: searched as it stands";
+    for (const button of this.place.querySelectorAll("[data-flag]")) button.ariaPressed = String(view[button.dataset.flag]);
+    [this.edges[0].value, this.edges[1].value] = view.span ? view.span.map((value) => Number(value.toPrecision(6))) : ["", ""];
+    this.reset.disabled = !view.span;
+    this.drawLegend();
+  }
+
+  remark() {
+    const { unknown } = this.panels,
+      what = AXES.find(([name]) => name === this.view.x)?.[1] || this.view.x;
+    this.remarks.textContent = unknown.length
+      ? `${what}: not known for ${unknown.slice(0, 6).join(", ")}${unknown.length > 6 ? ` and ${unknown.length - 6} more` : ""}; neither rows nor settings say.`
+      : "";
+  }
+
+  toggle(name) {
+    const { hide } = this.view;
+    this.choose({ hide: hide.includes(name) ? hide.filter((one) => one !== name) : [...hide, name] });
+  }
+
+  drawLegend() {
+    const { hide } = this.view;
+    const alone = (name) => this.choose({ hide: this.names.filter((one) => one !== name) });
+    const all = this.names.length > 1 && [
+      h("button", { className: "chip", disabled: !hide.length, onclick: () => this.choose({ hide: [] }) }, "all"),
+      h("button", { className: "chip", disabled: hide.length === this.names.length, onclick: () => this.choose({ hide: this.names }) }, "none"),
+    ];
+    const here = document.activeElement?.dataset?.run;
+    this.legend.replaceChildren(
+      ...this.names.map((name, index) =>
+        h(
+          "button",
+          {
+            className: "chip",
+            "data-run": name,
+            title: `${name}: click hides or shows it everywhere, shift-click shows only this one`,
+            ariaPressed: String(!hide.includes(name)),
+            onclick: (event) => (event.shiftKey ? alone(name) : this.toggle(name)),
+          },
+          h("i", { className: "swatch", style: { background: palette(index), margin: 0 } }),
+          name,
+        ),
+      ),
+      ...(all || []),
+    );
+    if (here !== undefined) [...this.legend.children].find((one) => one.dataset.run === here)?.focus();
+  }
+
+  key(event) {
+    if (event.key === "Escape" && event.target === this.search) {
+      this.search.value = "";
+      this.choose({ find: "" });
+      this.search.blur();
+    }
+    if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.key !== "/") return;
+    event.preventDefault();
+    this.search.focus();
+  }
+
+  print() {
+    return this.panels.onPaper(() => print());
+  }
+
+  redraw() {
+    this.panels.redraw();
+    this.drawLevels();
+    this.drawSettings();
+    this.drawLegend();
+  }
+
+  later() {
+    this.timer ??= setTimeout(() => {
+      this.timer = undefined;
+      if (this.place.isConnected) this.refresh();
+    }, PAUSE);
+  }
+
   async refresh() {
-    if (this.busy) return;
+    if (this.busy) return this.later();
     this.busy = true;
     try {
       this.found = await get(`/api/compare?${new URLSearchParams(this.names.map((name) => ["run", name]))}`);
-      if (!this.found.keys.includes(look.key)) look.key = this.found.keys[0];
-      this.keys.replaceChildren(...this.found.keys.map((key) => h("option", { value: key, selected: key === look.key }, key)));
+      // Units that a recipe gives hold where all runs have it.
+      const recipes = new Set(this.found.runs.map((run) => (run.title || "").split("/")[0]));
+      this.grid.dataset.recipe = recipes.size === 1 ? [...recipes][0] : "";
       this.drawLevels();
       this.drawSettings();
-      await this.drawCurves();
+      this.panels.invalidate();
+      this.arrange();
     } finally {
       this.busy = false;
     }
-  }
-
-  async drawCurves() {
-    if (!this.chart || !look.key) return;
-    const asked = new URLSearchParams({ x: look.axis, smooth: look.smooth, points: 600, key: look.key });
-    if (this.chart.span) {
-      asked.set("low", this.chart.span[0]);
-      asked.set("high", this.chart.span[1]);
-    }
-    const found = await Promise.all(this.names.map((name) => get(apiPath(name, `/series?${asked}`)).catch(() => null)));
-    const traces = found.flatMap((one, i) =>
-      one
-        ? curves(one[look.key], this.names[i], i, { points: look.key.includes("/"), show: !this.hidden.has(this.names[i]) })
-        : [],
-    );
-    await this.chart.draw(traces, { uirevision: look.axis + look.key + look.log, yaxis: { type: look.log ? "log" : "linear" } });
   }
 
   drawLevels() {
@@ -168,12 +293,9 @@ class Compare {
             { className: "bar" },
             h("input", {
               type: "checkbox",
-              checked: !this.hidden.has(run.name),
+              checked: !this.view.hide.includes(run.name),
               ariaLabel: `Show ${run.name}`,
-              onchange: () => {
-                this.hidden[this.hidden.has(run.name) ? "delete" : "add"](run.name);
-                this.drawCurves();
-              },
+              onchange: () => this.toggle(run.name),
             }),
             h("i", { className: "swatch", style: { background: palette(i), margin: 0 } }),
             h("a", { href: runPath(run.name) }, run.name),
@@ -196,7 +318,7 @@ class Compare {
               className: "quiet",
               title: "Leave it out",
               ariaLabel: `Leave out ${run.name}`,
-              onclick: () => go(address(this.names.filter((n) => n !== run.name))),
+              onclick: () => go(address({ ...this.view, run: this.names.filter((n) => n !== run.name) })),
             },
             "×",
           ),

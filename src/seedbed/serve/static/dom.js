@@ -106,11 +106,12 @@ export function status(word) {
 export function spark(values, tone) {
   const known = (values || []).filter(isNumber);
   if (known.length < 2) return h("span", { className: "faint small" }, known.length ? "one row" : "no rows yet");
+  const constant = known.every((v) => v === known[0]);
   // The first steps of a run are far above all others: the largest tenth may be clipped.
   const low = Math.min(...known),
     high = [...known].sort((a, b) => a - b)[Math.floor((known.length < 12 ? 1 : 0.9) * (known.length - 1))],
     span = high - low || 1;
-  const at = (v, i) => [(i * 124) / (known.length - 1), Math.max(24 - (22 * (v - low)) / span, 0)];
+  const at = (v, i) => [(i * 124) / (known.length - 1), constant ? 13 : Math.max(24 - (22 * (v - low)) / span, 0)];
   const path = known
     .map(
       (v, i) =>

@@ -41,6 +41,7 @@ const look = { axis: "step", smooth: 0.6, logX: false, logY: false };
 export async function open(place, name) {
   document.title = `${name} · seedbed`;
   const page = new RunPage(place, name, await get(apiPath(name)));
+  place.dataset.recipe = page.about.summary.recipe || "";
   page.build();
   const stop = watch({ runs: [name, page.about.summary.parent].filter(Boolean) }, (news) => page.hear(news));
   const redraw = () => page.drawCurves();

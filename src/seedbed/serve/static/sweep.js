@@ -1,8 +1,9 @@
-// A sweep: progress, the heat map of its settings, parallel coordinates of its trials, and the best.
+// A sweep: progress, the heat map of its settings, what each setting explains, parallel coordinates of its trials, and the best.
 
 import { go } from "./app.js";
-import { colour, layout, plotly, SETTINGS } from "./chart.js";
-import { card, command, get, h, num, runPath, s, scaled, status } from "./dom.js";
+import { colour, escapeHover, layout, picture, plotly, SETTINGS } from "./chart.js";
+import { card, command, get, h, num, percent, runPath, s, scaled, status } from "./dom.js";
+import { downloads, drawn } from "./download.js";
 import { watch } from "./live.js";
 import { notes } from "./notes.js";
 
@@ -23,7 +24,7 @@ export async function open(place, name) {
   page.build();
   const stop = watch({ list: true, version: Number.MAX_SAFE_INTEGER }, () => {});
   const clock = setInterval(() => page.refresh(), 4000);
-  const redraw = () => page.drawMap();
+  const redraw = () => page.draw();
   addEventListener("theme", redraw);
   return () => {
     stop();
@@ -57,8 +58,20 @@ class SweepPage {
     this.head = h("div", {});
     this.map = h("div", { className: "heat loading" }, "…");
     this.mapTools = h("div", { className: "bar grow", style: { justifyContent: "flex-end" } });
-    this.mapCard = card("Map", this.mapTools, h("div", { className: "body" }, this.map));
+    const named = (what) => `${this.name} ${what}`;
+    const mapFiles = downloads(named("map"), { picture: (format, title) => picture(this.map, format, title), rows: () => this.mapRows });
+    this.mapCard = card("Map", [this.mapTools, mapFiles], h("div", { className: "body" }, this.map));
     this.lines = h("div", { className: "body" });
+    const lineFiles = downloads(named("trials"), {
+      picture: (format) => drawn(this.lines.querySelector("svg"), format, colour("card")),
+      rows: () => this.trialRows(),
+    });
+    this.shares = h("div", { className: "loading" }, "…");
+    this.sharesNote = h("p", { className: "small soft", style: { margin: "0 16px 12px" } });
+    const shareFiles = downloads(named("importance"), {
+      picture: (format, title) => picture(this.shares, format, title),
+      rows: () => [["setting", "share", "error"], ...this.found.importance.map((one) => [one.key, one.share, one.error])],
+    });
     this.bestPlace = h("div", { className: "body flush" });
     this.trials = h("div", { className: "body flush" });
     const notePlace = h("div", { className: "body" });
@@ -76,7 +89,7 @@ class SweepPage {
             this.mapCard,
             card(
               "Every trial through its settings",
-              h("span", { className: "faint small" }, "one line per trial; click opens it"),
+              [h("span", { className: "faint small" }, "one line per trial; click opens it"), lineFiles],
               this.lines,
             ),
           ),
@@ -84,6 +97,7 @@ class SweepPage {
             "div",
             { className: "stack" },
             card("Best settings", [], this.bestPlace),
+            card("What matters", shareFiles, h("div", {}, h("div", { className: "body" }, this.shares), this.sharesNote)),
             card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), notePlace),
           ),
         ),
@@ -98,10 +112,18 @@ class SweepPage {
     const seen = { __proto__: null };
     for (const { settings } of this.found.trials)
       for (const [key, value] of Object.entries(settings)) (seen[key] ||= new Map()).set(short(value), value);
+    // In the order of the grid, as in heatmap.png; values that were suggested are sorted.
+    const given = new Map(Object.entries(this.found.axes || {}).map(([key, values]) => [key, values.map(short)]));
     const entries = Object.entries(seen).map(([key, values]) => [
       key,
       [...values.values()].sort((a, b) =>
-        typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : 1,
+        given.has(key)
+          ? given.get(key).indexOf(short(a)) - given.get(key).indexOf(short(b))
+          : typeof a === "number" && typeof b === "number"
+            ? a - b
+            : String(a) < String(b)
+              ? -1
+              : 1,
       ),
     ]);
     return entries.filter(([key, values]) => key !== "seed" && values.length > 1);
@@ -142,6 +164,7 @@ class SweepPage {
       ),
     );
     this.drawMap();
+    this.drawShares();
     this.drawLines();
     this.drawBest(metric);
     this.drawTrials(metric);
@@ -212,9 +235,11 @@ class SweepPage {
           (y === null || short(c.settings[this.down]) === short(y)) &&
           others.every(([key]) => !this.fixed[key] || short(c.settings[key]) === this.fixed[key]),
       );
-      const known = inside.map((c) => c.mean).filter((v) => typeof v === "number");
+      // Over all seeds that ended, as in heatmap.png.
+      const known = inside.filter((c) => typeof c.mean === "number"),
+        num_ended = known.reduce((sum, c) => sum + c.num_ended, 0);
       return {
-        value: known.length ? known.reduce((a, b) => a + b) / known.length : null,
+        value: num_ended ? known.reduce((sum, c) => sum + c.mean * c.num_ended, 0) / num_ended : null,
         spoiled: inside.some((c) => c.num_spoiled),
         sd: inside.length === 1 ? inside[0].sd : null,
       };
@@ -244,11 +269,16 @@ class SweepPage {
       text,
       texttemplate: "%{text}",
       colorscale: scale,
+      reversescale: !this.isLowBetter(),
       xgap: 2,
       ygap: 2,
-      hovertemplate: `${this.across} %{x}<br>${this.down || ""} %{y}<br>${this.found.metric} %{z:.5g}<extra></extra>`,
+      hovertemplate: `${escapeHover(`${this.across}=`)}%{x} ${this.down ? escapeHover(`${this.down}=`) : ""}%{y}<br>${escapeHover(this.found.metric)} %{z:.5g}<extra></extra>`,
       colorbar: { thickness: 10, outlinewidth: 0, tickfont: { size: 11 } },
     };
+    this.mapRows = [
+      [this.across, this.down || "", this.found.metric, "sd"],
+      ...ys.flatMap((y, i) => xs.map((x, j) => [short(x), y === null ? "" : short(y), grid[i][j].value, grid[i][j].sd])),
+    ];
     const Plotly = await plotly();
     if (!this.map.isConnected) return;
     if (!this.map.classList.contains("js-plotly-plot")) this.map.replaceChildren();
@@ -261,14 +291,66 @@ class SweepPage {
         dragmode: false,
         margin: { l: 70, r: 10, t: 10, b: 48 },
         xaxis: { type: "category", title: { text: this.across, font: { size: 12 } } },
-        yaxis: { type: "category", title: { text: this.down || "", font: { size: 12 } }, showgrid: false },
+        // The first value on top, as in heatmap.png.
+        yaxis: { type: "category", autorange: "reversed", title: { text: this.down || "", font: { size: 12 } }, showgrid: false },
       }),
       SETTINGS,
     );
   }
 
+  // The server lists settings from the best to the worst.
+  isLowBetter() {
+    const means = this.found.cells.filter((c) => c.mean !== null && !c.num_spoiled).map((c) => c.mean);
+    return !means.length || means[0] <= means.at(-1);
+  }
+
+  // The share of the variance that each setting explains, largest on top, with twice its standard error.
+  async drawShares() {
+    const found = this.found.importance || [];
+    this.shares.classList.remove("loading");
+    this.sharesNote.textContent = found.length
+      ? "Share of the variance of the results that a setting explains alone, less what chance would; the line is twice its standard error. What remains is noise and settings acting together. Diverged trials do not count."
+      : "";
+    if (!found.length)
+      return this.shares.replaceChildren(
+        h("div", { className: "empty" }, "Known once more trials have ended than there are values to tell apart."),
+      );
+    const Plotly = await plotly();
+    if (!this.shares.isConnected) return;
+    if (!this.shares.classList.contains("js-plotly-plot")) this.shares.replaceChildren();
+    this.shares.style.height = `${56 + 30 * found.length}px`;
+    const line = { color: colour("ink"), thickness: 1.4, width: 4 };
+    const trace = {
+      type: "bar",
+      orientation: "h",
+      x: found.map((one) => one.share),
+      y: found.map((one) => escapeHover(one.key)),
+      marker: { color: colour("leaf") },
+      error_x: {
+        ...line,
+        type: "data",
+        symmetric: false,
+        array: found.map((one) => Math.min(2 * one.error, 1 - one.share)),
+        arrayminus: found.map((one) => Math.min(2 * one.error, one.share)),
+      },
+      hovertemplate: found.map((one) => `${escapeHover(one.key)}: ${percent(one.share, 0)} ± ${percent(2 * one.error, 0)}<extra></extra>`),
+    };
+    const axes = { xaxis: { range: [0, 1], tickformat: "~%", showgrid: true }, yaxis: { type: "category", autorange: "reversed", showgrid: false } };
+    await Plotly.react(this.shares, [trace], layout({ dragmode: false, margin: { l: 80, r: 16, t: 4, b: 28 }, ...axes }), SETTINGS);
+  }
+
+  trialRows() {
+    const { trials, metric } = this.found,
+      keys = [...new Set(trials.flatMap((t) => Object.keys(t.settings)))];
+    return [
+      ["trial", ...keys, "state", metric, "step", "loss"],
+      ...trials.map((t) => [t.run, ...keys.map((k) => short(t.settings[k])), t.state, t.best, t.step, t.loss]),
+    ];
+  }
+
   drawLines() {
-    const axes = this.axes(),
+    const ascending = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : 0);
+    const axes = this.axes().map(([key, values]) => [key, values.toSorted(ascending)]),
       ended = this.found.trials.filter((t) => typeof t.best === "number");
     if (!ended.length || !axes.length)
       return this.lines.replaceChildren(h("div", { className: "empty" }, "Lines appear with the first evaluation."));
@@ -278,15 +360,17 @@ class SweepPage {
       bottom = height - 30,
       columns = axes.length + 1;
     const x = (i) => 60 + (i * (width - 130)) / Math.max(columns - 1, 1);
-    const values = ended.map((t) => t.best).sort((a, b) => a - b),
+    // From the best to the worst; the worst twentieth shares its colour and place.
+    const sign = this.isLowBetter() ? 1 : -1,
+      values = ended.map((t) => t.best).sort((a, b) => sign * (a - b)),
       low = values[0],
-      high = values[Math.max(Math.ceil(values.length * 0.95) - 1, 0)] || low;
-    const share = (v) => (high > low ? Math.min((v - low) / (high - low), 1) : 0);
+      high = values[Math.max(Math.ceil(values.length * 0.95) - 1, 0)] ?? low;
+    const share = (v) => (high !== low ? Math.min((v - low) / (high - low), 1) : 0);
     const place = (list, v) =>
       bottom - ((bottom - top) * list.findIndex((one) => short(one) === short(v))) / Math.max(list.length - 1, 1);
     const ink = (v) => `color-mix(in oklch, var(--leaf) ${Math.round(100 * (1 - share(v)))}%, var(--plum))`;
     const paths = [...ended]
-      .sort((a, b) => b.best - a.best)
+      .sort((a, b) => sign * (b.best - a.best))
       .map((t) => {
         const points = [
           ...axes.map(([key, list], i) => [x(i), place(list, t.settings[key])]),
@@ -328,7 +412,7 @@ class SweepPage {
       s("line", { x1: last, x2: last, y1: top, y2: bottom }),
       s("text", { x: last, y: 16, "text-anchor": "middle", class: "title" }, this.found.metric),
       s("text", { x: last + 7, y: bottom + 4 - (bottom - top) }, num(low)),
-      s("text", { x: last + 7, y: bottom + 4 }, (values.at(-1) > high ? "≥ " : "") + num(high)),
+      s("text", { x: last + 7, y: bottom + 4 }, (values.at(-1) !== high ? (sign > 0 ? "≥ " : "≤ ") : "") + num(high)),
     );
     this.lines.replaceChildren(
       s(

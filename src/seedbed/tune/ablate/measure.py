@@ -1,6 +1,5 @@
 """One repeat of a row: build, warm up, time real steps, free. Out of memory is an outcome."""
 
-import gc
 import itertools
 import time
 from collections.abc import Callable
@@ -59,7 +58,6 @@ def measure_repeat(workload: Workload, config: Config, data_of: Callable[[Config
         last = (str(error).strip() or "no message").splitlines()[-1]
         found = Repeat("crash", f"{type(error).__name__}: {last}"[:200])
     torch.compiler.reset()
-    gc.collect()
     free(workload)
     return replace(found, total_seconds=time.perf_counter() - start)
 
@@ -81,8 +79,7 @@ def _measure(workload: Workload, config: Config, data: Data, num_steps: int) -> 
         waited, timestamps = rig.feed.wait, [_timestamp(device)]
         losses += _steps(rig, len(losses), num_steps, timestamps)
         synchronize(device)
-        pairs = itertools.pairwise(timestamps)
-        seconds = [a.elapsed_time(b) / 1e3 if cuda else b - a for a, b in pairs]
+        seconds = [a.elapsed_time(b) / 1e3 if cuda else b - a for a, b in itertools.pairwise(timestamps)]
         wait = (rig.feed.wait - waited) / max(sum(seconds), 1e-9)
         execution = "; ".join([rig.runner.how, *messages])
     allocated = torch.cuda.max_memory_allocated(device) if cuda else 0
@@ -95,13 +92,13 @@ def _measure(workload: Workload, config: Config, data: Data, num_steps: int) -> 
 def _steps(rig: Rig, first: int, num: int, timestamps: list[Any]) -> list[float]:
     """Trains on from step `first`; returns losses, and appends a timestamp per step where timestamps are kept."""
     losses: list[float] = []
-    batch, device, counter = rig.engine.config.batch, rig.engine.device, bool(timestamps)
+    is_timed = bool(timestamps)
     for step in range(first, first + num):
-        rig.take_step(step, step * batch)
+        rig.take_step(step)
         if (result := rig.pop_result()) is not None:
             losses.append(result.loss)
-        if counter:
-            timestamps.append(_timestamp(device))
+        if is_timed:
+            timestamps.append(_timestamp(rig.engine.device))
     while (result := rig.pop_result(lag=0)) is not None:
         losses.append(result.loss)
     return losses

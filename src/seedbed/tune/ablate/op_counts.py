@@ -1,7 +1,5 @@
 """Operation counts of one step: matrix products, attentions, bytes and calls of a forward and backward pass, by shape."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from seedbed.config import Config
 from seedbed.data.feed import Data
@@ -76,7 +75,7 @@ class OpCounts:
     def flops(self) -> float:
         return sum(call.flops for call in (*self.matmuls, *self.attentions))
 
-    def extrapolate(self, other: OpCounts, factor: float) -> OpCounts:
+    def extrapolate(self, other: "OpCounts", factor: float) -> "OpCounts":
         """The counts for `factor` times as many items as `self`, where `other` has twice as many.
 
         Calls keep their order, so sizes are extrapolated linearly call by call.
@@ -147,7 +146,7 @@ def optimizer(system: nn.Module, config: Config) -> tuple[list[Matmul], float]:
                 matmuls += [Matmul(1, *size) for size in sizes] * _ITERATIONS
     # Weights, gradients and two moments are read, all but the gradients written; an average is read and written too.
     passes = 7 + 2 * (bool(config.ema) + bool(config.ema2))
-    return matmuls, float(passes * sum(p.numel() * p.element_size() for p in trained))
+    return matmuls, float(passes * sum(p.nbytes for p in trained))
 
 
 def float8_share(system: nn.Module) -> float:
@@ -165,11 +164,7 @@ def _attention(func: Any, args: Any, kwargs: dict[str, Any]) -> Attention:
 
 
 def _bytes(values: Any) -> float:
-    if isinstance(values, Tensor):
-        return float(values.numel() * values.element_size())
-    if isinstance(values, dict):
-        values = list(values.values())
-    return sum(map(_bytes, values)) if isinstance(values, list | tuple) else 0.0
+    return float(sum(leaf.nbytes for leaf in tree_leaves(values) if isinstance(leaf, Tensor)))
 
 
 def _extrapolate(one: float, two: float, factor: float) -> float:

@@ -18,12 +18,12 @@ from seedbed.errors import EXIT_OK, UserError
 from seedbed.track import code, jsonl
 from seedbed.track.flops import measured_peak, nominal_peak
 from seedbed.tune import show
-from seedbed.tune.ablate import axes, measure, report, study, summary
+from seedbed.tune.ablate import axes, measure, report, study
 from seedbed.tune.ablate.axes import BASELINE, COMBINED, Row
 from seedbed.tune.ablate.measure import Repeat
 from seedbed.tune.ablate.predictions import Predictor, product
-from seedbed.tune.ablate.study import Entry, Study
-from seedbed.tune.batch import frozen_heap
+from seedbed.tune.ablate.study import Entry, Line, Study
+from seedbed.tune.batch import frozen_heap, uncompiled
 from seedbed.tune.workload import Workload
 
 HALF = ("bf16", "fp16")
@@ -94,30 +94,28 @@ class Session:
 
     def _skipped(self, entry: Entry) -> Repeat | None:
         """A larger batch is not tried where a smaller one did not fit."""
-        batch = entry.row.settings.get("batch")
-        if entry.row.axis != "batch" or batch is None:
-            return None
-        for other in self.study.singles:
-            if other.row.axis == "batch" and other.outcome == "oom" and other.row.settings["batch"] < batch:
+        for other in self.study.singles if entry.row.axis == "batch" else ():
+            smaller = other.row.axis == "batch" and other.row.settings["batch"] < entry.row.settings["batch"]
+            if smaller and other.outcome == "oom":
                 return Repeat("skipped", f"{other.row.label} was out of memory already")
         return None
 
     def _combination(self) -> Entry:
-        best = summary.best_choices(self.study, self.summarise())
+        summary = self.summarise()
+        best = study.best_choices(self.study, summary)
         if len(best) < 2:
             why = f"{best[0].row.label} is the only change" if best else "no change that leaves the model as it is was"
             return Entry(Row(COMBINED, skip_reason=f"{why} faster than noise"))
-        settings = {key: value for entry in best for key, value in entry.row.settings.items()}
-        row = Row(COMBINED, settings)
+        row = Row(COMBINED, {key: value for entry in best for key, value in entry.row.settings.items()})
         try:
             axes.config_of(self.workload.config, row)
         except UserError as problem:
             return Entry(Row(COMBINED, skip_reason=str(problem)))
-        ratios = {line.label: line.ratio or 1.0 for line in self.summarise()}
+        ratios = {line.label: line.ratio or 1.0 for line in summary}
         names = [entry.row.label for entry in best]
         return Entry(row, product((ratios[name] for name in names), names))
 
-    def summarise(self) -> list[summary.Line]:
+    def summarise(self) -> list[Line]:
         batches, overheads, no_mfu = {}, {}, {}
         for entry in self.study.entries:
             config = self.config_of(entry)
@@ -125,7 +123,7 @@ class Session:
             no_mfu[entry.row.label] = "" if config.precision in HALF and not config.float8 else "not a product of 16-bit numbers"
             if config.remat != "none" and entry.outcome == "ok":
                 overheads[entry.row.label] = self.predictor.overhead(config)
-        return summary.summarise(self.study, batches, overheads, no_mfu)
+        return study.summarise(self.study, batches, overheads, no_mfu)
 
 
 def ablate(
@@ -148,11 +146,12 @@ def ablate(
 
     with show.status_line("reading axes"):
         rows = axes.read(workload.config, words, resize) if words else axes.default(workload.config, workload.device.type, resize)
-    identity = _identity(workload, words, settings, rows, steps, repeats)
+    # What a command must share with a report to continue it.
+    identity = {"recipe": workload.name, "axes": list(words), "settings": list(settings), "steps": steps, "repeats": repeats}
+    identity |= {"rows": [row.label for row in rows], "config": configs.digest(workload.config)}
+    identity |= {"device": _device_name(workload.device), "torch": torch.__version__}
     # Rows between two repeats of the baseline: one, unless each repeat must compile it again.
-    config = workload.config
-    compiled = config.compile != "off" or config.compile_autograd or config.compile_optimizer
-    spacing = ROWS_PER_COMPILATION if compiled else 1
+    spacing = 1 if uncompiled(workload.config) == workload.config else ROWS_PER_COMPILATION
     found = study.open_study(root, report_name, identity, _facts(workload, root), rows, repeats, spacing)
     session = Session(workload, found, predictor, data_of)
     with show.status_line(f"ablating {workload.name}") as on_status, frozen_heap():
@@ -177,15 +176,6 @@ def _finish(session: Session, json: bool) -> int:
         if (session.study.path / file).exists():
             print(session.study.path / file)
     return EXIT_OK
-
-
-def _identity(
-    workload: Workload, words: list[str], settings: list[str], rows: list[Row], steps: int | None, repeats: int
-) -> dict[str, Any]:
-    """What a command must share with a report to continue it."""
-    asked = {"recipe": workload.name, "axes": list(words), "settings": list(settings), "steps": steps, "repeats": repeats}
-    made = {"rows": [row.label for row in rows], "config": configs.digest(workload.config)}
-    return {**asked, **made, "device": _device_name(workload.device), "torch": torch.__version__}
 
 
 def _facts(workload: Workload, root: Path) -> dict[str, Any]:

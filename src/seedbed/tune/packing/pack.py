@@ -64,8 +64,6 @@ def _why_not_alone(config: Config) -> str:
 
 @dataclass
 class PackedTrial:
-    """One run of a pack."""
-
     job: Job
     row: int
     last_step: int
@@ -122,7 +120,6 @@ class Pack:
 
     @property
     def training(self) -> list[PackedTrial]:
-        """The trials that are still training."""
         return [trial for trial in self.trials if trial.training]
 
     def prepare(self) -> None:
@@ -152,13 +149,10 @@ class Pack:
 
     def _begin(self) -> None:
         """Set each run's learning rate, EMA weight and next item; finished runs repeat their last step, halted."""
-        rates, averaging, counters = [], [], []
-        for trial in self.trials:
-            job = trial.job
-            rates.append(multiplier(job.config.schedule, job.progress, job.step + 1))
-            averaging.append(job.engine.ema.weight(job.step) if job.engine.ema else 0.0)
-            counters.append(job.counter)
-        self.stack.begin(rates, averaging, counters)
+        jobs = [trial.job for trial in self.trials]
+        rates = [multiplier(job.config.schedule, job.progress, job.step + 1) for job in jobs]
+        averaging = [job.engine.ema.weight(job.step) if job.engine.ema else 0.0 for job in jobs]
+        self.stack.begin(rates, averaging, [job.counter for job in jobs])
 
     def take_step(self) -> None:
         self._begin()
@@ -193,9 +187,8 @@ class Pack:
     @contextlib.contextmanager
     def clocks_paused(self) -> Iterator[None]:
         """Pause every run's clock: no run trains while one of them evaluates, samples or saves."""
-        clocks = [trial.job.clock for trial in self.training]
-        for clock in clocks:
-            clock.pause()
+        for trial in self.training:
+            trial.job.clock.pause()
         try:
             yield
         finally:
@@ -232,7 +225,7 @@ class Pack:
         if not left or 2 * len(left) > len(self.trials) or not self._pays(left):
             return
         self.read_results(leave=0)
-        kept = [trial.job for trial in self.trials if trial.training]
+        kept = [trial.job for trial in self.training]
         if kept:
             self._assemble(kept)
             self.prepare()

@@ -3,13 +3,10 @@
 R runs, P parameters of the padded config, B items of one run's batch. A run's own tensors are views of its row.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +14,9 @@ from torch.func import functional_call, vmap
 
 from seedbed.train.capabilities import packable
 from seedbed.train.engine import saved_buffers
+from seedbed.train.job import Job
 from seedbed.train.optim import AdamW
 from seedbed.train.system import Batch, System
-
-if TYPE_CHECKING:
-    from seedbed.train.job import Job
 
 # Matrix products are fastest on rows that begin at a multiple of this many numbers.
 ALIGNMENT = 32
@@ -39,8 +34,7 @@ class Slot:
 
     def of(self, row_P: Tensor, shape: torch.Size) -> Tensor:
         """The parameter in a row, or its first entries along every axis where a run's own is smaller."""
-        whole = row_P[self.start : self.start + self.shape.numel()].view(self.shape)
-        return whole[_first(shape)]
+        return row_P[self.start : self.start + self.shape.numel()].view(self.shape)[_first(shape)]
 
 
 @dataclass(frozen=True)
@@ -114,7 +108,7 @@ class Forward(nn.Module):
 class Update(nn.Module):
     """Clip, guard, AdamW and moving average of every run with its own settings: what Engine does for one, row by row."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: "Stack") -> None:
         super().__init__()
         self.stack = (stack,)
         optims = [job.config.optim for job in stack.jobs]
@@ -141,7 +135,7 @@ class Update(nn.Module):
             stack.ema.copy_(torch.where(keep_R1, stack.ema + change_RP, stack.ema))
         return norm_R
 
-    def _adamw(self, stack: Stack, segment: Segment, grad: Tensor, keep_R1: Tensor, fixes: list[Tensor]) -> None:
+    def _adamw(self, stack: "Stack", segment: Segment, grad: Tensor, keep_R1: Tensor, fixes: list[Tensor]) -> None:
         weights, mean, square = (t[:, segment.columns] for t in (stack.weights, stack.mean, stack.square))
         # Learning rates are rounded to float32 as in the engine, so that packed and single runs are equal in float64.
         rate_R = (stack.turn[_RATE].float() * segment.rate_R.float()).double()

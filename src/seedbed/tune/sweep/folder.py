@@ -106,7 +106,6 @@ class Sweep:
 
     @classmethod
     def open(cls, root: Path, name: str) -> "Sweep":
-        """An existing sweep by its name or path."""
         name = Path(name).name
         top = folder_of(root)
         if name and (top / name / "sweep.json").is_file():
@@ -160,8 +159,7 @@ class Sweep:
         """All trials, in order of work."""
         found = []
         for path in sorted((self.path / "trials").glob("[0-9]*.json")):
-            values = jsonl.read_object(path)
-            settings = values.get("settings")
+            settings = jsonl.read_object(path).get("settings")
             if not isinstance(settings, dict):
                 raise UserError(f"{path} is damaged: it lacks settings")
             found.append(Trial(int(path.stem), {k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()}))

@@ -21,8 +21,6 @@ _SPELLINGS = "write 1..4, 1..9..2 or, evenly spaced by factors, 1e-4..1e-2x5"
 
 @dataclass(frozen=True)
 class Axis:
-    """A key and its values."""
-
     key: str
     values: tuple[Any, ...]
 
@@ -107,7 +105,7 @@ def _read_one(base: Config, key: str, text: str, suggest: bool) -> list[Any] | S
     texts = [value for part in parts for value in _expanded(key, part, bool(kinds & {int, float}))]
     if len(texts) > 1 and not all(texts):
         raise UserError(f"{key}={text} has an empty value")
-    values = [keys.read_value(base, key, value) for value in texts]
+    values = [configs.parsed(base, key, value) for value in texts]
     for value in values:
         if values.count(value) > 1:
             raise UserError(f"{key}={text} names {format_value(value)} twice")

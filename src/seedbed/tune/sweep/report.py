@@ -1,24 +1,30 @@
-"""The report of a sweep: settings ranked over their seeds, noise, a heat-map, and the command of the best."""
+"""The report of a sweep as text and as HTML: settings ranked over their seeds, noise, a heat-map, the command of the best."""
 
 import itertools
 import math
 import os
 import shlex
+import statistics
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.report import journal
+from seedbed.report import html_page, html_report, journal
 from seedbed.report.heatmap import Panel, draw_panels
+from seedbed.report.html_page import card, embedded, folded, pairs, section
+from seedbed.report.svg_charts import text
 from seedbed.track import code, files, jsonl
+from seedbed.track.run import Run
 from seedbed.track.text import clip, format_value, number, one_line, table
 from seedbed.tune.sweep.folder import DIVERGED, Sweep, TrialStatus
 from seedbed.tune.sweep.grid import Axis, words
 
 LEAST_CELLS = 4
 MAX_PANELS = 12
+_NUM_CURVES = 6
 # Two means differ significantly beyond this many standard errors of the difference.
 APART = 2.0
 
@@ -37,14 +43,12 @@ class Cell:
 
     @property
     def mean(self) -> float | None:
-        return math.fsum(self.values) / len(self.values) if self.values else None
+        return statistics.fmean(self.values) if self.values else None
 
     @property
     def sd(self) -> float | None:
         """The standard deviation over seeds; None for a single one."""
-        if len(self.values) < 2 or self.mean is None:
-            return None
-        return math.sqrt(math.fsum((v - self.mean) ** 2 for v in self.values) / (len(self.values) - 1))
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
     def num_diverged(self) -> int:
@@ -187,7 +191,6 @@ def has_seeds(report: Report) -> bool:
 
 
 def lines_of(report: Report, max_width: int | None = None) -> list[str]:
-    """The report as text for a terminal."""
     counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())
     out = [f"sweep {report.sweep.name}  {report.sweep.title()}  {len(report.statuses)} trials: {counts}"]
     if report.sweep.grid.fixed:
@@ -211,11 +214,6 @@ def write(report: Report, draw: bool = True) -> list[Path]:
     if draw:
         draw_map(report, picture)
     files.write_atomic(folder / "report.json", jsonl.pretty(report.to_json()))
-    files.write_atomic(folder / "report.md", _markdown(report, picture))
-    return [path for path in (folder / "report.md", folder / "report.json", picture) if path.exists()]
-
-
-def _markdown(report: Report, picture: Path) -> str:
     facts = report.sweep.facts
     head, *rest = lines_of(report, max_width=200)
     table_lines = "\n".join(rest).rstrip()
@@ -224,7 +222,8 @@ def _markdown(report: Report, picture: Path) -> str:
     parts += [f"- {report.metric}: lower is better; a trial counts with its best evaluation", "", "```text", table_lines, "```"]
     if picture.exists():
         parts += ["", f"![{report.metric} over {', '.join(axis.key for axis in report.sweep.grid.axes)}]({picture.name})"]
-    return "\n".join([*parts, ""])
+    files.write_atomic(folder / "report.md", "\n".join([*parts, ""]))
+    return [path for path in (folder / "report.md", folder / "report.json", picture) if path.exists()]
 
 
 def draw_map(report: Report, path: Path) -> bool:
@@ -261,7 +260,7 @@ def _panel(report: Report, across: Axis, down: Axis | None, place: dict[str, Any
         row = [place | {across.key: value} | ({down.key: low} if down else {}) for value in across.values]
         cells = [[c for c in report.cells if wanted.items() <= c.settings.items()] for wanted in row]
         found = [[v for cell in group for v in cell.values] for group in cells]
-        values.append([math.fsum(vs) / len(vs) if vs else None for vs in found])
+        values.append([statistics.fmean(vs) if vs else None for vs in found])
         hatched.append([any(cell.num_diverged for cell in group) for group in cells])
     return Panel(" ".join(words(place)), values, hatched)
 
@@ -295,3 +294,58 @@ def record(report: Report) -> Path:
         f"- reproduce: `{sweep.command()}`",
     ]
     return journal.record_as(sweep.root, sweep.name, parts)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def sweep_page(sweep: Sweep) -> str:
+    report = read_report(sweep)
+    best = report.best
+    numbers = {
+        f"best {report.metric}": number(best.mean) if best else "",
+        "trials": str(len(report.statuses)),
+        **{state: str(count) for state, count in report.counts.items()},
+    }
+    notes = [f"best: {' '.join(words(best.settings))}"] if best else []
+    notes += [*report.notes(), f"{report.metric}: lower is better; a trial counts with its best evaluation"]
+    repeat = [sweep.command(), *([report.command()] if report.command() else [])]
+    parts = [
+        _page_head(sweep),
+        html_page.tiles(numbers),
+        section("what it says", card(*(f"<p>{text(note)}</p>" for note in notes))),
+        section("map", _embedded_map(report)),
+        section("settings, best first", card(html_page.table(*cell_rows(report, 40), keys=()))),
+        section("curves of the best trials", *_best_curves(report)),
+        section("trials", card(_trials(report))),
+        section("repeat it", card(*(f"<pre>{text(command)}</pre>" for command in repeat))),
+    ]
+    return html_page.page(sweep.name, parts, html_report.footer(sweep.root))
+
+
+def _page_head(sweep: Sweep) -> str:
+    why = sweep.facts.get("why")
+    reason = f'<p class="why">{text(one_line(str(why)))}</p>' if why else ""
+    axes = ", ".join(f"{axis.key} = {', '.join(map(format_value, axis.values))}" for axis in sweep.grid.axes)
+    about = " · ".join(filter(None, [sweep.title(), str(sweep.facts.get("created"))[:16].replace("T", " "), axes]))
+    return f'<header><h1>{text(sweep.name)}</h1><p class="lead">{text(about)}</p>{reason}</header>'
+
+
+def _embedded_map(report: Report) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "heatmap.png"
+        return card(embedded(Path(folder), path.name, f"{report.metric}, lower is better")) if draw_map(report, path) else ""
+
+
+def _best_curves(report: Report) -> list[str]:
+    order = sorted(report.statuses, key=trial_rank)[:_NUM_CURVES]
+    runs = [run for s in order if (run := Run(report.sweep.root / s.run)).path.is_dir()]
+    if not runs:
+        return []
+    return [*html_report.overlays(runs), pairs([html_report.last_sample(run) for run in runs[:2]])]
+
+
+def _trials(report: Report) -> str:
+    header, rows, numbers = trial_rows(report)
+    shown = html_page.table(header, rows, numbers)
+    return shown if len(rows) <= 12 else folded(f"all {len(rows)} trials", shown)

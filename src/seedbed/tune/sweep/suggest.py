@@ -3,6 +3,7 @@
 Only the trial files are stored: the suggester is rebuilt from them each time, so any number of workers may use it.
 """
 
+import importlib.util
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -20,12 +21,8 @@ Point = dict[str, Any]
 
 def require(sampler: str) -> None:
     """Fails early when the suggester is not installed."""
-    if sampler == "optuna":
-        try:
-            import optuna  # noqa: F401
-        except ImportError:
-            install = "pip install 'seedbed[search]' (or choose --sampler random)"
-            raise UserError(f"--sampler optuna needs a package: {install}") from None
+    if sampler == "optuna" and importlib.util.find_spec("optuna") is None:
+        raise UserError("--sampler optuna needs a package: pip install 'seedbed[search]' (or choose --sampler random)")
 
 
 def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
@@ -90,8 +87,7 @@ def _by_optuna(grid: Grid, past: Sequence[tuple[Point, float | None]], seed: int
         whole = span.step and IntDistribution(int(span.low), int(span.high), step=span.step)
         ranges[span.key] = whole or FloatDistribution(span.low, span.high, log=span.log)
     # Running points count as bad, so that workers do not all suggest the same region.
-    sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    study = optuna.create_study(sampler=sampler)
+    study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, constant_liar=True))
     worst = max((v for _, v in past if v is not None and v < float("inf")), default=0.0)
     for point, value in past:
         params = {k: choices[k].index(v) if k in choices else v for k, v in point.items()}

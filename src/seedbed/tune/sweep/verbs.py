@@ -1,7 +1,11 @@
-"""The verb `sweep`: start, join or show a sweep. Torch is imported only for training."""
+"""The verb `sweep`: start, join or show a sweep; a worker claims trials, trains them alone or packed, and records their results.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Torch is imported only for training.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -9,10 +13,10 @@ from seedbed import config as configs
 from seedbed.config import Config, keys
 from seedbed.errors import EXIT_FAILED, EXIT_OK, UserError
 from seedbed.recipes import Recipe, find, remember
-from seedbed.recipes.saved import confirm_functions, confirm_saved, find_saved
+from seedbed.recipes.saved import confirm_functions, confirm_saved, find_saved, require_trusted
 from seedbed.report import slurm_queue
 from seedbed.report.findings import Finding
-from seedbed.track import code
+from seedbed.track import code, folders
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import full_name
 from seedbed.track.text import width
@@ -23,16 +27,127 @@ from seedbed.tune.sweep import suggest
 from seedbed.tune.sweep.folder import Sweep, Trial, default_name
 from seedbed.tune.sweep.grid import Grid, words
 from seedbed.tune.sweep.screen import Screen
-from seedbed.tune.sweep.worker import Launcher, Worker, Workspace
 
 # Number of suggestions that train as a pack.
 SUGGESTED_TOGETHER = 8
 
 
-class Checker(Launcher, Protocol):
-    """A launcher that can also run preflight checks."""
+@dataclass(frozen=True)
+class Workspace:
+    """What the training of a trial needs to know about its sweep."""
+
+    sweep: Sweep
+    recipe: Recipe
+    preset: str
+    base: Config
+    code: dict[str, Any]
+    say: Callable[[str], None]
+
+    @property
+    def patience(self) -> int:
+        return int(self.sweep.facts.get("patience") or 0)
+
+    def config(self, trial: Trial) -> Config:
+        config = grids.config_of(self.base, self.sweep.grid, trial.settings)
+        require_trusted(config, self.sweep.path)
+        return config
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trials that may train as one stacked model, `most` of them at a time."""
+
+    trials: tuple[Trial, ...]
+    most: int = 1
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The signal that stopped training, and errors by trial number."""
+
+    stop_signal: int = 0
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+class Launcher(Protocol):
+    """Checks and trains trials: seedbed.launch.trials, passed in from the command line."""
 
     def check(self, workspace: Workspace, trial: Trial) -> list[Finding]: ...
+
+    def groups(self, workspace: Workspace, trials: Sequence[Trial], most: int | None) -> list[Group]: ...
+
+    def train(self, workspace: Workspace, trials: Sequence[Trial]) -> Outcome: ...
+
+
+class Worker:
+    """Works until nothing is left to claim. `most` limits a pack, 1 for none; `more` adds further trials, if any."""
+
+    def __init__(
+        self, workspace: Workspace, launch: Launcher, screen: Screen, most: int | None, more: Callable[[], bool]
+    ) -> None:
+        self.workspace, self.launch, self.screen, self.most, self.more = workspace, launch, screen, most, more
+        self._groups: list[Group] = []
+        self._grouped: set[int] = set()
+
+    def work(self) -> int:
+        """Trains what can be claimed; returns the signal that stopped it, or 0."""
+        while True:
+            with self._claimed() as trials:
+                if trials:
+                    outcome = self._train(trials)
+                    if outcome.stop_signal:
+                        return outcome.stop_signal
+            if not trials and not self.more():
+                return 0
+
+    def _train(self, trials: list[Trial]) -> Outcome:
+        # A worker may have died between the end of a run and the record of it.
+        left = [trial for trial in trials if not self._recorded(trial)]
+        if not left:
+            return Outcome()
+        self.screen.on_start(left)
+        outcome = self.launch.train(self.workspace, left)
+        for trial in left:
+            if not self._recorded(trial, outcome.errors.get(trial.number, "")) and not outcome.stop_signal:
+                self._recorded(trial, "the run ended without a message; see its console.log")
+        return outcome
+
+    def _recorded(self, trial: Trial, error: str = "") -> bool:
+        """Records and shows the result of a trial whose run has ended or failed; False when it can continue."""
+        found = self.workspace.sweep.record(trial, error)
+        if found:
+            self.screen.on_end(found)
+        return found is not None
+
+    @contextlib.contextmanager
+    def _claimed(self) -> Iterator[list[Trial]]:
+        """The next trials to train together, locked against other workers; none when all are done or taken."""
+        found: list[Trial] = []
+        with contextlib.ExitStack() as held:
+            for first in self._waiting():
+                group = self._group_of(first)
+                for trial in group.trials:
+                    if len(found) < group.most and (fd := self.workspace.sweep.claim(trial)) is not None:
+                        held.callback(folders.release, fd)
+                        found.append(trial)
+                if found:
+                    break
+            yield found
+
+    def _waiting(self) -> list[Trial]:
+        sweep = self.workspace.sweep
+        return [trial for trial in sweep.trials() if sweep.result(trial) is None and not sweep.is_claimed(trial)]
+
+    def _group_of(self, trial: Trial) -> Group:
+        if trial.number not in self._grouped:
+            # New trials since the last call: all of them at the start, a few suggestions later.
+            fresh = [t for t in self._waiting() if t.number not in self._grouped]
+            if self.most == 1 and not self._grouped:
+                self.workspace.say("one by one: packs were declined (--no-pack)")
+            found = [Group((t,)) for t in fresh] if self.most == 1 else self.launch.groups(self.workspace, fresh, self.most)
+            self._groups += found
+            self._grouped |= {t.number for group in found for t in group.trials}
+        return next((group for group in self._groups if trial in group.trials), Group((trial,)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +200,7 @@ class Draft:
 
     def remember(self) -> None:
         """Trusts the code that the user named for this sweep."""
-        for axis in self.grid.axes or ():
+        for axis in self.grid.axes:
             for value in axis.values if axis.key in keys.function_keys(self.base) else ():
                 remember(self.recipe, configs.override(self.config, [f"{axis.key}={value}"]))
         remember(self.recipe, self.config)
@@ -123,7 +238,7 @@ def draft(
     return Draft(recipe, preset, base, grid, settings, name or default_name(recipe.name, preset, grid), facts, state, notes)
 
 
-def start(made: Draft, options: Options, launch: Callable[[], Checker]) -> int:
+def start(made: Draft, options: Options, launch: Callable[[], Launcher]) -> int:
     """Starts a sweep, or continues it."""
     made.remember()
     sweep = made.write(options.root)
@@ -133,7 +248,7 @@ def start(made: Draft, options: Options, launch: Callable[[], Checker]) -> int:
     return _work(Workspace(sweep, made.recipe, made.preset, made.base, made.code, screen.say), options, launch, screen)
 
 
-def join(name: str, options: Options, launch: Callable[[], Checker]) -> int:
+def join(name: str, options: Options, launch: Callable[[], Launcher]) -> int:
     """Works on an existing sweep, here or on another machine that shares the disk."""
     sweep = Sweep.open(options.root, name)
     recipe = find_saved(sweep.facts["recipe"], sweep.path)
@@ -179,9 +294,9 @@ def _end(grid: Grid, which: Literal["low", "high"]) -> dict[str, Any]:
     return spans | {axis.key: axis.values[0] for axis in grid.axes}
 
 
-def _work(workspace: Workspace, options: Options, launch: Callable[[], Checker], screen: Screen) -> int:
+def _work(workspace: Workspace, options: Options, launch: Callable[[], Launcher], screen: Screen) -> int:
     sweep = workspace.sweep
-    _greet(workspace, options)
+    _greet(workspace)
     if options.retry and (num := sweep.forget_failures()):
         workspace.say(f"{num} failed trials are tried again")
     _more(workspace, options)
@@ -196,41 +311,7 @@ def _work(workspace: Workspace, options: Options, launch: Callable[[], Checker],
         if stopped:
             screen.say(f"stopped, every trial is saved; continue with: seedbed sweep --join {sweep.name}")
             return 128 + stopped
-    return _close(workspace, options)
-
-
-def _more(workspace: Workspace, options: Options) -> bool:
-    """Adds suggested trials; whether there are any."""
-    if not workspace.sweep.facts.get("sampler"):
-        return False
-    num = options.suggest or int(workspace.sweep.facts["suggest"])
-    return bool(suggest.add(workspace.sweep, num, 1 if options.most == 1 else SUGGESTED_TOGETHER))
-
-
-def _greet(workspace: Workspace, options: Options) -> None:
-    sweep = workspace.sweep
-    varied = [f"{axis.key} {len(axis.values)}" for axis in sweep.grid.axes]
-    varied += [f"{span.key} suggested" for span in sweep.grid.spans]
-    workspace.say(f"sweep {sweep.name} ({sweep.title()}): {' x '.join(varied)} -> {sweep.path}")
-    was, now = (sweep.facts.get("code") or {}).get("commit"), workspace.code.get("commit")
-    if was != now:
-        workspace.say(f"note: the code has moved since this sweep was made, from {str(was)[:10]} to {str(now)[:10]}")
-
-
-def _passed(workspace: Workspace, train: Checker, trials: list[Trial]) -> bool:
-    """The quick checks, once per sweep: workers that join later rely on the first verdict."""
-    if (workspace.sweep.path / "preflight.json").is_file():
-        return True
-    failed = train.check(workspace, trials[0])
-    if failed:
-        (workspace.sweep.path / "preflight.json").unlink(missing_ok=True)
-        ids = " ".join(finding.id for finding in failed)
-        workspace.say(f"preflight: {ids}: not started; fix it, or start anyway with --no-check")
-    return not failed
-
-
-def _close(workspace: Workspace, options: Options) -> int:
-    """Prints the report at the end of this worker's part."""
+    # Prints the report at the end of this worker's part.
     found = reports.read_report(workspace.sweep)
     if options.json:
         print_json(found.to_json())
@@ -243,3 +324,33 @@ def _close(workspace: Workspace, options: Options) -> int:
         paths = (workspace.sweep.path / name for name in ("heatmap.png", "report.md"))
         print("\n".join(str(path) for path in paths if path.exists()))
     return EXIT_FAILED if found.counts.get("failed") else EXIT_OK
+
+
+def _more(workspace: Workspace, options: Options) -> bool:
+    """Adds suggested trials; whether there are any."""
+    if not workspace.sweep.facts.get("sampler"):
+        return False
+    num = options.suggest or int(workspace.sweep.facts["suggest"])
+    return bool(suggest.add(workspace.sweep, num, 1 if options.most == 1 else SUGGESTED_TOGETHER))
+
+
+def _greet(workspace: Workspace) -> None:
+    sweep = workspace.sweep
+    varied = [f"{axis.key} {len(axis.values)}" for axis in sweep.grid.axes]
+    varied += [f"{span.key} suggested" for span in sweep.grid.spans]
+    workspace.say(f"sweep {sweep.name} ({sweep.title()}): {' x '.join(varied)} -> {sweep.path}")
+    was, now = (sweep.facts.get("code") or {}).get("commit"), workspace.code.get("commit")
+    if was != now:
+        workspace.say(f"note: the code has moved since this sweep was made, from {str(was)[:10]} to {str(now)[:10]}")
+
+
+def _passed(workspace: Workspace, train: Launcher, trials: list[Trial]) -> bool:
+    """The quick checks, once per sweep: workers that join later rely on the first verdict."""
+    if (workspace.sweep.path / "preflight.json").is_file():
+        return True
+    failed = train.check(workspace, trials[0])
+    if failed:
+        (workspace.sweep.path / "preflight.json").unlink(missing_ok=True)
+        ids = " ".join(finding.id for finding in failed)
+        workspace.say(f"preflight: {ids}: not started; fix it, or start anyway with --no-check")
+    return not failed

@@ -16,6 +16,8 @@ from seedbed.nn import rng
 
 # What each stream of random numbers is for; the images' own have 301 and 302.
 _NOISE, _EVALUATION = 311, 312
+# Held-out images of an evaluation, and how many of them are kept for samples.
+NUM_EVALUATED, NUM_SHOWN = 1024, 64
 CHAIN, FIRST_BETA, LAST_BETA = 1000, 1e-4, 0.02
 
 

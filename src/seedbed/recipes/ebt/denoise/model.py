@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.init import declare, fill_, normal_
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
 from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
 from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
-from seedbed.recipes.ebt.model import initialised
 
 # Shift, scale and gate of attention and of the feed-forward part; the last norm has a shift and a scale.
 PER_BLOCK, PER_HEAD = 6, 2
@@ -51,7 +50,9 @@ class Block(nn.Module):
 
 
 class Trunk(nn.Module):
-    """From patches to features of patches; what conditions its norms is a learned constant."""
+    """From patches to features of patches, for a head; what conditions its norms is a learned constant."""
+
+    head: nn.Linear
 
     def __init__(self, config: DenoiseConfig, shape: tuple[int, int, int]) -> None:
         super().__init__()
@@ -63,7 +64,7 @@ class Trunk(nn.Module):
         self.enter = nn.Linear(self.num_numbers * (1 + (config.observe == "concat")), config.width)
         self.constant = declare(nn.Parameter(torch.empty(config.width)), "scalar")
         self.modulation = Modulation(config.width, PER_BLOCK * config.depth + PER_HEAD)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = module_list(Block(config) for _ in range(config.depth))
 
     def features(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> Tensor:
         """(B, N, D), normed; the noisy image is seen only where the config says so."""
@@ -84,8 +85,9 @@ class Trunk(nn.Module):
         normal_(self.constant, CONSTANT_STD, generator)
         self.modulation.init_weights()
         for block in self.blocks:
-            assert isinstance(block, Block)
             block.init_weights(self.config.width, generator)
+        for param in self.head.parameters():
+            fill_(param, 0.0)
 
     def layer_flops(self) -> float:
         """Products of one pass of one image with the matrices of the blocks."""
@@ -109,10 +111,6 @@ class ImageEnergy(Trunk):
         self.head = nn.Linear(config.width, 1, bias=False)
         declare(self.head.weight, "head")
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        fill_(self.head.weight, 0.0)
-
     def energy(self, z_BCHW: Tensor, noisy_BCHW: Tensor) -> Tensor:
         """(B,), in float32."""
         return self.head(self.features(z_BCHW, noisy_BCHW)).to(torch.promote_types(z_BCHW.dtype, torch.float32)).mean((1, 2))
@@ -135,11 +133,6 @@ class Regressor(Trunk):
         super().__init__(config, shape)
         self.head = nn.Linear(config.width, self.num_numbers)
         declare(self.head.weight, "head")
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        super().init_weights(generator)
-        fill_(self.head.weight, 0.0)
-        fill_(self.head.bias, 0.0)
 
     def forward(self, z_BCHW: Tensor) -> Tensor:
         y_BNK = self.head(self.features(z_BCHW, z_BCHW)).to(torch.promote_types(z_BCHW.dtype, torch.float32))

@@ -59,7 +59,7 @@ def _config(model: DenoiseConfig, data: ImageConfig, steps: int, batch: int) -> 
         model=model,
         data=data,
         optim=Optim(lr=3e-4, beta2=0.999, weight_decay=0.01, clip=1.0),
-        schedule=Schedule(kind="gpt3", warmup=0.05, floor=0.1),
+        schedule=Schedule(kind="cosine", warmup=0.05, floor=0.1),
         every=Every(log=50, eval=steps // 4, sample=0, save=steps // 4),
         steps=steps,
         batch=batch,

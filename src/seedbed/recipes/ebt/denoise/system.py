@@ -1,38 +1,43 @@
 """Denoising of images by gradient descent on an energy, and the regressor that does it in one pass.
 
-Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping. Shape suffixes: B batch, N images, C channels, H W pixels.
+Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping.
+Shape suffixes: B batch, N images, C channels, H W pixels, K taps of a blur.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 
 from seedbed.config import Config
-from seedbed.data.image_source import ImageData, ImageSource
+from seedbed.data import grids
+from seedbed.data.image_source import ImageData, ImageSource, blur, to_bytes
+from seedbed.errors import UserError
 from seedbed.nn import eagerly, rng
 from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.curves import psnr, show, squared_errors, write_curves
-from seedbed.recipes.ebt.denoise.data import add_noise
+from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.optimize import log_step_size
+from seedbed.recipes.ebt.optimize import NO_ONNX, log_step_size
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
-from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option, own_share
+from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option
 from seedbed.train.watch import Alarm
 
 _SIZES = 313
-# Held-out images of an evaluation, and how many of them at once.
-NUM_EVALUATED = 1024
+# Images of an evaluation that are scored at once.
 EVAL_BATCH = {"cuda": 512, "mps": 128, "cpu": 64}
 OUT_OF_DISTRIBUTION = 2.0  # times the level of training
 METRICS = ("gap", "gap_negative", "energy_first", "energy_last", "move_rms")
+
+STEPS = [1, 2, 3, 4, 6, 8, 15, 30]
+SIGMAS = (0.05, 0.1, 0.15, 0.2, 0.3)
+BLURS = (0.3, 0.4, 0.5, 0.6, 0.8, 1.0, 1.4, 2.0)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,6 @@ class Denoiser(System):
         return add_noise(batch["image"], batch["index"], self.config.seed, self.noise, self.level)
 
     def estimates(self, noisy_BCHW: Tensor, num_steps: int) -> Iterator[Tensor]:
-        """The estimate after each of `num_steps` steps."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -86,8 +90,7 @@ class Denoiser(System):
         """Loss and PSNR after each of these numbers of steps (ascending); images and noises do not depend on the batch."""
         rows_N = source.spread(NUM_EVALUATED)
         totals = torch.zeros(len(steps), 3, dtype=torch.float64)
-        pairs = self.pairs(source, level)
-        for image_BCHW, noisy_BCHW in own_share(pairs, engine):
+        for image_BCHW, noisy_BCHW in engine.ranks.shard_of(self.pairs(source, level)):
             kept = [z_BCHW for k, z_BCHW in enumerate(self.estimates(noisy_BCHW, steps[-1]), 1) if k in steps]
             totals += torch.stack([measures(z_BCHW, image_BCHW) for z_BCHW in kept])
         totals = engine.all_reduce_sum(totals)
@@ -168,47 +171,52 @@ class EnergyDenoiser(Denoiser):
         return self.log_alpha.exp()
 
     def sizes(self, alpha: Tensor, index_B: Tensor) -> Tensor:
-        """The step size of every image, drawn by its counter where the config randomises it."""
+        """The step size of every image; in training drawn by its counter where the config randomises it."""
         spread = self.config.model.random_alpha
-        if spread == 1.0:
+        if spread == 1.0 or not self.training:
             return alpha.expand(len(index_B))
         u_B = rng.uniform(rng.keys(self.config.seed, index_B, _SIZES), 1)[:, 0].to(alpha.dtype)
         return alpha * (1.0 / spread + u_B * (spread - 1.0 / spread))
+
+    def optimize(
+        self, noisy_BCHW: Tensor, size: Tensor, num_steps: int, held: Sequence[Tensor] = ()
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Each estimate, its change, and the energy before it; `held` replaces the estimates that the steps begin with."""
+        z_BCHW = noisy_BCHW
+        for k in range(num_steps):
+            # Detached: gradients reach the weights through each step alone, which keeps them stable.
+            z_BCHW = held[k] if held else z_BCHW.detach()
+            grad_BCHW, energy_B = self.model(z_BCHW, noisy_BCHW)
+            moved_BCHW = size * grad_BCHW
+            z_BCHW = z_BCHW - moved_BCHW
+            yield z_BCHW, moved_BCHW, energy_B
+
+    def onnx_network(self) -> NoReturn:
+        raise UserError(NO_ONNX)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         image_BCHW, noisy_BCHW = batch["image"], self.noisy(batch)
         alpha = self.alpha()
         size_B111 = self.sizes(alpha, batch["index"])[:, None, None, None]
-        z_BCHW, losses, first, move = noisy_BCHW, [], None, noisy_BCHW.new_zeros(())
-        for _ in range(self.config.model.steps):
-            # Detached: gradients reach the weights through each step alone, which keeps them stable.
-            grad_BCHW, energy_B = self.model(z_BCHW.detach(), noisy_BCHW)
-            first = energy_B if first is None else first
-            moved_BCHW = size_B111 * grad_BCHW
-            move = moved_BCHW.detach().square().mean().sqrt()
-            z_BCHW = z_BCHW.detach() - moved_BCHW
-            losses.append(smooth_l1_loss(z_BCHW, image_BCHW))
-        assert first is not None
+        taken = list(self.optimize(noisy_BCHW, size_B111, self.config.model.steps))
+        losses = [smooth_l1_loss(z_BCHW, image_BCHW) for z_BCHW, _, _ in taken]
         missing = torch.full_like(losses[0].detach(), float("nan"))
-        energies = (first.detach(), z_BCHW.detach(), noisy_BCHW, move)
-        facts = self._energies(*energies) if engine.variant is True else {name: missing for name in METRICS}
+        facts = self._energies(taken, noisy_BCHW) if engine.variant is True else {name: missing for name in METRICS}
         steps = {f"loss_{k}": loss.detach() for k, loss in enumerate(losses, 1)}
         known = {"loss_identity": smooth_l1_loss(noisy_BCHW, image_BCHW), "alpha": alpha.detach()}
         return torch.stack(losses).mean(), {**known, **steps, **facts}
 
     @torch.no_grad()
-    def _energies(self, first_B: Tensor, z_BCHW: Tensor, noisy_BCHW: Tensor, move: Tensor) -> dict[str, Tensor]:
+    def _energies(self, taken: list[tuple[Tensor, Tensor, Tensor]], noisy_BCHW: Tensor) -> dict[str, Tensor]:
         """The decrease of the energy from the first estimate to the last, and the share of images on which it rose."""
+        (_, _, first_B), (z_BCHW, moved_BCHW, _) = taken[0], taken[-1]
         last_B = self.model.energy(z_BCHW, noisy_BCHW)
-        gap_B = first_B - last_B
+        gap_B, move = first_B - last_B, moved_BCHW.square().mean().sqrt()
         values = (gap_B.mean(), (gap_B < 0).float().mean(), first_B.mean(), last_B.mean(), move)
         return dict(zip(METRICS, values, strict=True))
 
     def estimates(self, noisy_BCHW: Tensor, num_steps: int) -> Iterator[Tensor]:
-        z_BCHW, alpha = noisy_BCHW, self.alpha().detach()
-        for _ in range(num_steps):
-            z_BCHW = z_BCHW - alpha * self.model(z_BCHW, noisy_BCHW)[0]
-            yield z_BCHW
+        return (z_BCHW for z_BCHW, _, _ in self.optimize(noisy_BCHW, self.alpha(), num_steps))
 
     def describe(self) -> dict[str, Any]:
         config = self.config.model
@@ -232,7 +240,7 @@ def measures(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
 
 
 def build_probe(system: Denoiser, batch: Batch) -> Probe:
-    """Noisy patches in, clean patches out, after the trained number of steps."""
+    """Noisy patches in, clean patches out: an estimate after each of the trained steps."""
     patch, steps = system.config.model.patch, system.config.model.steps
     _, height, width = system.data.shape
 
@@ -244,15 +252,133 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
 
     return Probe(
         batch={"patches": patchify(system.noisy(batch), patch), "clean": patchify(batch["image"], patch)},
-        predict=lambda b: patchify(list(system.estimates(image(b["patches"]), steps))[-1], patch),
-        objective=lambda y_BNK, b: smooth_l1_loss(image(y_BNK), image(b["clean"])),
+        predict=lambda b: torch.stack([patchify(z, patch) for z in system.estimates(image(b["patches"]), steps)], 2),
+        objective=lambda y_BNSK, b: torch.stack([smooth_l1_loss(image(y), image(b["clean"])) for y in y_BNSK.unbind(2)]).mean(),
         inputs="patches",
         targets="clean",
         ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
-        oracle=lambda b: b["clean"],
+        oracle=lambda b: b["clean"][:, :, None].expand(-1, -1, steps, -1),
+        held=(lambda: _held(system, batch)) if isinstance(system, EnergyDenoiser) else None,
         lower_bound=0.0,
         order="full",
         positions="absolute",
         at_init=error_of_input,
         baselines=lambda b: {"the noisy image itself": error_of_input(b)},
     )
+
+
+@torch.no_grad()
+def _held(system: EnergyDenoiser, batch: Batch) -> Callable[[], Tensor]:
+    """The loss as a function of the weights alone: the estimates that steps begin with are held, as gradients stop there."""
+    noisy_BCHW, steps = system.noisy(batch), system.config.model.steps
+    held = [noisy_BCHW, *system.estimates(noisy_BCHW, steps - 1)]
+
+    def loss() -> Tensor:
+        taken = system.optimize(noisy_BCHW, system.alpha(), steps, held)
+        return torch.stack([smooth_l1_loss(z_BCHW, batch["image"]) for z_BCHW, _, _ in taken]).mean()
+
+    return loss
+
+
+def write_curves(system: Denoiser, request: Request) -> Sample:
+    """The curves as a table, a picture and JSON."""
+    found = curves(system)
+    text = table(found)
+    if request.write:
+        request.write(text + "\n")
+    request.folder.mkdir(parents=True, exist_ok=True)
+    numbers = request.folder / "denoise.json"
+    numbers.write_text(json.dumps(found, indent=1))
+    return Sample(text=text, files=(draw(found, request.folder / "denoise.png"), numbers))
+
+
+@torch.no_grad()
+def curves(system: Denoiser) -> dict[str, Any]:
+    """By part of the data and level of noise: PSNR after each number of steps, of the identity and of the best blur."""
+    parts = {"held out": system.data.valid, "never seen pairs": system.data.test}
+    with eagerly():
+        found = {name: part_curves(system, source) for name, source in parts.items() if isinstance(source, ImageSource)}
+    settings = {"kind": system.config.model.kind, "observe": system.config.model.observe, "noise": system.noise}
+    return {**settings, "trained_level": system.level, "trained_steps": system.config.model.steps, "steps": STEPS, "parts": found}
+
+
+def part_curves(system: Denoiser, source: ImageSource) -> dict[str, Any]:
+    found, engine = {}, EvalEngine(system, system.config, next(system.parameters()).device)
+    for level in sorted({*SIGMAS, *system.levels().values()}):
+        by_step = system.score(source, level, STEPS, engine)
+        row: dict[str, Any] = {name: [one[name] for one in by_step] for name in ("psnr", "pooled")}
+        row["identity"] = _baseline(system, source, level, None)
+        # The width is chosen on training images: a baseline, not an oracle.
+        width = max(BLURS, key=lambda width: _baseline(system, system.data.train, level, width))
+        found[f"{level:g}"] = {**row, "blur": _baseline(system, source, level, width)}
+    return found
+
+
+def _baseline(system: Denoiser, source: ImageSource, level: float, width: float | None) -> float:
+    total, num = 0.0, 0
+    for image_BCHW, noisy_BCHW in system.pairs(source, level):
+        estimate = noisy_BCHW if width is None else blur(noisy_BCHW, width)
+        total += psnr(squared_errors(estimate, image_BCHW)).sum().item()
+        num += len(image_BCHW)
+    return total / num
+
+
+def squared_errors(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
+    """(B,) mean squared error of each image on [0, 1], after clipping, in float64."""
+    return (estimate_BCHW.double().clamp(-1, 1) - image_BCHW.double()).div(2).square().mean((1, 2, 3))
+
+
+def psnr(square: Tensor) -> Tensor:
+    """Decibels of mean squared errors on [0, 1]; a perfect image counts as 100."""
+    return -10.0 * square.clamp_min(1e-10).log10()
+
+
+def table(found: dict[str, Any]) -> str:
+    """PSNR in decibels, the mean over images; the trained level and depth are marked."""
+    lines = [f"{found['kind']}, observe {found['observe']}, trained at {found['noise']} {found['trained_level']:g}"]
+    head = ["level", "identity", "blur", *(f"{'*' if k == found['trained_steps'] else ''}k={k}" for k in found["steps"])]
+    for name, levels in found["parts"].items():
+        lines += [f"{name}: PSNR in dB after k steps", "  ".join(f"{word:>8}" for word in head)]
+        for level, one in levels.items():
+            mark = "*" if float(level) == found["trained_level"] else ""
+            numbers = [one["identity"], one["blur"], *one["psnr"]]
+            lines.append("  ".join([f"{mark + level:>8}", *(f"{value:>8.2f}" for value in numbers)]))
+    return "\n".join(lines)
+
+
+def draw(found: dict[str, Any], path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5 * len(found["parts"]), 4), layout="constrained")
+    axes = figure.subplots(1, len(found["parts"]), squeeze=False)[0]
+    for axis, (name, levels) in zip(axes, found["parts"].items(), strict=True):
+        for level, one in levels.items():
+            (line,) = axis.plot(found["steps"], one["psnr"], marker="o", label=f"{found['noise']} {level}")
+            axis.axhline(one["identity"], color=line.get_color(), linestyle=":")
+        axis.set(title=name, xlabel="steps", ylabel="PSNR (dB), dotted: the noisy image", xscale="log")
+        axis.legend(fontsize=7)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+@torch.no_grad()
+def show(system: Denoiser, request: Request, num: int | None) -> Sample:
+    """Clean, noisy and denoised images at both levels, as one PNG."""
+    num_held_out = system.data.valid.num_items
+    if num and num > num_held_out:
+        raise UserError(f"--num {num} is more than the {num_held_out} held-out images")
+    num = num or min(8, num_held_out)
+    steps, panels, words = system.config.model.steps, [], []
+    with eagerly():
+        for name, level in system.levels().items():
+            image_BCHW, noisy_BCHW = (x[:num] for x in next(system.pairs(system.data.valid, level)))
+            cleaned_BCHW = list(system.estimates(noisy_BCHW, steps))[-1]
+            rows = {"clean": image_BCHW, "noisy": noisy_BCHW, "cleaned": cleaned_BCHW}
+            panels += [(f"{row} {level:g}", grids.tile(to_bytes(x[:, :3]).cpu().numpy(), 2)) for row, x in rows.items()]
+            before, after = (psnr(squared_errors(x, image_BCHW)).mean().item() for x in (noisy_BCHW, cleaned_BCHW))
+            place = {"in": "in distribution", "out": "out of distribution"}[name]
+            words.append(f"{place}, {system.noise} {level:g}: {before:.2f} -> {after:.2f} dB")
+    text = "\n".join(words)
+    if request.write:
+        request.write(text + "\n")
+    return Sample(text=text, files=(grids.save(grids.beside(panels), request.folder / "cleaned.png"),))

@@ -4,6 +4,7 @@ Shape suffixes: T frames, A control axes.
 """
 
 import dataclasses
+import functools
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,8 +17,8 @@ from seedbed.cache import cache_folder
 from seedbed.data.prepare import Say
 from seedbed.data.store import digest, is_store
 from seedbed.errors import UserError
-from seedbed.recipes.world.recording import lag_estimation, poses, tracks, video
-from seedbed.recipes.world.recording.capture import Capture, motions
+from seedbed.recipes.world.recording import lag_estimation, poses, video
+from seedbed.recipes.world.recording.capture import Capture, euroc, motions, nerfstudio, record3d, tum
 from seedbed.recipes.world.recording.recording import (
     FORMAT,
     Recording,
@@ -27,7 +28,6 @@ from seedbed.recipes.world.recording.recording import (
     write_recording,
 )
 
-PIECE = 256
 # From an OpenCV to an OpenGL camera: x and z change sign.
 _HALF_TURN = np.diag([-1.0, 1.0, -1.0])
 
@@ -45,16 +45,16 @@ def importer(place: Path) -> Callable[[Path], Capture] | None:
     """The importer for this folder or file; None without one."""
     if place.is_file():
         is_incomplete = place.suffix.lower() in (*video.VIDEOS, ".r3d")
-        return tracks.nerfstudio if place.name == "transforms.json" else _alone if is_incomplete else None
+        return nerfstudio if place.name == "transforms.json" else _alone if is_incomplete else None
     kinds: list[tuple[Callable[[Path], Capture], tuple[str, ...]]] = [
         (video.stray, ("odometry.csv",)),
-        (tracks.nerfstudio, ("transforms.json",)),
-        (tracks.tum, ("rgb.txt", "groundtruth.txt")),
-        (tracks.euroc, ("mav0/cam0/data.csv",)),
-        (tracks.euroc, ("cam0/data.csv",)),
+        (nerfstudio, ("transforms.json",)),
+        (tum, ("rgb.txt", "groundtruth.txt")),
+        (euroc, ("mav0/cam0/data.csv",)),
+        (euroc, ("cam0/data.csv",)),
         (video.with_actions, ("actions.csv",)),
-        (tracks.record3d, ("metadata.json",)),
-        (tracks.record3d, ("metadata", "rgbd")),
+        (record3d, ("metadata.json",)),
+        (record3d, ("metadata", "rgbd")),
     ]
     return next((read for read, names in kinds if all((place / name).exists() for name in names)), None)
 
@@ -77,41 +77,32 @@ def prepare_recording(
 ) -> Recording:
     """The recording of these files: the existing one, or a new one whose lag was checked."""
     place = Path(path).expanduser()
-    capture = _stored(place) if is_store(place) else _read(place)
+    if is_store(place):
+        stored = open_recording(place)
+        capture, (height, width) = _stored(stored), stored.frames_THWC.shape[1:3]
+    elif not place.exists():
+        raise UserError(f"{place} does not exist")
+    elif read := importer(place):
+        capture = read(place)
+    else:
+        raise UserError(f"{place} is not a recording that can be imported; docs/world-data.md lists the formats")
     for note in capture.notes:
         say(f"{place}: {note}")
-    if is_store(place):
-        height, width = open_recording(place).frames_THWC.shape[1:3]
-    key = digest([FORMAT, capture.identity(), height, width, dataclasses.asdict(correction)])
+    identity = capture.identity()
+    key = digest([FORMAT, identity, height, width, dataclasses.asdict(correction)])
     label = re.sub(r"[^A-Za-z0-9_-]+", "-", place.name or "recording")[:40]
     target = (out or cache_folder("") / f"{label}-{height}x{width}-{key[:12]}").expanduser().absolute()
-    found = find_recording(target, key)
-    if found:
+    if found := find_recording(target, key):
         return found
-    origin = {"name": f"{capture.kind}: {place.name}", "path": str(place), "identity": capture.identity()}
-    return _write_checked(lambda t: _write(target, t, height, width, correction, origin, key), capture, say)
+    origin = {"name": f"{capture.kind}: {place.name}", "path": str(place), "identity": identity}
+    return _write_checked(functools.partial(_write, target, height, width, correction, origin, key), capture, say)
 
 
-def _read(place: Path) -> Capture:
-    if not place.exists():
-        raise UserError(f"{place} does not exist")
-    read = importer(place)
-    if read is None:
-        raise UserError(f"{place} is not a recording that can be imported; docs/world-data.md lists the formats")
-    return read(place)
-
-
-def _stored(place: Path) -> Capture:
+def _stored(given: Recording) -> Capture:
     """An existing recording, whose controls can be corrected."""
-    given = open_recording(place)
     axes = tuple((axis.name, axis.unit) for axis in given.axes)
-
-    def frames(height: int, width: int) -> Iterator[np.ndarray]:
-        for low in range(0, given.num_frames, PIECE):
-            yield given.frames_THWC[low : low + PIECE]
-
-    tables = (given.time_T, given.episode_T, np.array(given.actions_TA), axes, given.pose_T44)
-    return Capture("recording", (given.path / "manifest.json",), frames, *tables)
+    tables = (given.time_T, given.episode_T, given.actions_TA, axes, given.pose_T44)
+    return Capture("recording", (given.path / "manifest.json",), lambda height, width: iter(given.frames_THWC), *tables)
 
 
 def _write_checked(write: Callable[[Capture], Recording], capture: Capture, say: Say) -> Recording:
@@ -134,7 +125,7 @@ def _write_checked(write: Callable[[Capture], Recording], capture: Capture, say:
 
 
 def _write(
-    target: Path, capture: Capture, height: int, width: int, correction: Correction, origin: dict[str, Any], key: str
+    target: Path, height: int, width: int, correction: Correction, origin: dict[str, Any], key: str, capture: Capture
 ) -> Recording:
     keep_T, actions_TA = corrected(capture, correction)
     return write_recording(
@@ -153,36 +144,33 @@ def _write(
 
 def corrected(capture: Capture, correction: Correction) -> tuple[np.ndarray, np.ndarray]:
     """The frames to keep and their controls: frames whose control would come from outside the episode are dropped."""
-    names = [name for name, _ in capture.axes]
+    # dt belongs to the frames: it is not shifted with the controls.
+    columns = {name: n for n, (name, _) in enumerate(capture.axes) if name != "dt"}
     for name in correction.flip:
-        if name not in names or name == "dt":
-            raise UserError(f"--flip {name}: there is no such axis; it has {', '.join(n for n in names if n != 'dt')}")
+        if name not in columns:
+            raise UserError(f"--flip {name}: there is no such axis; it has {', '.join(columns)}")
     num = len(capture.episode_T)
     from_T = np.arange(num) + correction.shift
     keep_T = (from_T >= 0) & (from_T < num)
     from_T = from_T.clip(0, num - 1)
     keep_T &= capture.episode_T[from_T] == capture.episode_T
-    actions_TA = capture.actions_TA[from_T].astype(np.float64)
-    if "dt" in names:
-        # dt belongs to the frames, not to the shifted controls.
-        actions_TA[:, names.index("dt")] = capture.actions_TA[:, names.index("dt")]
+    actions_TA = capture.actions_TA.astype(np.float64)
+    for n in columns.values():
+        actions_TA[:, n] = capture.actions_TA[from_T, n]
     for name in correction.flip:
-        actions_TA[:, names.index(name)] *= -1
+        actions_TA[:, columns[name]] *= -1
     if not keep_T.any():
         raise UserError(f"--shift-actions {correction.shift} leaves no frame: every episode is shorter than that")
     return keep_T, actions_TA[keep_T]
 
 
 def _kept(frames: Iterator[np.ndarray], keep_T: np.ndarray) -> Iterator[np.ndarray]:
-    """The frames to keep, from single images or batches; a wrong count is an error of the source."""
-    t = 0
-    for frame in frames:
-        piece_NHWC = frame if frame.ndim == 4 else frame[None]
-        keep_N = keep_T[t : t + len(piece_NHWC)]
-        t += len(piece_NHWC)
-        if len(keep_N) < len(piece_NHWC):
+    """The frames to keep; a wrong count is an error of the source."""
+    num = 0
+    for num, frame in enumerate(frames, 1):
+        if num > len(keep_T):
             break
-        if keep_N.any():
-            yield piece_NHWC[keep_N]
-    if t != len(keep_T):
-        raise UserError(f"{t:,} frames for {len(keep_T):,} rows of the table: the counts must agree")
+        if keep_T[num - 1]:
+            yield frame
+    if num != len(keep_T):
+        raise UserError(f"{num:,} frames for {len(keep_T):,} rows of the table: the counts must agree")

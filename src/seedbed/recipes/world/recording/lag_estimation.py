@@ -1,7 +1,8 @@
 """Lag estimation: are controls and frames aligned, shifted by some frames, or of the opposite sign?
 
 Image motion is measured by phase correlation and regressed on the controls at every lag, with a block bootstrap.
-Shape suffixes: P pairs of frames, H W pixels, F image motions, A control axes, L lags, K blocks, R resamplings.
+Shape suffixes: P pairs of frames, H W pixels, F image motions, A control axes, L lags, K blocks, R resamplings,
+S pixels of a line.
 """
 
 from dataclasses import asdict, dataclass
@@ -100,8 +101,7 @@ def require_aligned(recording: Recording) -> LagEstimate:
             f"{estimate.scores[estimate.lag]:.0%} of their motion, action[t] {estimate.scores[0]:.0%})\n"
             f"{_fix_command(recording, estimate)}"
         )
-    wrong = estimate.wrong_axes
-    if wrong:
+    if wrong := estimate.wrong_axes:
         raise UserError(
             f"{recording.path}: {' and '.join(wrong)} {'runs' if len(wrong) == 1 else 'run'} against the convention "
             f"(x forward, y left, z up, right-handed turns; confidence {min(estimate.signs[n].confidence for n in wrong):.0%})\n"
@@ -138,8 +138,7 @@ def estimate_lag(recording: Recording) -> LagEstimate:
     fits = [_fit(drawn_RK, inner[n], outer[n], squares) for n in range(len(LAGS))]
     score_LR = np.stack([score_R for score_R, _ in fits])
     best = int(score_LR[:, 0].argmax())
-    names = [recording.axes[n].name for n in live]
-    signs = _signs(names, fits[best][1], action_LPA[best], motion_PF)
+    signs = _signs([recording.axes[n].name for n in live], fits[best][1], action_LPA[best], motion_PF)
     scores = {int(lag): float(score) for lag, score in zip(LAGS, score_LR[:, 0], strict=True)}
     return LagEstimate(int(LAGS[best]), float((score_LR[:, 1:].argmax(0) == best).mean()), scores, signs, len(first_P))
 
@@ -173,9 +172,9 @@ def _motion(frames_THWC: np.ndarray, first_P: np.ndarray) -> np.ndarray:
     height, width = grey_NHW.shape[1] // 2, grey_NHW.shape[2] // 2
     quarters = [grey_NHW[:, y : y + height, x : x + width] for y in (0, height) for x in (0, width)]
     (tl, tr), (bl, br) = ((shift(quarters[n], before_P, after_P), shift(quarters[n + 1], before_P, after_P)) for n in (0, 2))
-    zoom_P = (tr + br - tl - bl)[:, 0] + (bl + br - tl - tr)[:, 1]
-    spin_P = (tr + br - tl - bl)[:, 1] - (bl + br - tl - tr)[:, 0]  # clockwise is positive
-    return np.column_stack((whole_P2, zoom_P, spin_P))
+    across_P2, down_P2 = tr + br - tl - bl, bl + br - tl - tr
+    spin_P = across_P2[:, 1] - down_P2[:, 0]  # clockwise is positive
+    return np.column_stack((whole_P2, across_P2[:, 0] + down_P2[:, 1], spin_P))
 
 
 def _reduce(frames_NHWC: np.ndarray) -> np.ndarray:
@@ -200,19 +199,17 @@ def shift(grey_NHW: np.ndarray, before_P: np.ndarray, after_P: np.ndarray) -> np
     cross *= low_pass / (np.sqrt(size) + 1e-3 * np.sqrt(size.max((1, 2), keepdims=True)) + 1e-12)
     surface_PHW = np.fft.irfft2(cross, s=(height, width))
     y_P, x_P = np.unravel_index(surface_PHW.reshape(len(cross), -1).argmax(1), (height, width))
-    return np.column_stack((_between(surface_PHW, y_P, x_P, 2), _between(surface_PHW, y_P, x_P, 1)))
+    pairs = np.arange(len(cross))
+    return np.column_stack((_sub_pixel(surface_PHW[pairs, y_P], x_P), _sub_pixel(surface_PHW[pairs, :, x_P], y_P)))
 
 
-def _between(surface_PHW: np.ndarray, y_P: np.ndarray, x_P: np.ndarray, axis: int) -> np.ndarray:
-    """Sub-pixel position of the peak along an axis, by a parabola; beyond half the side it is negative."""
-    size, pairs = surface_PHW.shape[axis], np.arange(len(y_P))
-    step = np.array([-1, 0, 1])[:, None]
-    rows = (y_P + step) % size if axis == 1 else np.broadcast_to(y_P, (3, len(y_P)))
-    columns = (x_P + step) % size if axis == 2 else np.broadcast_to(x_P, (3, len(x_P)))
-    left, middle, right = surface_PHW[pairs, rows, columns]
+def _sub_pixel(line_PS: np.ndarray, peak_P: np.ndarray) -> np.ndarray:
+    """The peak of every line of S pixels to a part of a pixel, by a parabola; beyond half the line it is negative."""
+    size, pairs = line_PS.shape[1], np.arange(len(peak_P))
+    left, middle, right = (line_PS[pairs, (peak_P + step) % size] for step in (-1, 0, 1))
     bend = left - 2 * middle + right
     fraction = np.where(np.abs(bend) > 1e-12, 0.5 * (left - right) / np.where(bend == 0, 1, bend), 0.0)
-    place = (y_P if axis == 1 else x_P) + fraction.clip(-0.5, 0.5)
+    place = peak_P + fraction.clip(-0.5, 0.5)
     return np.where(place > size / 2, place - size, place)
 
 

@@ -53,6 +53,15 @@ class Recording:
     def fingerprint(self) -> str:
         return self.facts["fingerprint"]
 
+    @property
+    def kept(self) -> dict[str, int]:
+        """Of the part of a recording that was kept with a run: rollouts of samples, their frames, starts of play; else empty."""
+        return self.facts.get("kept", {})
+
+    def holds(self, row: int) -> bool:
+        """Whether the frame is here: a run keeps some of them."""
+        return not self.kept or row in self.frames_THWC
+
     @functools.cached_property
     def last_T(self) -> np.ndarray:
         """True where an episode ends: the action there has no next frame."""
@@ -69,17 +78,17 @@ class Recording:
         scaled_TA[self.last_T] = 0.0
         return scaled_TA
 
-    def spans(self, part: str) -> list[tuple[int, int]]:
-        """Contiguous rows [low, high) of "train", "valid" or "test"."""
+    def span(self, part: str) -> tuple[int, int]:
+        """The contiguous rows [low, high) of "train", "valid" or "test"."""
         low, high = self.facts["splits"][part]
-        return [(low, high)]
+        return low, high
 
     def excerpt(self, num_rows: Mapping[str, int], side: int) -> "Recording":
         """An in-memory copy of the first rows of every split, subsampled to at most `side` pixels along each side."""
         height, width = (max(1, pixels // side) for pixels in self.frames_THWC.shape[1:3])
         pieces, splits, end = [], {}, 0
         for part in PARTS:
-            low, high = self.facts["splits"][part]
+            low, high = self.span(part)
             pieces.append(np.arange(low, min(high, low + num_rows[part])))
             splits[part], end = [end, end + len(pieces[-1])], end + len(pieces[-1])
         rows_T = np.concatenate(pieces)
@@ -98,9 +107,9 @@ class Recording:
         A window keeps before + after frames of distance to an earlier split of the same episode.
         """
         assert before >= 1 and after >= 0
-        low, high = self.facts["splits"][part]
+        low, high = self.span(part)
         if low and self.episode_T[low] == self.episode_T[low - 1]:
-            earlier = max(end for start, end in (self.facts["splits"][p] for p in PARTS) if start < low)
+            earlier = max(end for start, end in map(self.span, PARTS) if start < low)
             low = max(low, earlier + before + after)
         return self.windows(low, high, before, after)
 
@@ -117,12 +126,17 @@ class Recording:
         found = self.starts(part, before, after)
         if not len(found):
             longest = int(np.bincount(self.episode_T - self.episode_T.min()).max())
-            low, high = self.facts["splits"][part]
+            low, high = self.span(part)
             raise UserError(
                 f"{self.path}: no window of {before} + {after} frames fits into its {part} part ({high - low:,} frames; the "
                 f"longest episode has {longest:,})\nrecord more, or use a shorter memory or horizon"
             )
         return found
+
+
+def spread(index_N: np.ndarray, num: int) -> np.ndarray:
+    """At most `num` of these, evenly spaced."""
+    return index_N if len(index_N) <= num else index_N[np.arange(num) * len(index_N) // num]
 
 
 def ends(episode_T: np.ndarray) -> np.ndarray:
@@ -144,13 +158,11 @@ def is_recording(path: Path) -> bool:
 def open_recording(path: str | Path, actions: str = "actions") -> Recording:
     """A recording from its folder; `actions="command"` selects the requested controls instead of the applied ones."""
     store = Store.open(Path(path).expanduser())
-    made = store.manifest.get("recording")
+    made, held = store.manifest.get("recording"), ", ".join(store.arrays)
     if made is None:
-        raise UserError(
-            f"store {store.path} holds {', '.join(store.arrays)}, no recording; make one with: seedbed data record box"
-        )
+        raise UserError(f"store {store.path} holds {held}, no recording; make one with: seedbed data record box")
     if actions not in store.arrays:
-        raise UserError(f"{store.path} holds no {actions}, only {', '.join(store.arrays)}")
+        raise UserError(f"{store.path} holds no {actions}, only {held}")
     return Recording(
         store.path,
         store.arrays["frames"],
@@ -158,9 +170,14 @@ def open_recording(path: str | Path, actions: str = "actions") -> Recording:
         store.arrays["time"],
         store.arrays["episode"],
         store.arrays.get("pose"),
-        tuple(Axis(**{**axis, "full": tuple(axis["full"]), "half": tuple(axis["half"])}) for axis in made["axes"]),
+        read_axes(store.manifest),
         store.manifest,
     )
+
+
+def read_axes(manifest: dict[str, Any]) -> tuple[Axis, ...]:
+    found = manifest["recording"]["axes"]
+    return tuple(Axis(**{**axis, "full": tuple(axis["full"]), "half": tuple(axis["half"])}) for axis in found)
 
 
 def find_recording(path: Path, key: str) -> Recording | None:
@@ -209,7 +226,8 @@ def write_recording(
     path = Path(path).expanduser().absolute()
     if not key and path.exists():
         raise UserError(f"{path} exists; choose another folder for the recording")
-    find_or_build(path, key or digest([str(path)]), build, rebuild=False, say=lambda line: None)
+    key = key or digest([str(path)])
+    find_or_build(path, key, build, rebuild=False, say=lambda line: None)
     return open_recording(path)
 
 
@@ -324,20 +342,20 @@ def _commit(
     for name, table in tables.items():
         writer.array(name, table.dtype, table.shape[1:])
         writer.append(name, table)
+    last_T = ends(tables["episode"])
     splits, gap = cut(tables["episode"])
-    low, high = splits["train"]
-    leads_T = ~ends(tables["episode"])
-    leads_T[:low], leads_T[high:] = False, False
-    dt_T = np.diff(tables["time"], append=np.nan)[leads_T]
-    measured = [asdict(axis) for axis in measure_axes(tables["actions"][leads_T], axes)]
+    # The frames of the training part that have a next one.
+    row_N = np.flatnonzero(~last_T[: splits["train"][1]])
+    dt_N = np.diff(tables["time"])[row_N]
+    measured = [asdict(axis) for axis in measure_axes(tables["actions"][row_N], axes)]
     facts = {
-        "key": key or digest([str(writer.path)]),
+        "key": key,
         "format": FORMAT,
         "convention": CONVENTION,
         "axes": measured,
-        "median_dt": float(np.median(dt_T)) if len(dt_T) else 0.0,
+        "median_dt": float(np.median(dt_N)) if len(dt_N) else 0.0,
         "gap": gap,
         "accepted": accepted,
-        "num_episodes": int(ends(tables["episode"]).sum()),
+        "num_episodes": int(last_T.sum()),
     }
     return writer.commit(splits=splits, limits={}, extra=[], recording=facts, **origin)

@@ -3,6 +3,7 @@
 Shape suffixes: A control axes.
 """
 
+import contextlib
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from seedbed.cache import cache_folder
-from seedbed.data.progress import Progress
-from seedbed.data.store import digest
+from seedbed.data.store import Progress, digest
 from seedbed.errors import UserError
 from seedbed.recipes.world.recording.capture import motions
 from seedbed.recipes.world.recording.recording import FORMAT, Recording, find_recording, write_recording
@@ -39,14 +39,13 @@ def _of_files(folder: Path) -> dict[str, Entry]:
     return {name: Entry(f"{name}:{name.capitalize()}") for name in names if not name.startswith("_")}
 
 
-# Files with more than one simulator, or without one (None).
+# Files with more than one simulator, or with one that records itself.
 _OTHERS = {
     "box": Entry("box:record_box", records_itself=True),
-    "boxworld": None,
     "atari": Entry("gym:Atari", argument="NAME", responds_late=True),
     "gym": Entry("gym:Gym", argument="ID", responds_late=True),
 }
-REGISTRY = {name: entry for name, entry in (_of_files(Path(__file__).parent) | _OTHERS).items() if entry}
+REGISTRY = _of_files(Path(__file__).parent) | _OTHERS
 HELP = ", ".join(f"{name}:{entry.argument}" if entry.argument else name for name, entry in REGISTRY.items())
 
 
@@ -62,7 +61,7 @@ class Simulator(Protocol):
     def frame(self) -> np.ndarray: ...
     def choose(self, rng: np.random.Generator) -> np.ndarray: ...
     def step(self, action_A: np.ndarray) -> bool: ...
-    def pose(self) -> np.ndarray: ...
+    def pose(self) -> np.ndarray: ...  # only with has_pose
     def close(self) -> None: ...
 
 
@@ -89,22 +88,19 @@ def record(
     key = digest([FORMAT, source, num_frames, height, width, seed])
     label = "".join(c if c.isalnum() else "-" for c in source)
     path = (out or cache_folder(cache) / f"{label}-{height}x{width}-{num_frames}-{key[:12]}").expanduser().absolute()
-    found = find_recording(path, key)
-    if found:
+    if found := find_recording(path, key):
         return found
-    simulator: Simulator = target(name, height, width)
     try:
+        simulator: Simulator = target(name, height, width)
+    except ImportError as error:
+        # The extra of a package has the name of its simulator.
+        raise UserError(f'{source} needs {error.name}: pip install "seedbed[{kind}]"') from None
+    with contextlib.closing(simulator):
         return _play(simulator, path, num_frames, seed, {"name": source, "seed": seed}, key)
-    finally:
-        simulator.close()
 
 
 def _play(simulator: Simulator, path: Path, num_frames: int, seed: int, source: dict[str, Any], key: str) -> Recording:
-    actions: list[np.ndarray] = []
-    requested: list[np.ndarray] = []
-    episodes: list[int] = []
-    times: list[float] = []
-    poses: list[np.ndarray] = []
+    actions, requested, episodes, times, poses = [], [], [], [], []
 
     def frames() -> Iterator[np.ndarray]:
         rng = np.random.Generator(np.random.PCG64([2, seed]))

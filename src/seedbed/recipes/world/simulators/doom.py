@@ -10,7 +10,6 @@ import tempfile
 import numpy as np
 from PIL import Image
 
-from seedbed.errors import UserError
 from seedbed.recipes.world.recording import poses
 from seedbed.recipes.world.recording.capture import POSE_AXES, fit
 
@@ -32,10 +31,8 @@ class Doom:
     seconds, has_pose = TIC, True
 
     def __init__(self, name: str, height: int, width: int):
-        try:
-            import vizdoom
-        except ImportError:
-            raise UserError('Doom needs vizdoom: pip install "seedbed[doom]"') from None
+        import vizdoom
+
         self.height, self.width = height, width
         self.game = game = vizdoom.DoomGame()
         game.set_doom_scenario_path(os.path.join(vizdoom.scenarios_path, MAP))

@@ -21,10 +21,15 @@ class Gym:
     has_pose = False
 
     def __init__(self, name: str, height: int, width: int, **options: Any):
+        import gymnasium
+
         self.name, self.size = "gym", (width, height)
-        self.env = _make(name, options)
-        self.title = name
-        self.space = self.env.action_space
+        try:
+            self.env: Any = gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True, **options)
+        except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
+            raise UserError(f"gymnasium cannot make {name}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        self.title, self.space = name, self.env.action_space
+        self.kind = type(self.space).__name__
         self.axes = (*((axis, "") for axis in _axes(self.env, name)), ("dt", "s"))
         self.seconds = 1 / float(self.env.metadata.get("render_fps") or DEFAULT_FPS)
 
@@ -41,10 +46,9 @@ class Gym:
     def choose(self, rng: np.random.Generator) -> np.ndarray:
         """Buttons uniformly; of continuous controls one at a time at either end, all at random, or none."""
         num = len(self.axes) - 1
-        kind = type(self.space).__name__
-        if kind == "Discrete":
+        if self.kind == "Discrete":
             return np.append(np.eye(num)[rng.integers(num)], self.seconds)
-        if kind == "MultiBinary":
+        if self.kind == "MultiBinary":
             return np.append(rng.integers(0, 2, num).astype(np.float64), self.seconds)
         # Bounds of continuous controls; 1 where unbounded.
         low, high = (np.asarray(end, np.float64).ravel() for end in (self.space.low, self.space.high))
@@ -58,18 +62,13 @@ class Gym:
         return np.append(action_A, self.seconds)
 
     def step(self, action_A: np.ndarray) -> bool:
-        kind, value_A = type(self.space).__name__, action_A[:-1]
-        if kind == "Discrete":
+        value_A = action_A[:-1]
+        if self.kind == "Discrete":
             action = int(self.space.start + value_A.argmax())
-        elif kind == "MultiBinary":
-            action = value_A.astype(np.int8).reshape(self.space.shape)
         else:
-            action = value_A.astype(self.space.dtype).reshape(self.space.shape)
+            action = value_A.astype(np.int8 if self.kind == "MultiBinary" else self.space.dtype).reshape(self.space.shape)
         _, _, terminated, truncated, _ = self.env.step(action)
         return not (terminated or truncated)
-
-    def pose(self) -> np.ndarray:
-        raise AssertionError("an environment in general knows no pose")
 
     def close(self) -> None:
         self.env.close()
@@ -79,11 +78,9 @@ class Atari(Gym):
     """A game of ale-py. A control is held for four game frames, without sticky actions; flicker is removed."""
 
     def __init__(self, name: str, height: int, width: int):
-        try:
-            import ale_py
-            import gymnasium
-        except ImportError:
-            raise UserError('Atari needs ale-py: pip install "seedbed[atari]"') from None
+        import ale_py
+        import gymnasium
+
         gymnasium.register_envs(ale_py)
         # The defaults have sticky actions and random frame skips: frame t+1 would not follow from frame t.
         super().__init__(f"ALE/{name}-v5", height, width, frameskip=1, repeat_action_probability=0.0)
@@ -106,17 +103,6 @@ class Atari(Gym):
             if not alive:
                 break
         return alive
-
-
-def _make(name: str, options: dict[str, Any]) -> Any:
-    try:
-        import gymnasium
-    except ImportError:
-        raise UserError('Gymnasium environments need gymnasium: pip install "seedbed[gym]"') from None
-    try:
-        return gymnasium.make(name, render_mode="rgb_array", disable_env_checker=True, **options)
-    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise UserError(f"gymnasium cannot make {name}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
 def _axes(env: Any, name: str) -> list[str]:
