@@ -70,6 +70,27 @@ def test_columns_returned_earlier_do_not_change(root: Path):
     assert (after.num_rows, len(after.column("loss")), after.column("new")[-1]) == (61, 61, 1.0)
 
 
+@pytest.mark.parametrize("axis", [*views.AXES, "tokens"])
+def test_every_page_of_a_run_that_grows_between_two_reads_is_answered(root: Path, monkeypatch: pytest.MonkeyPatch, axis: str):
+    grown: list[int] = []
+
+    def columns(index: run_index.RunIndex, name: str) -> Any:
+        grown.append(10_000 + len(grown))
+        with open(index.root / name / "rows.jsonl", "a") as file:
+            file.write(json.dumps({"step": grown[-1], "loss": 0.5, "items": 7, "seconds": 9.0}) + "\n")
+        return whole(index, name)
+
+    whole = run_index.RunIndex.columns
+    monkeypatch.setattr(run_index.RunIndex, "columns", columns)
+    query = f"key=loss&key=lr&key=eval/loss&smooth=0.6&x={axis}"
+    with client(root) as found:
+        for path in ("runs/run-0000", "compare?run=run-0000&run=run-0002", f"series?run=run-0000&{query}"):
+            assert found.get(f"/api/{path}").status_code == 200, path
+        curves = found.get(f"/api/runs/run-0000/series?{query}").json()
+    assert len(curves["loss"]["raw"]["x"]) == len(curves["loss"]["raw"]["y"]) and len(grown) > 8
+    assert axis == "tokens" or curves["loss"]["raw"]["x"][-1] in (*grown, 7, 9.0)
+
+
 def test_series_on_every_axis(shared: Path):
     name = "run-0000"
     rows = Run.open(shared, name).rows()

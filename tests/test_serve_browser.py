@@ -143,7 +143,8 @@ def test_live_run_is_updated_without_a_reload(visit, root: Path):
         page.click("text=growing")
         page.wait_for_selector(".wide .chart .scatterlayer path")
         page.evaluate("window.stays = true")
-        step = "Number(document.querySelector('.tile .v').textContent.replace(/,/g, ''))"
+        page.locator(".tile .v").first.wait_for()
+        step = "Number(document.querySelector('.tile .v')?.textContent.replace(/,/g, ''))"  # the page may be drawing it
         first = page.evaluate(step)
         drawn = "Math.max(...document.querySelector('.wide .chart').data[0].x)"
         end = page.evaluate(drawn)

@@ -20,6 +20,7 @@ from seedbed.report.notes import conclusions, entries
 from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
+from seedbed.track.rows import Columns
 from seedbed.track.run import Run
 from seedbed.track.text import format_value
 from seedbed.tune.sweep import importance
@@ -90,7 +91,8 @@ def time_line(index: RunIndex, name: str) -> list[dict[str, Any]]:
     """Events with severity, text and their position on each axis."""
     events = [event for event in index.events(name) if not has_section(event)][-500:]
     steps = np.array([float(e["step"]) if facts.is_number(e.get("step")) else math.nan for e in events])
-    places = {axis: _moved(index, name, steps, axis).tolist() for axis in AXES}
+    columns = index.columns(name)
+    places = {axis: _moved(columns, steps, axis, np.array(columns.column(axis))).tolist() for axis in AXES}
     out = []
     for i, event in enumerate(events):
         words = [f"{key} {format_value(value)}" for key, value in details(event).items() if value not in ([], "")]
@@ -185,9 +187,19 @@ def address(kind: str, name: str, path: str) -> str:
 
 def series(index: RunIndex, name: str, keys: list[str], axis: str, num: int, weight: float, span: tuple[float, float]) -> dict:
     """Curves of one run over an axis: downsampled, and a smoothed copy if wanted."""
-    out = {}
+    # One snapshot for all curves: a running run has more rows by the next read.
+    out, columns = {}, index.columns(name)
+    there = _positions(index, name, columns, axis)
     for key in dict.fromkeys(keys):
-        x, y = _curve(index, name, key, axis)
+        kind, slash, metric = key.partition("/")
+        if slash and kind in ("eval", "test"):
+            points = facts.series([event for event in index.events(name) if event.get("kind") == kind], metric)
+            steps, y = np.array(points, float).reshape(-1, 2).T
+            x = _moved(columns, steps, axis, there)
+        else:
+            x, y = there, np.array(columns.column(key))
+            # Some schedules of earlier versions ended at -1e-18, a rounding error.
+            y = np.maximum(y, 0.0) if key == "lr" or key.startswith("lrs.") else y
         found = {"raw": downsample(*clip_to(x, y, *span), num)}
         if weight > 0 and len(y) > 2 and "/" not in key and key not in _STEADY:
             # The weight is scaled to the length of the curve, so that the slider has the same visual effect on all runs.
@@ -199,13 +211,12 @@ def series(index: RunIndex, name: str, keys: list[str], axis: str, num: int, wei
 def series_of_runs(index: RunIndex, names: list[str], keys: list[str], axis: str, *more: Any) -> dict[str, Any]:
     """Curves of several runs, and which of them cannot be drawn over this axis; a run that is gone is left out."""
     found = {name: series(index, name, keys, axis, *more) for name in names if os.path.isdir(index.root / name)}
-    unknown = [name for name in found if (x := _positions(index, name, axis)).size and np.isnan(x).all()]
+    unknown = [name for name in found if (x := _positions(index, name, index.columns(name), axis)).size and np.isnan(x).all()]
     return {"runs": found, "unknown": unknown}
 
 
-def _positions(index: RunIndex, name: str, axis: str) -> np.ndarray:
+def _positions(index: RunIndex, name: str, columns: Columns, axis: str) -> np.ndarray:
     """Every row's position on an axis; NaN where the run's files do not say."""
-    columns = index.columns(name)
     if axis in AXES or axis in columns.names():
         return np.array(columns.column(axis))
     return np.array(columns.column("items")) * _per_item(index, name, axis)
@@ -222,22 +233,11 @@ def _per_item(index: RunIndex, name: str, axis: str) -> float:
     return float(found) if facts.is_number(found) else math.nan
 
 
-def _curve(index: RunIndex, name: str, key: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    kind, slash, metric = key.partition("/")
-    if not slash or kind not in ("eval", "test"):
-        y = np.array(index.columns(name).column(key))
-        # Some schedules of earlier versions ended at -1e-18, a rounding error.
-        return _positions(index, name, axis), np.maximum(y, 0.0) if key == "lr" or key.startswith("lrs.") else y
-    points = facts.series([event for event in index.events(name) if event.get("kind") == kind], metric)
-    steps, values = np.array(points, float).reshape(-1, 2).T
-    return _moved(index, name, steps, axis), values
-
-
-def _moved(index: RunIndex, name: str, steps: np.ndarray, axis: str) -> np.ndarray:
-    """Interpolate steps on another axis."""
+def _moved(columns: Columns, steps: np.ndarray, axis: str, there: np.ndarray) -> np.ndarray:
+    """Interpolate steps on another axis, where every row's position is known."""
     if axis == "step":
         return steps
-    known, there = _positions(index, name, "step"), _positions(index, name, axis)
+    known = np.array(columns.column("step"))
     both = ~np.isnan(known) & ~np.isnan(there)
     return np.interp(steps, known[both], there[both]) if both.any() else steps * np.nan
 
