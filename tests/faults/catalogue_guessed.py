@@ -33,7 +33,7 @@ FAULTS: list[BlindFault] = [
          FLOW_SYSTEM, "% NUM_TIMES + 0.5) / NUM_TIMES", "% NUM_TIMES) / NUM_TIMES"),
     flow("data", "medium", "pixels divided by 128",
          "White is not 1 but 0.992: samples are clipped, and a model of other pixels is compared with them.",
-         IMAGES, "/ 127.5 - 1.0", "/ 128.0 - 1.0"),
+         IMAGES, "mul_(1 / 127.5)", "mul_(1 / 128.0)"),
     flow("objective", "hard", "noise and time from the same random numbers",
          "The first pixels of the noise tell the time: training is easier than sampling, whose noise says nothing.",
          FLOW_DATA, "rng.keys(seed, index_B, _NOISE)", "rng.keys(seed, index_B, _TIME)"),

@@ -1,10 +1,10 @@
 """What a recipe declares so that checks can test it: pure functions, roles of inputs, and expected values."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -60,6 +60,19 @@ class Alignment:
     reversed_axes: list[str]
     pose_error: float
     integrate: Any = None
+
+
+class Definition(NamedTuple):
+    """What code gives and what a second, plain implementation gives; `code` are the functions, likeliest cause first.
+
+    `limit` is the largest difference allowed, relative to the mean size of `wanted`.
+    """
+
+    what: str
+    code: Any
+    found: Any
+    wanted: Any
+    limit: float = 1e-4
 
 
 @dataclass(frozen=True)
@@ -154,6 +167,8 @@ class Probe:
     own_scores: Callable[[Path], Mapping[str, tuple[float, float, float]]] | None = None
     """Metrics of held-out items that are scored as samples, with files in a folder: what each is, what it must be, and what it is
     for noise."""
+    definitions: Mapping[str, Callable[[], Iterable[Definition]]] | None = None
+    """By place (data, model, objective, evaluation, inference): the recipe's own formulas, written a second time."""
     chance: tuple[str, Mapping[str, float]] | None = None
     """The module whose output are logits, and the probability that a metric counts a sample as right when they are random."""
 

@@ -45,8 +45,11 @@ def build_probe(system: ThinkerSystem, batch: Batch) -> Probe:
     dead = ("model.start.latent",) if 0 < loss.backprop_steps < num_steps else ()
     ranges = {name: (0.0, float(shape.vocab - 1)) for name in ("x", "y")}
     ranges["length"] = (1.0, float(task.length))
-    known = {"ranges": ranges, "lower_bound": 0.0, "held": held, "dead": dead, "constant": ("length",)}
+    known: dict[str, Any] = {"ranges": ranges, "lower_bound": 0.0, "held": held, "dead": dead, "constant": ("length",)}
     recall = _recall(system, batch, num_latents, num_steps) if model.num_memory else None
+    from seedbed.recipes.thinker import definitions
+
+    known["definitions"] = definitions.of(system)
     probe = Probe(batch=batch, predict=predict, objective=objective, recall=recall, **known, **_stages(system))
     if system.config.model.target_stream != "off":
         ranges["x"] = (float(batch["x"].min()), float(shape.vocab - 1))

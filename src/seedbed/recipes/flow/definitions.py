@@ -1,0 +1,131 @@
+"""Parts of flow written a second time, as plainly as their formulas. B items, T times, C channels, H W pixels, D width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from seedbed.nn.patchify import raster, sincos_table
+from seedbed.recipes.flow import data, objective, system
+from seedbed.recipes.flow.model import FlowTransformer, axial_table, time_features
+from seedbed.recipes.flow.sampling import time_grid
+from seedbed.train.engine import EvalEngine
+from seedbed.train.probe import Definition
+
+if TYPE_CHECKING:
+    from seedbed.recipes.flow.system import Flow
+
+NUM = 64
+
+
+def of(system: Flow) -> dict[str, Callable[[], Iterator[Definition]]]:
+    parts = {"objective": loss, "model": model, "evaluation": metrics, "inference": samples}
+    return {place: lambda part=part: part(system) for place, part in parts.items()}
+
+
+def loss(system: Flow) -> Iterator[Definition]:
+    """Errors at all times, inputs on the line from noise to image, and times that cover every step."""
+    predict, time_B = system.config.model.predict, torch.linspace(0.0, 1.0, NUM)
+    field, x, velocity = (torch.randn(NUM, 3, 4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    t = time_B[:, None, None, None]
+    gap, floor = 1.0 - t, (1.0 - t).clamp_min(objective.MIN_GAP)
+    wanted = field - velocity if predict == "v" else (field - x - gap * velocity) / floor  # x + gap * velocity is the image
+    found = objective.errors(field, x, time_B, velocity, predict)
+    yield Definition("squared error at each time", objective.errors, found, wanted.square().mean((1, 2, 3)))
+    size = system.times.strata or NUM
+    index_B, image = torch.arange(size * 3), torch.randn(size * 3, 1, 2, 2, generator=torch.Generator().manual_seed(4))
+    seen = data.flow_batch(image, index_B, index_B, 7, system.times)
+    t, noise = seen["time"][:, None, None, None], image - seen["velocity"]
+    yield Definition("input between noise and image", data.flow_batch, seen["input"], (1.0 - t) * noise + t * image)
+    many_B = torch.arange(4096 // size * size)
+    time_B, noise_B2 = data.draw_time(many_B, 7, system.times), data.draw_noise(many_B, 7, (2,))
+    yield Definition("mean square of the noise", data.draw_noise, noise_B2.square().mean(), 1.0, 0.1)
+    share = torch.corrcoef(torch.stack((time_B, noise_B2.square().sum(1))))[0, 1]
+    yield Definition("1 + the correlation of time and noise", (data.draw_noise, data.draw_time), 1.0 + share, 1.0, 0.1)
+    share_B = time_B.double()
+    if system.times.kind == "logit-normal":
+        share_B = (torch.logit(share_B) - system.times.mean).div(system.times.std).mul(0.5**0.5).erf().add(1.0).div(2.0)
+    yield Definition(
+        "mean and mean square of the times' quantiles",
+        data.draw_time,
+        [share_B.mean(), share_B.square().mean()],
+        [1 / 2, 1 / 3],
+        0.1,
+    )
+    place_B = (share_B * size).long().clamp(0, size - 1)
+    for one in place_B[: 3 * size].split(size) if system.times.strata else ():
+        yield Definition("strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05)
+    if system.times.strata:
+        yield Definition(
+            "steps whose times have one order", data.draw_time, torch.equal(place_B[:size], place_B[size : 2 * size]), False
+        )
+
+
+@torch.no_grad()
+def model(system: Flow) -> Iterator[Definition]:
+    """Patches count along rows, then columns; each axis has its own features. Blocks are joined by gates and modulated norms."""
+    at = [[row, column] for row in range(2) for column in range(3)]
+    yield Definition("rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at)
+    for code, table in {
+        axial_table: lambda at: axial_table(at, 16, 100.0)[1][:, 0],
+        sincos_table: lambda at: sincos_table(at, 16),
+    }.items():
+        one, other = (table(torch.tensor(places)).chunk(2, dim=1) for places in (at, [place[::-1] for place in at]))
+        yield Definition("features of rows and columns, exchanged", code, torch.cat(one, 1), torch.cat(other[::-1], 1))
+    time_B, net = torch.tensor([0.1, 0.6, 0.9]), system.model
+    angle_BF = 30.0 * time_B[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
+    wanted = torch.cat((angle_BF.cos(), angle_BF.sin()), 1)
+    yield Definition("features of the time", time_features, time_features(time_B, 8, 30.0), wanted)
+    if net.time is None or net.modulation is None or net.num_context:
+        return
+    x_BNK, class_B = (
+        torch.randn(3, net.num_patches, net.enter.in_features, generator=torch.Generator().manual_seed(5)),
+        torch.tensor([0, 1, 0]),
+    )
+    tables, vectors = net.position_tables(), [*net.modulation(net.time(time_B) + net.classes(class_B))[:, :, None].unbind(1)]
+    x_BND = net.enter(x_BNK) + (0.0 if tables.positions_ND is None else tables.positions_ND)
+
+    def modulated(x_BND: Tensor) -> Tensor:
+        shift, scale = vectors.pop(0), vectors.pop(0)
+        return F.rms_norm(x_BND, x_BND.shape[2:], eps=1e-7) * (1.0 + scale) + shift
+
+    y_BND = modulated(x_BND)
+    for block in net.blocks:
+        for layer in (lambda y, block=block: block.attention(y, tables.ropes[0]), block.mlp):
+            x_BND = x_BND + vectors.pop(0) * layer(y_BND)
+            y_BND = modulated(x_BND)
+    yield Definition("output of the network", FlowTransformer.tokens, net.tokens(x_BNK, time_B, class_B), net.leave(y_BND))
+
+
+def metrics(of: Flow) -> Iterator[Definition]:
+    """Errors that equal the number of their time: each mean is reported by its own name. Items are those held out."""
+    engine, noises, images = EvalEngine(of, of.config, torch.device("cpu")), [], []
+
+    def errors(field: Tensor, seen: dict[str, Tensor]) -> Tensor:
+        t = seen["time"][:, None, None, None]
+        noises.append((seen["input"] - t * seen["velocity"]).flatten(1))
+        images.append((seen["input"] + (1.0 - t) * seen["velocity"]).flatten(1)[:: system.NUM_TIMES])
+        return seen["time"] * system.NUM_TIMES - 0.5
+
+    small = patch.dict(system.EVAL_BATCH, cpu=2 * system.NUM_TIMES)
+    with small, patch.object(of, "errors", errors):
+        found = of.evaluate(of.data.valid, engine)
+    noise, code = torch.cat(noises), system.Flow.evaluate
+    yield Definition("noises of evaluation that differ", code, len(noise[:, 0].unique()), len(noise), 0.1)
+    yield Definition("mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1)
+    wanted = of.data.valid.pick(of.data.valid.spread(min(system.NUM_EVALUATED, of.data.valid.num_items)))[0].flatten(1)
+    yield Definition("images of evaluation", code, torch.cat(images), wanted)
+    low, high = (system.NUM_TIMES / 2 - 1) / 2, (system.NUM_TIMES / 2 - 1) / 2 + system.NUM_TIMES / 2
+    yield Definition("early, late and mean loss", code, list(found.values()), [low, high, (low + high) / 2])
+
+
+def samples(system: Flow) -> Iterator[Definition]:
+    """The grid of times."""
+    for shift in (1.0, 3.0):
+        even = torch.linspace(0.0, 1.0, 9)
+        yield Definition(f"times with shift {shift:g}", time_grid, time_grid(8, shift), even / (even + shift * (1.0 - even)))
