@@ -1,8 +1,7 @@
-"""Checks of definitions: what the code computes against a second, plain implementation, of shared parts and the recipe's own."""
+"""Checks of definitions: what code computes against a second, plain implementation, of shared parts and of the recipe's own."""
 
 import math
 from collections.abc import Iterator
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,98 +13,67 @@ from seedbed.checks.runner import source_line_of_error
 from seedbed.checks.subject import PERTURBATION, Subject, add_noise, source_line, spread
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities
-from seedbed.train.probe import Definition
-from seedbed.train.system import System
+
+# Largest difference of two ways to compute one number, relative to its size. Measured in float32: at most 2e-6.
+SAME = 1e-4
+# Place, id, title, categories and summary of each check.
+FAMILY = (
+    ("data", "D9", "data formulas", (1, 3), "Random numbers, items and splits are those of their definitions."),
+    ("model", "M10", "layer formulas", (4, 5, 14), "Layers, and how they are joined, give what a plain implementation gives."),
+    ("objective", "L7", "loss formulas", (9,), "Losses, weights, noise, times and stages are those of their definitions."),
+    ("optimizer", "O8", "optimizer step", (12,), "Three steps on random gradients move weights as the formula in float64 does."),
+    ("evaluation", "V9", "metric formulas", (11,), "With known predictions, evaluation reports what follows from them."),
+    ("inference", "I9", "sampling formulas", (10, 11), "Generation and play read, draw and write what they were asked for."),
+)  # fmt: skip
 
 
-def difference(found: Any, wanted: Any) -> float:
-    """The largest difference of two values or tensors, relative to the mean size of the second; infinite for other shapes."""
+def compare(found: Any, wanted: Any) -> tuple[float, str]:
+    """The largest difference, relative to the mean size of what is wanted and infinite for other shapes; and where it is."""
     a, b = (torch.as_tensor(np.asarray(x) if isinstance(x, list) else x).detach().double() for x in (found, wanted))
     if a.shape != b.shape:
-        return math.inf
-    apart = torch.where(a == b, 0.0, (a - b).abs())  # infinities may be equal
-    return float(apart.max()) / max(spread(b[b.isfinite()]), 1e-6) if apart.numel() else 0.0
+        return math.inf, f"{tuple(a.shape)} values, by definition {tuple(b.shape)}"
+    if not a.numel():
+        return 0.0, ""
+    apart = torch.where(a == b, 0.0, (a - b).abs()).flatten()  # infinities may be equal
+    at = apart.nan_to_num(math.inf).argmax()
+    return float(apart[at]) / max(spread(b[b.isfinite()]), 1e-6), f"{a.flatten()[at]:.4g}, by definition {b.flatten()[at]:.4g}"
 
 
-def definitions(subject: Subject, place: str) -> Iterator[Definition]:
-    """Those of a place, of shared parts and of the recipe's own: a system in evaluation mode with noise on its weights."""
+def definitions(subject: Subject, place: str) -> Iterator[tuple]:
+    """Those of a place: of shared parts, and the recipe's own; of a system in evaluation mode with noise on its weights."""
     from seedbed.checks.definitions import SHARED
 
-    system = subject.once("system of definitions", lambda: _system(subject)).eval()
-    probe = capabilities.probe(system, subject.batch())
-    own = probe.definitions if probe is not None and probe.definitions else {}
+    system = subject.fresh_system().eval()
+    add_noise(system, PERTURBATION)  # outputs that start at zero would hide what leads to them
     yield from SHARED[place](subject, system) if place in SHARED else ()
+    probe = capabilities.probe(system.eval(), subject.batch())
+    own = probe.definitions if probe is not None and probe.definitions else {}
     yield from own[place]() if place in own else ()
 
 
-def _system(subject: Subject) -> System:
-    system = subject.fresh_system().eval()
-    add_noise(system, PERTURBATION)  # outputs that start at zero would hide what leads to them
-    return system
-
-
-def _compared(subject: Subject, place: str) -> Finding:
-    num, worst, why = 0, 0.0, "the code does not compute what it says: results are worse, or not what they are called"
+def compare_all(subject: Subject, place: str) -> Finding:
+    """The first definition that does not hold."""
+    num, worst = 0, 0.0
     try:
-        for one in definitions(subject, place):
-            apart, num = difference(one.found, one.wanted), num + 1
-            worst = max(worst, apart / one.limit)
-            if not apart <= one.limit:
-                what = f"{one.what}: {_shown(one.found, one.wanted)}"
-                where = places(source_line(function) for function in (one.code if isinstance(one.code, tuple) else (one.code,)))
-                fix = "compare the function with its formula; where the formula was changed on purpose, change its definition too"
-                return failed(what, where=where, why=why, fix=fix, value=apart, limit=one.limit)
+        for what, code, found, wanted, *limit in definitions(subject, place):
+            num, (apart, how), allowed = num + 1, compare(found, wanted), (*limit, SAME)[0]
+            worst = max(worst, apart / allowed)
+            if not apart <= allowed:
+                where = places(source_line(function) for function in (code if isinstance(code, tuple) else (code,)))
+                why = "the code does not compute what it says: results are worse, or not what they are called"
+                fix = "compare the function with its formula; where that was changed on purpose, change its definition too"
+                return failed(f"{what}: {how}", where=where, why=why, fix=fix, value=apart, limit=allowed)
     except Exception as error:
         if "definitions.py:" not in source_line_of_error(error):
             raise
         return skipped(f"a definition does not fit this config: {type(error).__name__}: {error}"[:200])
-    return (
-        passed(f"{num} agree with their definitions; largest share of what is allowed", worst, 1.0)
-        if num
-        else skipped("the recipe declares no definitions")
-    )
+    return passed(f"{num} definitions hold; part of the limit used", worst, 1.0) if num else skipped("nothing is defined here")
 
 
-def _shown(found: Any, wanted: Any) -> str:
-    """The first pair of values that differ most, or the shapes."""
-    a, b = (torch.as_tensor(np.asarray(x) if isinstance(x, list) else x).detach().double() for x in (found, wanted))
-    if a.shape != b.shape:
-        return f"{tuple(a.shape)} values, by definition {tuple(b.shape)}"
-    at = torch.where(a == b, 0.0, (a - b).abs()).flatten().nan_to_num(math.inf).argmax()
-    return f"{a.flatten()[at]:.4g}, by definition {b.flatten()[at]:.4g}"
+for place, id, title, categories, summary in FAMILY:
 
+    @check(id, title, "err", humbatova=categories)
+    def run(subject: Subject, place: str = place) -> Finding:
+        return compare_all(subject, place)
 
-@check("D9", "data formulas", "err", humbatova=(1, 3))
-def data_formulas(subject: Subject) -> Finding:
-    """Random numbers, items and splits are those of their definitions."""
-    return _compared(subject, "data")
-
-
-@check("M10", "layer formulas", "err", humbatova=(4, 5, 14))
-def layer_formulas(subject: Subject) -> Finding:
-    """Layers, and how a model joins them, give what a plain implementation of them gives."""
-    return _compared(subject, "model")
-
-
-@check("L7", "loss formulas", "err", humbatova=(9,))
-def loss_formulas(subject: Subject) -> Finding:
-    """Losses, their weights, noise and times, and the stages of training, are those of their definitions."""
-    return _compared(subject, "objective")
-
-
-@check("O8", "optimizer step", "err", humbatova=(12,))
-def optimizer_step(subject: Subject) -> Finding:
-    """Three steps on random gradients move weights as the formula of the optimizer does in float64."""
-    return _compared(subject, "optimizer")
-
-
-@check("V9", "metric formulas", "err", humbatova=(11,))
-def metric_formulas(subject: Subject) -> Finding:
-    """With known predictions, evaluation reports the numbers that follow from them."""
-    return _compared(subject, "evaluation")
-
-
-@check("I9", "sampling formulas", "err", humbatova=(10, 11))
-def sampling_formulas(subject: Subject) -> Finding:
-    """What generation reads, draws and writes is what its options say."""
-    return _compared(subject, "inference")
+    run.__doc__ = summary

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -60,19 +60,6 @@ class Alignment:
     reversed_axes: list[str]
     pose_error: float
     integrate: Any = None
-
-
-class Definition(NamedTuple):
-    """What code gives and what a second, plain implementation gives; `code` are the functions, likeliest cause first.
-
-    `limit` is the largest difference allowed, relative to the mean size of `wanted`.
-    """
-
-    what: str
-    code: Any
-    found: Any
-    wanted: Any
-    limit: float = 1e-4
 
 
 @dataclass(frozen=True)
@@ -167,8 +154,9 @@ class Probe:
     own_scores: Callable[[Path], Mapping[str, tuple[float, float, float]]] | None = None
     """Metrics of held-out items that are scored as samples, with files in a folder: what each is, what it must be, and what it is
     for noise."""
-    definitions: Mapping[str, Callable[[], Iterable[Definition]]] | None = None
-    """By place (data, model, objective, evaluation, inference): the recipe's own formulas, written a second time."""
+    definitions: Mapping[str, Callable[[], Iterable[tuple]]] | None = None
+    """The recipe's own formulas, written a second time, by place (data, model, objective, evaluation, inference). Each gives tuples:
+    what it is, its functions, what they give, what they must, and the largest difference relative to that, if not 1e-4."""
     chance: tuple[str, Mapping[str, float]] | None = None
     """The module whose output are logits, and the probability that a metric counts a sample as right when they are random."""
 

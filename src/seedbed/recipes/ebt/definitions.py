@@ -14,7 +14,6 @@ from torch import Tensor
 
 from seedbed.recipes.ebt import evaluate, generate, objective, optimize
 from seedbed.train.engine import EvalEngine
-from seedbed.train.probe import Definition
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.system import EnergySystem
@@ -22,21 +21,19 @@ if TYPE_CHECKING:
 NUM, STEPS = 4096, (1, 2, 4)
 
 
-def of(system: EnergySystem) -> dict[str, Callable[[], Iterator[Definition]]]:
+def of(system: EnergySystem) -> dict[str, Callable[[], Iterator[tuple]]]:
     parts = {"objective": loss, "model": model, "data": data, "evaluation": metrics, "inference": samples}
     return {place: lambda part=part: part(system) for place, part in parts.items()}
 
 
-def loss(system: EnergySystem) -> Iterator[Definition]:
+def loss(system: EnergySystem) -> Iterator[tuple]:
     """One step of gradient descent, in probabilities and in logits, and what training draws at random."""
     rng, num = torch.Generator().manual_seed(1), len(STEPS)
     z, grad = (torch.randn(2, 3, 5, generator=rng, dtype=torch.float64) for _ in range(2))
     with torch.enable_grad():
         free = z.clone().requires_grad_()
         (slope,) = torch.autograd.grad((free.softmax(-1) * grad).sum(), free)
-    yield Definition(
-        "gradient with respect to logits", optimize.logit_gradient, optimize.logit_gradient(z.softmax(-1), grad), slope
-    )
+    yield "gradient with respect to logits", optimize.logit_gradient, optimize.logit_gradient(z.softmax(-1), grad), slope
     seen, contexts = list[int](), {num: list[Any](range(num)) for num in (1, 3)}
 
     def energy(z: Tensor, context: Any, landscape: int) -> tuple[Tensor, ...]:
@@ -46,31 +43,25 @@ def loss(system: EnergySystem) -> Iterator[Definition]:
     model: Any = energy
     for space, wanted in {"logit": z - 0.3 * slope, "prob": z.softmax(-1) - 0.3 * grad, "mirror": z - 0.3 * grad}.items():
         step = optimize.optimize_step(model, contexts[1], z, 0, 0.3, space)
-        yield Definition(f"step in the space {space}", optimize.optimize_step, step.z_BTV, wanted)
+        yield f"step in the space {space}", optimize.optimize_step, step.z_BTV, wanted
     seen.clear()
     ends = [step.z_BTV for step in optimize.optimize(model, contexts[3], z, num + 2, 0.5, "mirror")]
-    yield Definition(
-        "contexts and landscapes of the steps", (optimize.optimize_step, optimize.optimize), seen, [0, 11, 22, 22, 22]
-    )
-    yield Definition("prediction after all steps", optimize.optimize, ends[-1], z - 0.5 * (num + 2) * grad)
+    yield "contexts and landscapes of the steps", (optimize.optimize_step, optimize.optimize), seen, [0, 11, 22, 22, 22]
+    yield "prediction after all steps", optimize.optimize, ends[-1], z - 0.5 * (num + 2) * grad
     ratio, counter_BT = max(system.mcmc.random_alpha, 2.0), torch.arange(NUM)[:, None]
     sizes = objective.step_sizes(replace(system.mcmc, random_alpha=ratio), torch.tensor(3.0), 1, counter_BT) / 3.0
     found, wanted = [sizes.min(), sizes.mean(), sizes.max()], [1.0 / ratio, (1.0 / ratio + ratio) / 2, ratio]
-    yield Definition("smallest, mean and largest random step size", objective.step_sizes, found, wanted, 0.05)
+    yield "smallest, mean and largest random step size", objective.step_sizes, found, wanted, 0.05
     noisy = replace(system.mcmc, langevin_noise=0.7, backprop_through="all")
     moves = [objective.add_langevin_noise(torch.zeros(()), counter_BT, n, noisy, system.noise) for n in range(2)]
-    yield Definition("standard deviation of the Langevin noise", objective.add_langevin_noise, moves[0].std(), 0.7, 0.05)
-    yield Definition(
-        "correlation of the noise of two steps", objective.add_langevin_noise, 1.0 + (moves[0] * moves[1]).mean(), 1.0, 0.1
-    )
+    yield "standard deviation of the Langevin noise", objective.add_langevin_noise, moves[0].std(), 0.7, 0.05
+    yield "correlation of the noise of two steps", objective.add_langevin_noise, 1.0 + (moves[0] * moves[1]).mean(), 1.0, 0.1
     start = optimize.initial_predictions(system.noise, system.mcmc, counter_BT, 2, torch.float32)
     std = float(system.mcmc.initial_condition == "normal")
-    yield Definition(
-        "standard deviation of initial predictions", optimize.initial_predictions, 1.0 + start.std(), 1.0 + std, 0.05
-    )
+    yield "standard deviation of initial predictions", optimize.initial_predictions, 1.0 + start.std(), 1.0 + std, 0.05
 
 
-def model(system: EnergySystem) -> Iterator[Definition]:
+def model(system: EnergySystem) -> Iterator[tuple]:
     """Every prediction attends to the tokens so far and to itself; the gradient is that of its energy."""
     from seedbed.recipes.ebt.model import EnergyModel, two_stream_attention
 
@@ -81,22 +72,20 @@ def model(system: EnergySystem) -> Iterator[Definition]:
         keys, values = (torch.cat((real[:, : t + 1], own[:, t : t + 1]), 1) for real, own in ((real_k, k), (real_v, v)))
         share = (keys @ q[:, t, :, None] / width**0.5).softmax(1)
         wanted[:, t] = (share * values).sum(1)
-    yield Definition(
-        "attention of predictions", two_stream_attention, two_stream_attention(q, k, v, real_k, real_v, mask_TS), wanted
-    )
+    yield "attention of predictions", two_stream_attention, two_stream_attention(q, k, v, real_k, real_v, mask_TS), wanted
     tokens_BT, vocab = torch.arange(12).view(2, 6) % system.model.vocab, system.model.vocab
     context, z_BTV = system.model.encode_context(tokens_BT)[0], torch.randn(2, 6, vocab, generator=rng)
     positions_T, falls = torch.arange(6) + 1 + system.model.num_prefix, torch.arange(half := system.model.head_dim // 2) / half
     wanted = (positions_T[:, None, None] * system.config.model.rope_base**-falls).cos()
-    yield Definition("angles of predictions, one after their last token", EnergyModel.encode_context, context.rope[0], wanted)
+    yield "angles of predictions, one after their last token", EnergyModel.encode_context, context.rope[0], wanted
     with torch.no_grad():
         p_BTV, grad_BTV, _ = system.model(z_BTV, context, 0)
         turn_BTV = p_BTV * torch.randn(2, 6, vocab, generator=rng)
         ahead, behind = (system.model.energy(p_BTV + sign * 0.01 * turn_BTV, context, 0) for sign in (1.0, -1.0))
-    yield Definition("slope of the energy", EnergyModel.forward, (grad_BTV * turn_BTV).sum(-1), (ahead - behind) / 0.02, 0.05)
+    yield "slope of the energy", EnergyModel.forward, (grad_BTV * turn_BTV).sum(-1), (ahead - behind) / 0.02, 0.05
 
 
-def data(system: EnergySystem) -> Iterator[Definition]:
+def data(system: EnergySystem) -> Iterator[tuple]:
     """Predictions that are replayed, each marked with the tokens that it was made for."""
     buffer = optimize.ReplayBuffer(8, 3, 5, 1, True)
     index_B, counter_BT = torch.arange(8), torch.arange(24).view(8, 3)
@@ -106,12 +95,12 @@ def data(system: EnergySystem) -> Iterator[Definition]:
     buffer.store(first, marks(first.tokens_BL), index_B)
     again = buffer.sample(tokens + 50, marks(tokens + 50), counter_BT + 24, index_B + 8)
     code = (optimize.ReplayBuffer.sample, optimize.ReplayBuffer.store)
-    yield Definition("tokens of replayed predictions", code, again.tokens_BL[:, :3], again.z_BTV[..., 0].long())
-    yield Definition("rows of a batch that are replayed", code, (again.tokens_BL[:, 0] < 50).sum(), 4)
-    yield Definition("counters that differ", code, len(again.counter_BT.unique()), again.counter_BT.numel())
+    yield "tokens of replayed predictions", code, again.tokens_BL[:, :3], again.z_BTV[..., 0].long()
+    yield "rows of a batch that are replayed", code, (again.tokens_BL[:, 0] < 50).sum(), 4
+    yield "counters that differ", code, len(again.counter_BT.unique()), again.counter_BT.numel()
 
 
-def metrics(system: EnergySystem) -> Iterator[Definition]:
+def metrics(system: EnergySystem) -> Iterator[tuple]:
     """With an energy whose gradient is 1 for the first token, nats and energies after each step are known."""
     source = evaluate.held_out_part(system.data.valid, 3 * system.data.valid.block)
     vocab, alpha, model = system.model.vocab, float(system.alpha().detach()), type(system.model)
@@ -125,11 +114,9 @@ def metrics(system: EnergySystem) -> Iterator[Definition]:
         quick = evaluate.nats_by_steps(system, source, STEPS, engine)
     target_P = torch.tensor([int(n) for n in source.tokens[1:]])
     wanted = [F.cross_entropy(-k * alpha * slope.float().expand(len(target_P), -1), target_P) for k in STEPS]
-    yield Definition(
-        "energies after each number of steps", evaluate.measure, energy_NKP.mean((0, 2)), torch.tensor(STEPS) * -alpha
-    )
-    yield Definition("nats in the curves", evaluate.measure, nats_NKP.mean((0, 2)), torch.stack(wanted))
-    yield Definition("nats after each number of steps", evaluate.nats_by_steps, quick, torch.stack(wanted))
+    yield "energies after each number of steps", evaluate.measure, energy_NKP.mean((0, 2)), torch.tensor(STEPS) * -alpha
+    yield "nats in the curves", evaluate.measure, nats_NKP.mean((0, 2)), torch.stack(wanted)
+    yield "nats after each number of steps", evaluate.nats_by_steps, quick, torch.stack(wanted)
     nats_NKP = torch.rand(2, len({*evaluate.STEPS, mcmc.num_steps}), 5, generator=torch.Generator().manual_seed(3)).double()
     at = sorted({*evaluate.STEPS, mcmc.num_steps}).index(mcmc.num_steps)
     with patch.multiple(evaluate, measure=lambda *given: (nats_NKP, -nats_NKP), first_energy=lambda *given: 1.0):
@@ -142,30 +129,21 @@ def metrics(system: EnergySystem) -> Iterator[Definition]:
     }
     wanted["average of all"] = -((-one).exp() / 2 + (-other).exp() / 2).log().mean()
     for name, value in wanted.items():
-        yield Definition(f"nats of two predictions, {name}", evaluate.curve, found["by_starts"][name], [one.mean(), value])
-    yield Definition(
+        yield f"nats of two predictions, {name}", evaluate.curve, found["by_starts"][name], [one.mean(), value]
+    yield (
         "nats by steps, and the fall of the energy",
         evaluate.curve,
         [*found["nats"], found["gap"]],
         [*nats_NKP.mean((0, 2)), 1.0 + one.mean()],
     )
     x_P = torch.tensor([3.0, 1.0, 4.0, 1.5, 9.0])
-    yield Definition("rank correlation", evaluate.rank_correlation, evaluate.rank_correlation(x_P, -x_P.exp()), -1.0)
+    yield "rank correlation", evaluate.rank_correlation, evaluate.rank_correlation(x_P, -x_P.exp()), -1.0
 
 
-def samples(system: EnergySystem) -> Iterator[Definition]:
-    """A prompt is read as its tokens are one by one; every row and number of a prediction has its own beginning."""
-    net, tokens_BT = system.model, torch.arange(14).view(2, 7) % system.model.vocab
-    read, written = (net.new_caches(2)[0] for _ in range(2))
-    with torch.no_grad():
-        net.prefill(read, torch.arange(2), tokens_BT, 0)
-        for t in range(7):
-            net.decode_token(written, tokens_BT[:, t : t + 1])
-    yield Definition("keys and values of a prompt", type(net).prefill, read.kv_LPBHTD, written.kv_LPBHTD)
+def samples(system: EnergySystem) -> Iterator[tuple]:
+    """Every prediction of every row and place has its own beginning."""
     if system.mcmc.initial_condition == "normal":
         decoder: Any = SimpleNamespace(history_BN=torch.zeros(2, 4))
         initial = generate.InitialPredictions(system, decoder, generate.OptimizeOptions(1), 5)
         found = torch.cat([initial.at(torch.full((2, 1), at), n) for at in (1, 2) for n in (0, 1, 2)])
-        yield Definition(
-            "initial predictions that differ", generate.InitialPredictions.at, len(found.flatten(0, 1).unique(dim=0)), 12
-        )
+        yield "initial predictions that differ", generate.InitialPredictions.at, len(found.flatten(0, 1).unique(dim=0)), 12

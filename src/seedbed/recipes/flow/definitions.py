@@ -15,7 +15,6 @@ from seedbed.recipes.flow import data, objective, system
 from seedbed.recipes.flow.model import FlowTransformer, axial_table, time_features
 from seedbed.recipes.flow.sampling import time_grid
 from seedbed.train.engine import EvalEngine
-from seedbed.train.probe import Definition
 
 if TYPE_CHECKING:
     from seedbed.recipes.flow.system import Flow
@@ -23,12 +22,12 @@ if TYPE_CHECKING:
 NUM = 64
 
 
-def of(system: Flow) -> dict[str, Callable[[], Iterator[Definition]]]:
+def of(system: Flow) -> dict[str, Callable[[], Iterator[tuple]]]:
     parts = {"objective": loss, "model": model, "evaluation": metrics, "inference": samples}
     return {place: lambda part=part: part(system) for place, part in parts.items()}
 
 
-def loss(system: Flow) -> Iterator[Definition]:
+def loss(system: Flow) -> Iterator[tuple]:
     """Errors at all times, inputs on the line from noise to image, and times that cover every step."""
     predict, time_B = system.config.model.predict, torch.linspace(0.0, 1.0, NUM)
     field, x, velocity = (torch.randn(NUM, 3, 4, 4, generator=torch.Generator().manual_seed(n)) for n in range(3))
@@ -36,21 +35,21 @@ def loss(system: Flow) -> Iterator[Definition]:
     gap, floor = 1.0 - t, (1.0 - t).clamp_min(objective.MIN_GAP)
     wanted = field - velocity if predict == "v" else (field - x - gap * velocity) / floor  # x + gap * velocity is the image
     found = objective.errors(field, x, time_B, velocity, predict)
-    yield Definition("squared error at each time", objective.errors, found, wanted.square().mean((1, 2, 3)))
+    yield "squared error at each time", objective.errors, found, wanted.square().mean((1, 2, 3))
     size = system.times.strata or NUM
     index_B, image = torch.arange(size * 3), torch.randn(size * 3, 1, 2, 2, generator=torch.Generator().manual_seed(4))
     seen = data.flow_batch(image, index_B, index_B, 7, system.times)
     t, noise = seen["time"][:, None, None, None], image - seen["velocity"]
-    yield Definition("input between noise and image", data.flow_batch, seen["input"], (1.0 - t) * noise + t * image)
+    yield "input between noise and image", data.flow_batch, seen["input"], (1.0 - t) * noise + t * image
     many_B = torch.arange(4096 // size * size)
     time_B, noise_B2 = data.draw_time(many_B, 7, system.times), data.draw_noise(many_B, 7, (2,))
-    yield Definition("mean square of the noise", data.draw_noise, noise_B2.square().mean(), 1.0, 0.1)
+    yield "mean square of the noise", data.draw_noise, noise_B2.square().mean(), 1.0, 0.1
     share = torch.corrcoef(torch.stack((time_B, noise_B2.square().sum(1))))[0, 1]
-    yield Definition("1 + the correlation of time and noise", (data.draw_noise, data.draw_time), 1.0 + share, 1.0, 0.1)
+    yield "1 + the correlation of time and noise", (data.draw_noise, data.draw_time), 1.0 + share, 1.0, 0.1
     share_B = time_B.double()
     if system.times.kind == "logit-normal":
         share_B = (torch.logit(share_B) - system.times.mean).div(system.times.std).mul(0.5**0.5).erf().add(1.0).div(2.0)
-    yield Definition(
+    yield (
         "mean and mean square of the times' quantiles",
         data.draw_time,
         [share_B.mean(), share_B.square().mean()],
@@ -59,28 +58,26 @@ def loss(system: Flow) -> Iterator[Definition]:
     )
     place_B = (share_B * size).long().clamp(0, size - 1)
     for one in place_B[: 3 * size].split(size) if system.times.strata else ():
-        yield Definition("strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05)
+        yield "strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05
     if system.times.strata:
-        yield Definition(
-            "steps whose times have one order", data.draw_time, torch.equal(place_B[:size], place_B[size : 2 * size]), False
-        )
+        yield "steps whose times have one order", data.draw_time, torch.equal(place_B[:size], place_B[size : 2 * size]), False
 
 
 @torch.no_grad()
-def model(system: Flow) -> Iterator[Definition]:
+def model(system: Flow) -> Iterator[tuple]:
     """Patches count along rows, then columns; each axis has its own features. Blocks are joined by gates and modulated norms."""
     at = [[row, column] for row in range(2) for column in range(3)]
-    yield Definition("rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at)
+    yield "rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at
     for code, table in {
         axial_table: lambda at: axial_table(at, 16, 100.0)[1][:, 0],
         sincos_table: lambda at: sincos_table(at, 16),
     }.items():
         one, other = (table(torch.tensor(places)).chunk(2, dim=1) for places in (at, [place[::-1] for place in at]))
-        yield Definition("features of rows and columns, exchanged", code, torch.cat(one, 1), torch.cat(other[::-1], 1))
+        yield "features of rows and columns, exchanged", code, torch.cat(one, 1), torch.cat(other[::-1], 1)
     time_B, net = torch.tensor([0.1, 0.6, 0.9]), system.model
     angle_BF = 30.0 * time_B[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
     wanted = torch.cat((angle_BF.cos(), angle_BF.sin()), 1)
-    yield Definition("features of the time", time_features, time_features(time_B, 8, 30.0), wanted)
+    yield "features of the time", time_features, time_features(time_B, 8, 30.0), wanted
     if net.time is None or net.modulation is None or net.num_context:
         return
     x_BNK, class_B = (
@@ -99,10 +96,10 @@ def model(system: Flow) -> Iterator[Definition]:
         for layer in (lambda y, block=block: block.attention(y, tables.ropes[0]), block.mlp):
             x_BND = x_BND + vectors.pop(0) * layer(y_BND)
             y_BND = modulated(x_BND)
-    yield Definition("output of the network", FlowTransformer.tokens, net.tokens(x_BNK, time_B, class_B), net.leave(y_BND))
+    yield "output of the network", FlowTransformer.tokens, net.tokens(x_BNK, time_B, class_B), net.leave(y_BND)
 
 
-def metrics(of: Flow) -> Iterator[Definition]:
+def metrics(of: Flow) -> Iterator[tuple]:
     """Errors that equal the number of their time: each mean is reported by its own name. Items are those held out."""
     engine, noises, images = EvalEngine(of, of.config, torch.device("cpu")), [], []
 
@@ -116,16 +113,16 @@ def metrics(of: Flow) -> Iterator[Definition]:
     with small, patch.object(of, "errors", errors):
         found = of.evaluate(of.data.valid, engine)
     noise, code = torch.cat(noises), system.Flow.evaluate
-    yield Definition("noises of evaluation that differ", code, len(noise[:, 0].unique()), len(noise), 0.1)
-    yield Definition("mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1)
+    yield "noises of evaluation that differ", code, len(noise[:, 0].unique()), len(noise), 0.1
+    yield "mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1
     wanted = of.data.valid.pick(of.data.valid.spread(min(system.NUM_EVALUATED, of.data.valid.num_items)))[0].flatten(1)
-    yield Definition("images of evaluation", code, torch.cat(images), wanted)
+    yield "images of evaluation", code, torch.cat(images), wanted
     low, high = (system.NUM_TIMES / 2 - 1) / 2, (system.NUM_TIMES / 2 - 1) / 2 + system.NUM_TIMES / 2
-    yield Definition("early, late and mean loss", code, list(found.values()), [low, high, (low + high) / 2])
+    yield "early, late and mean loss", code, list(found.values()), [low, high, (low + high) / 2]
 
 
-def samples(system: Flow) -> Iterator[Definition]:
+def samples(system: Flow) -> Iterator[tuple]:
     """The grid of times."""
     for shift in (1.0, 3.0):
         even = torch.linspace(0.0, 1.0, 9)
-        yield Definition(f"times with shift {shift:g}", time_grid, time_grid(8, shift), even / (even + shift * (1.0 - even)))
+        yield f"times with shift {shift:g}", time_grid, time_grid(8, shift), even / (even + shift * (1.0 - even))

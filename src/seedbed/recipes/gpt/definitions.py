@@ -9,18 +9,17 @@ import torch
 import torch.nn.functional as F
 
 from seedbed.recipes.gpt.model import Head, Transformer
-from seedbed.train.probe import Definition
 
 if TYPE_CHECKING:
     from seedbed.recipes.gpt.system import GPT
 
 
-def of(system: GPT) -> dict[str, Callable[[], Iterator[Definition]]]:
+def of(system: GPT) -> dict[str, Callable[[], Iterator[tuple]]]:
     return {"model": lambda: model(system)}
 
 
 @torch.no_grad()
-def model(system: GPT) -> Iterator[Definition]:
+def model(system: GPT) -> Iterator[tuple]:
     """Every block adds its attention and its feed-forward to the stream; late blocks also add the input of an early one."""
     net, config = system.model, system.config.model
     tokens_BT = torch.arange(2 * net.block).view(2, -1) * 7 % net.vocab
@@ -40,6 +39,6 @@ def model(system: GPT) -> Iterator[Definition]:
     logits_BTV = net.head.norm(x_BTC) @ net.head_weight[: net.vocab].T
     if config.softcap:
         logits_BTV = config.softcap * (logits_BTV / config.softcap).tanh()
-    yield Definition("logits", (Transformer.hidden, F.linear), net.logits(tokens_BT), logits_BTV)
+    yield "logits", (Transformer.hidden, F.linear), net.logits(tokens_BT), logits_BTV
     wanted = F.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT.flatten())
-    yield Definition("loss of the logits", (Head.forward,), net(tokens_BT, tokens_BT), wanted)
+    yield "loss of the logits", (Head.forward,), net(tokens_BT, tokens_BT), wanted

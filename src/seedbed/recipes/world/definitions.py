@@ -24,7 +24,6 @@ from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.radiance_field import DENSITY_SCALE, flat_poses, ray_weights
 from seedbed.recipes.world.recording.recording import CLIP, scale_actions
 from seedbed.train.player import RECORDING
-from seedbed.train.probe import Definition
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
@@ -32,66 +31,54 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 
 
-def of(system: Emulator, batch: Batch) -> dict[str, Callable[[], Iterator[Definition]]]:
+def of(system: Emulator, batch: Batch) -> dict[str, Callable[[], Iterator[tuple]]]:
     parts = {"data": data, "model": model, "evaluation": scores, "inference": play}
     return {place: lambda part=part: part(system) for place, part in parts.items()} | {"objective": lambda: loss(system, batch)}
 
 
-def data(system: Emulator) -> Iterator[Definition]:
-    """Controls in units of their axes, and every array of a window from the same rows of the recording."""
+def data(system: Emulator) -> Iterator[tuple]:
+    """Controls in units of their axes, the newest frames in a memory, and all arrays of a window from the same rows."""
     recording, source, axes = system.data.recording, system.data.train, system.data.recording.axes
     assert isinstance(source, WindowSource)
     share_T1, scale_A = np.array([[-1.7], [0.5], [9.0]]), np.array([axis.scale for axis in axes])
     raw_TA = (share_T1 + np.array([axis.is_time for axis in axes])) * scale_A
-    yield Definition(
-        "scaled controls", scale_actions, scale_actions(raw_TA, axes), share_T1.clip(-CLIP, CLIP).repeat(len(axes), 1).tolist()
-    )
+    yield "scaled controls", scale_actions, scale_actions(raw_TA, axes), share_T1.clip(-CLIP, CLIP).repeat(len(axes), 1).tolist()
     frame_BT = torch.arange(9.0).expand(2, 9)[:, :, None, None, None].expand(2, 9, 3, 4, 4) / 8.0 - 1.0
     kept = Memory.start(frame_BT, Layout(((1, 2), (4, 5)))).kept
     found = [kept[name][0, ::3, 0, 0] for name in ("m1", "m4")]
-    yield Definition("frames of a memory", Memory.start, torch.cat(found), [n / 8.0 - 1.0 for n in (7, 8, 4, 5, 6, 7, 8)], 0.02)
-    rows = np.arange(source.low, source.low + min(64, len(source.arrays["action"])))
-    parts = {"frames": recording.frames_THWC[rows], "action": scale_actions(recording.actions_TA[rows], axes)}
-    parts |= {POSE: flat_poses(recording)[rows]} if POSE in source.arrays else {}
+    yield "frames of a memory", Memory.start, torch.cat(found), [n / 8.0 - 1.0 for n in (7, 8, 4, 5, 6, 7, 8)], 0.02
+    part = slice(source.low, source.low + 8)
+    parts = {"frames": recording.frames_THWC[part], "action": scale_actions(recording.actions_TA[part], axes)}
+    parts |= {POSE: flat_poses(recording)[part]} if POSE in source.arrays else {}
     for name in parts.keys() & source.arrays.keys():
-        yield Definition(
-            f"{name} of the windows", WindowSource.__init__, torch.tensor(source.arrays[name][: len(rows)]), parts[name].tolist()
-        )
-    for name, read in zip(("frames", "action"), source.read(rows[1:2], 3, torch.device("cpu")), strict=True):
-        yield Definition(f"{name} that evaluation reads", WindowSource.read, read[0], parts[name][1:4].tolist())
+        yield f"{name} of the windows", WindowSource.__init__, source.arrays[name][:8].tolist(), parts[name].tolist()
 
 
-def loss(system: Emulator, batch: Batch) -> Iterator[Definition]:
+def loss(system: Emulator, batch: Batch) -> Iterator[tuple]:
     """The noise level that the network is given is that of its memory, less what is hidden from it."""
     window, noise = open_window(rows_of(batch), system.layout), TrainingNoise(system.noise_table, 0.5, 0.0)
     given_B, real_B = noise.levels(window)
     seen = noise.context(window, real_B)
     used = seen["m1"].flatten(1).any(1)  # the memory of a row may be blank
     std_B, code = (seen["m1"] - window.memory.kept["m1"]).flatten(1).std(1), (TrainingNoise.levels, TrainingNoise.context)
-    yield Definition("noise in the memory", code, std_B[used], (given_B + HIDDEN_NOISE)[used], 0.3)
+    yield "noise in the memory", code, std_B[used], (given_B + HIDDEN_NOISE)[used], 0.3
     own = 1.0 + torch.stack(noise.levels(open_window(rows_of(batch), system.layout, len(given_B))))
-    yield Definition("noise in rollouts of the model's own frames", TrainingNoise.levels, own, torch.ones_like(own))
+    yield "noise in rollouts of the model's own frames", TrainingNoise.levels, own, torch.ones_like(own)
     stages, seen = Curriculum(replace(system.config.model, closed=0.0, adversarial=NEVER, rollout=64)), list[int]()
     for gap in (1.0, 1.0, 1.0, 1.0, 9.0):
         stages.measured(gap, 9.0, 1.0, 40.0)
         seen += [stages.stage(step, 100).length for step in range(3)]
-    yield Definition(
-        "lengths of rollouts after evaluations", Curriculum.stage, seen, [n for n in (4, 16, 64, 64, 16) for _ in range(3)]
-    )
+    yield "lengths of rollouts after evaluations", Curriculum.stage, seen, [n for n in (4, 16, 64, 64, 16) for _ in range(3)]
     level_B = 1.0 + system.noise_table.level(torch.arange(4096), 0.5)
-    yield Definition(
-        "range of the levels", CounterNoise.level, [level_B.min(), level_B.mean(), level_B.max()], [1.0, 1.25, 1.5], 0.02
-    )
+    yield "range of the levels", CounterNoise.level, [level_B.min(), level_B.mean(), level_B.max()], [1.0, 1.25, 1.5], 0.02
 
 
-def model(system: Emulator) -> Iterator[Definition]:
+def model(system: Emulator) -> Iterator[tuple]:
     """Transport by kernels of one tap: the image moves by as many strides along its rows, then its columns."""
     density_BD11 = torch.linspace(-1.0, 3.0, 8).view(2, 4, 1, 1)
     passes_BD = (-DENSITY_SCALE * 0.1 * F.softplus(density_BD11 - 1.0)).exp()[..., 0, 0]
-    wanted = [[(float(row_D[:n].prod()) * (1.0 - float(row_D[n]))) for n in range(4)] for row_D in passes_BD]
-    weight_BD11, behind_B11 = ray_weights(density_BD11, torch.full((4, 1, 1), 0.1))
-    yield Definition("weights of a ray's samples", ray_weights, weight_BD11[..., 0, 0], wanted)
-    yield Definition("what a ray transmits", ray_weights, behind_B11[:, 0, 0], passes_BD.prod(1))
+    wanted = [[float(row_D[:n].prod() * (1.0 - row_D[n])) for n in range(4)] for row_D in passes_BD]
+    yield "weights of a ray's samples", ray_weights, ray_weights(density_BD11, torch.full((4, 1, 1), 0.1))[0][..., 0, 0], wanted
     net: Any = getattr(system, "net", None)
     strides = net.strides if isinstance(net, WorldNet) else ()
     x = torch.randn(1, 3, 2 * (size := 12), 2 * size, generator=torch.Generator().manual_seed(1))
@@ -103,37 +90,23 @@ def model(system: Emulator) -> Iterator[Definition]:
         moved = x
         for one in strides[: n + 1]:
             moved = moved[..., (at + one).clamp(0, 2 * size - 1)][:, :, (at - 2 * one).clamp(0, 2 * size - 1)]
-        yield Definition(
-            f"image moved by {column} and {row} pixels", (WorldNet.moved, transport), net.moved(x, weights), moved, 1e-3
-        )
+        yield f"image moved by {column} and {row} pixels", (WorldNet.moved, transport), net.moved(x, weights), moved, 1e-3
 
 
-def scores(system: Emulator) -> Iterator[Definition]:
-    """Metrics of images with known differences, and of rollouts that run ahead of the truth by one level a frame."""
+def scores(system: Emulator) -> Iterator[tuple]:
+    """Metrics of images with known differences, and of rollouts of a network that adds its controls to the last frame."""
     a, b = 100 / 255, 110 / 255
     one, two = (torch.full((1, 3, 16, 16), 2.0 * share - 1.0) for share in (a, b))
-    yield Definition("PSNR of 10 levels", metrics.psnr, metrics.psnr(two, one), [20.0 * math.log10(25.5)], 1e-3)
+    yield "PSNR of 10 levels", metrics.psnr, metrics.psnr(two, one), [20.0 * math.log10(25.5)], 1e-3
     wanted = [1.0 - (2.0 * a * b + 1e-4) / (a * a + b * b + 1e-4)]
-    yield Definition("1 - SSIM of flat images", metrics.dissimilarity, metrics.dissimilarity(one, two), wanted, 0.02)
+    yield "1 - SSIM of flat images", metrics.dissimilarity, metrics.dissimilarity(one, two), wanted, 0.02
     ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)
-    yield Definition("sharpness of two ramps", metrics.sharpness, metrics.sharpness(torch.cat((ramp, ramp.mT))), [2.0 / 15.0] * 2)
-    x = F.avg_pool2d(torch.randn(1, 3, 36, 36, generator=torch.Generator().manual_seed(2)), 5, 1)
-    found = metrics.shift(x, x.roll((2, -3), (2, 3)))
-    yield Definition("shift to the left and down", metrics.shift, found.round(), [[-3.0, 2.0]])
-    yield from _quick(system)
-
-
-def _quick(system: Emulator) -> Iterator[Definition]:
-    """Evaluation of a network that adds its controls to the last frame, by loops over windows and steps."""
+    yield "sharpness of two ramps", metrics.sharpness, metrics.sharpness(torch.cat((ramp, ramp.mT))), [2.0 / 15.0] * 2
     source, before = system.data.valid, system.layout.num_frames
     horizon = source.available_horizon(before, evaluate.QUICK_HORIZON)
     start_N = source.windows(evaluate.NUM_QUICK["cpu"], before, horizon)
     frames, action = source.read(start_N, before + horizon, torch.device("cpu"))
-    true, near, mean = (
-        to_float(frames),
-        4 if horizon >= 4 else 1,
-        torch.from_numpy(system.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0,
-    )
+    true, mean = to_float(frames), torch.from_numpy(system.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0
     step = lambda frame, action_BA: metrics.quantise(frame + 0.02 * action_BA.sum(1)[:, None, None, None])  # noqa: E731
     free, other, errors, wanted = true[:, before - 1], true[:, before - 1], [], {}
     for n in range(1, horizon + 1):
@@ -143,24 +116,20 @@ def _quick(system: Emulator) -> Iterator[Definition]:
         if n == min(evaluate.NEAR, horizon):
             wanted["gap"] = errors[-1] / (forced - target).abs().mean()
         if n in (1, 4, 16):
-            wanted |= {
-                f"free_{n}": metrics.psnr(free, target).mean(),
-                f"copy_{n}": metrics.psnr(true[:, before - 1], target).mean(),
-            }
-            wanted |= {f"mean_{n}": metrics.psnr(mean.expand_as(target), target).mean()}
-            wanted |= {f"sharp_{n}": metrics.sharpness(free).mean() / metrics.sharpness(target).mean()}
+            for name, shown in {"free": free, "copy": true[:, before - 1], "mean": mean.expand_as(target)}.items():
+                wanted[f"{name}_{n}"] = metrics.psnr(shown, target).mean()
         other = step(other, action_BA.roll(1, 0))
-        if n == near:
+        if n == (4 if horizon >= 4 else 1):
             wanted["listens"] = metrics.psnr(free, target).mean() - metrics.psnr(other, target).mean()
     wanted["free_l1"] = torch.stack(errors[len(errors) // 2 :]).mean()
     predict = lambda memory, action_BA, *rest: step(memory.last, action_BA)  # noqa: E731
     with patch.object(system, "predict_frame", predict):
         found = evaluate.Evaluator(system.data).quick(system, source)
     for name, value in wanted.items():
-        yield Definition(f"{name} of an evaluation", evaluate.Evaluator.quick, found[name], value, 1e-3)
+        yield f"{name} of an evaluation", evaluate.Evaluator.quick, found[name], value, 1e-3
 
 
-def play(system: Emulator) -> Iterator[Definition]:
+def play(system: Emulator) -> Iterator[tuple]:
     """Play follows a recording as evaluation does: frames, controls and poses; what is played is recorded in the same order."""
     from seedbed.recipes.world.player import Recorder, WorldPlayer, WorldRollout
 
@@ -187,15 +156,11 @@ def play(system: Emulator) -> Iterator[Definition]:
                     return
                 keeper.add(rollout)
                 for name, wanted in memory.tensors().items():
-                    yield Definition(
-                        f"{name} after frame {step + 1} of play", WorldRollout.step, rollout.memory.tensors()[name], wanted
-                    )
+                    yield f"{name} after frame {step + 1} of play", WorldRollout.step, rollout.memory.tensors()[name], wanted
                 truth = recording.frames_THWC[at + step + 1].tolist()
-                yield Definition("frame of the recording beside it", WorldRollout.step, rollout.reference_HWC, truth)
+                yield "frame of the recording beside it", WorldRollout.step, rollout.reference_HWC, truth
         free = patch.object(player.shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 62))
         with patch.object(player, "write_recording") as write, patch.object(player, "MIN_FRAMES", 1), free:
             keeper.save()
         wanted = [*recording.actions_TA[at : at + steps].tolist(), [0.0] * len(recording.axes)]
-        yield Definition(
-            "controls of a played recording, by frame", (Recorder.add, Recorder.save), write.call_args.args[2], wanted
-        )
+        yield "controls of a played recording, by frame", (Recorder.add, Recorder.save), write.call_args.args[2], wanted
