@@ -65,9 +65,7 @@ def unused_settings(subject: Subject) -> Finding:
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"
         what = f"{unread[0]}={value} is read by nothing"
-        why = "the setting has no effect: the run is the same without it"
-        fix = "connect it to the code that should use it, or remove it"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, severity=severity)
+        return failed(what, where=subject.preset_line(), severity=severity)
     return passed(f"{len(_set_fields(subject.config))} fields are set, and all are read")
 
 
@@ -184,7 +182,5 @@ def config_summary(subject: Subject) -> Finding:
         return passed(f"{number / 1e6:.3g} M parameters with {asked[0]} set, {items:,} items, {epochs}")
     if ratio > SIZE:
         what = f"{number / 1e6:.3g} M parameters, the preset promises {wanted / 1e6:.3g} M"
-        why = "this is another model than the preset describes"
-        fix = "correct the preset's width or depth, or its docstring"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, value=ratio, limit=SIZE)
+        return failed(what, where=subject.preset_line(), value=ratio, limit=SIZE)
     return passed(f"{number / 1e6:.3g} M parameters as promised, {items:,} items, {epochs}", ratio, SIZE)

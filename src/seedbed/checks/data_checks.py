@@ -140,9 +140,7 @@ def id_coverage(subject: Subject) -> Finding:
     limit = max(MAX_SHARE, 1.3 / len(values))  # of two ids one is always half of all
     if share > limit:
         what = f"{share:.0%} of all tokens are id {top}{shown}"
-        why = "the model learns that id and little else, and the loss is misleadingly low"
-        fix = "check the tokenizer's table against the text, and how unknown or padding ids are made"
-        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=share, limit=limit)
+        return failed(what, where=subject.batch_line(), value=share, limit=limit)
     return passed(f"{len(values)} ids seen, the commonest{shown} is {share:.0%}", share, limit)
 
 
@@ -154,10 +152,8 @@ def decoding(subject: Subject) -> Finding:
     for number, text in enumerate(texts):
         if not probe.holds(text):
             what = f"row {number} of a batch reads {text[:40]!r} and is not in the source"
-            why = "tokens and vocabulary disagree, or rows are torn: the model would learn noise"
-            fix = "rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them"
             where = _wrong_ids(subject, probe, len(text)) or subject.batch_line()
-            return failed(what, where=where, why=why, fix=fix)
+            return failed(what, where=where)
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
 
 
@@ -223,10 +219,8 @@ def fingerprint(subject: Subject) -> Finding:
     if same < 1.0:
         first = int(np.argmax(np.asarray(stored[:size]) != np.asarray(fresh[:size]))) if size else 0
         what = f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}"
-        why = "the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise"
-        fix = "delete the store and prepare the data again"
         where = places((subject.batch_line(), *([source_line(encode_corpus)] if isinstance(subject.data, TextData) else ())))
-        return failed(what, where=where, why=why, fix=fix, value=1 - same, limit=0.0)
+        return failed(what, where=where, value=1 - same, limit=0.0)
     return passed(f"{size:,} re-encoded ids equal the stored ones")
 
 
@@ -237,9 +231,7 @@ def data_determinism(subject: Subject) -> Finding:
     mapped = Feed(subject.data.train, batch=ROWS, parts=1, seed=subject.config.seed, device=torch.device("cpu"), limit_bytes=0)
     with contextlib.closing(mapped):
         for problem, where in _impurities(subject, feed, again, mapped):
-            why = "batches are torn or not reproducible, and a resumed run is another run"
-            fix = "make items from the raw rows and `index` alone, and give every batch its own memory"
-            return failed(problem, where=where, why=why, fix=fix)
+            return failed(problem, where=where)
     return passed("alone, in another batch, with another seed, memory-mapped, and after an in-place write: the same bytes")
 
 

@@ -60,9 +60,7 @@ def compare_all(subject: Subject, place: str) -> Finding:
             worst = max(worst, apart / allowed)
             if not apart <= allowed:
                 where = places(source_line(function) for function in (code if isinstance(code, tuple) else (code,)))
-                why = "the code does not compute what it says: results are worse, or not what they are called"
-                fix = "compare the function with its formula; where that was changed on purpose, change its definition too"
-                return failed(f"{what}: {how}", where=where, why=why, fix=fix, value=apart, limit=allowed)
+                return failed(f"{what}: {how}", where=where, value=apart, limit=allowed)
     except Exception as error:
         if "definitions.py:" not in source_line_of_error(error):
             raise

@@ -50,9 +50,7 @@ def device_parity(subject: Subject) -> Finding:
     if not worst <= PARITY_LIMIT:
         where = short_runs.owner_line(subject.perturbed(), name)
         what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
-        why = "a kernel of this device computes something else"
-        fix = "call contiguous() before the operation, replace it, or use another device; report it to torch"
-        return failed(what, where=where, why=why, fix=fix, value=worst, limit=PARITY_LIMIT)
+        return failed(what, where=where, value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
 
 
@@ -248,7 +246,5 @@ def host_sync(subject: Subject) -> Finding:
     if syncs:
         first = syncs[0]
         what = f"a step waits for the GPU {len(syncs)} times"
-        why = "the GPU idles while Python thinks, and the step cannot be captured"
-        fix = "return tensors; call no item(), cpu(), bool() or nonzero() on them inside update"
-        return failed(what, where=f"{first.filename}:{first.lineno}", why=why, fix=fix, value=float(len(syncs)), limit=0.0)
+        return failed(what, where=f"{first.filename}:{first.lineno}", value=float(len(syncs)), limit=0.0)
     return passed("a step never waits for the GPU", 0.0, 0.0)

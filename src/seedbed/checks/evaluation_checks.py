@@ -194,9 +194,7 @@ def eval_batch_size(subject: Subject) -> Finding:
     worst, problem = max([*found, _halves_error(subject)], key=lambda pair: pair[0])
     if worst > PARTS_LIMIT:
         where = source_line(type(subject.perturbed()).evaluate)
-        why = "a short last batch, or the order of averaging, decides part of the score"
-        fix = "sum over targets and divide once by their number; take exp or log at the end"
-        return failed(problem, where=where, why=why, fix=fix, value=worst, limit=PARTS_LIMIT)
+        return failed(problem, where=where, value=worst, limit=PARTS_LIMIT)
     return passed("the score does not depend on how the set is split", worst, PARTS_LIMIT)
 
 
@@ -248,10 +246,8 @@ def shuffled_inputs(subject: Subject) -> Finding:
         return skipped("rows were memorised by the noise of their counters, so there is no verdict on their inputs")
     if kept > LEAK_LIMIT:
         what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
-        why = "the prediction does not come from the inputs: the target leaks in another way"
-        fix = "see C2; look for targets, row numbers or batch order in the model's inputs"
         where, unsure = subject.loss_line(), subject.unsure
-        return failed(what, where=where, why=why, fix=fix, value=kept, limit=LEAK_LIMIT, severity=unsure)
+        return failed(what, where=where, value=kept, limit=LEAK_LIMIT, severity=unsure)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 
 
@@ -334,8 +330,7 @@ def modules_in_evaluation(subject: Subject) -> Finding:
     builds a graph."""
     if found := observed_evaluation(subject).modes:
         what, where = f"{found[0][0]} in evaluation", places((found[0][1], evaluation_line(subject)))
-        why = "dropout and statistics of batches make the score worse than the model, and other from batch to batch"
-        return failed(what, where=where, why=why, fix="leave the mode as it is set; eval() for networks of your own")
+        return failed(what, where=where)
     return passed("every module is in evaluation mode")
 
 
@@ -389,9 +384,8 @@ def known_scores(subject: Subject) -> Finding:
     if not offs[name] <= KNOWN:
         own, known, noise = scores[name]
         what = f"{name} of the held-out items themselves is {own:.4g}, not {known:g}; of noise it is {noise:.4g}"
-        why, fix = "samples are judged by a number that means something else", "compare the metric with its definition"
         where = used_only_by(subject, lambda: _own_scores(subject))
-        return failed(what, where=where, why=why, fix=fix, value=offs[name], limit=KNOWN)
+        return failed(what, where=where, value=offs[name], limit=KNOWN)
     return passed(f"{', '.join(offs)} of the held-out items themselves", offs[name], KNOWN)
 
 
@@ -411,7 +405,5 @@ def chance_level(subject: Subject) -> Finding:
         worst = max(worst, abs(found.get(metric, chance) - chance) / error)
         if worst > SIGMAS:
             what = f"random answers have {metric} {found[metric]:.3g}; chance is {chance:.3g}"
-            why = "the metric counts what is wrong as right: it chooses the wrong checkpoint, and claims too much"
-            fix = "compare every target of a sample, and no padding, with the likeliest answer"
-            return failed(what, where=evaluation_line(subject), why=why, fix=fix, value=worst, limit=SIGMAS)
+            return failed(what, where=evaluation_line(subject), value=worst, limit=SIGMAS)
     return passed(f"{', '.join(probe.chance[1])} of random answers; largest distance in standard errors", worst, SIGMAS)

@@ -73,9 +73,7 @@ def kv_cache(subject: Subject) -> Finding:
         probe = subject.declared
         where = used_only_by(subject, lambda: probe.cached(probe.batch[probe.inputs]), any_file=True)
     where = where or source_line(type(system).sample)
-    why = "samples get worse with length, or depend on the previous prompt"
-    fix = "look at the cache's index, mask and positions, and start every generation with an empty one"
-    return failed(problem, where=where, why=why, fix=fix, value=worst, limit=limit)
+    return failed(problem, where=where, value=worst, limit=limit)
 
 
 def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
@@ -361,9 +359,7 @@ def sampler(subject: Subject) -> Finding:
         if problem:
             break
     if problem:
-        why = "samples are not those of the model: a good loss and bad images"
-        fix = "n steps need n + 1 times from 0 to 1; each moves by its own difference of times and the velocity where it starts"
-        return failed(problem, where=_sampler_line(subject, ode), why=why, fix=fix, value=worst, limit=EXACT)
+        return failed(problem, where=_sampler_line(subject, ode), value=worst, limit=EXACT)
     return passed(f"{', '.join(ode.orders)} follow closed forms", worst, EXACT)
 
 
@@ -451,10 +447,8 @@ def pixel_levels(subject: Subject) -> Finding:
                 values = [float((x.flatten()[at] - levels.min()) / step) for x in (given, frame)]
                 share = float((off > 0.1).double().mean())
                 what = f"{name}: level {values[0]:.3g} becomes {values[1]:.3g} after {NUM_PASSES} frames; {share:.0%} move"
-                why = "every frame that is fed back gets darker or noisier: long rollouts fade"
-                fix = "clamp to the range and round to the nearest level before the cast"
                 *_, where = recipe_calls(subject, lambda store=store: store(levels)).values()
-                return failed(what, where=where, why=why, fix=fix, value=worst, limit=0.1)
+                return failed(what, where=where, value=worst, limit=0.1)
     return passed(f"{', '.join(ways)}: levels stay; largest change in levels", worst, 0.1)
 
 
@@ -485,10 +479,8 @@ def controls_in_play(subject: Subject) -> Finding:
             elif len(side) and abs(given) < REACHED * float(side.median()):
                 problem = f"gives the network {given:.3g}; half of training had more than {float(side.median()):.3g}"
             if problem:
-                why = "play asks the network for what it was never trained on, and it answers with mush or not at all"
-                fix = "scale controls in play by the function that scales those of training, axis by axis"
                 where = source_line(type(player.new_rollout()).step)
-                return failed(f"`{axis.name}` pressed to {value:.3g} {problem}", where=where, why=why, fix=fix)
+                return failed(f"`{axis.name}` pressed to {value:.3g} {problem}", where=where)
     return passed(f"{sum(not a.dead and not a.is_time for a in player.axes)} axes are as in training")
 
 

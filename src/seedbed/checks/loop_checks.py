@@ -239,9 +239,7 @@ def side_effects(subject: Subject) -> Finding:
     if difference or modes:
         what = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
         what = f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}"
-        why = "how often you evaluate changes the result: runs cannot be compared"
-        fix = "evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there"
-        return failed(what, where=_cause_of_side_effect(busy), why=why, fix=fix)
+        return failed(what, where=_cause_of_side_effect(busy))
     return passed("looking on changes nothing, bitwise")
 
 
@@ -295,9 +293,7 @@ def crash_safety(subject: Subject) -> Finding:
     if problem:
         cause = saving.save if "ends the run" in problem else checkpoint.save
         cause = checkpoint_loading.load_newest if "flipped bit" in problem else cause
-        why = "one full disk or power cut at the wrong moment loses the run"
-        fix = "write aside, sync, verify, rename; load the newest that matches its checksums"
-        return failed(problem, where=source_line(cause), why=why, fix=fix)
+        return failed(problem, where=source_line(cause))
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
 
 

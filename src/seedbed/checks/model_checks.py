@@ -48,9 +48,7 @@ def initial_loss(subject: Subject) -> Finding:
         off, limit = off if loss > expected else 0.0, FAR_FROM_CHANCE  # below: the model has been trained
     if not math.isfinite(loss) or off > limit:
         what = f"the first loss is {loss:.4g}, a guess costs {expected:.4g}"
-        why = "the model is confident and wrong at initialisation, or the loss is summed instead of averaged"
-        fix = "lower the scale of the initial head, and take the mean over targets"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
+        return failed(what, where=subject.objective_line(), value=off, limit=limit)
     return passed(f"first loss {loss:.4g}, a guess costs {expected:.4g}", off, limit)
 
 
@@ -251,10 +249,8 @@ def dead_units(subject: Subject) -> Finding:
             worst = max(worst, call.dead)
             if call.dead > DEAD:
                 what = f"{call.dead:.0%} of the units behind {call.name} are {call.state} after {num_steps} steps"
-                why = "no gradient flows through them: that part of the layer cannot learn"
-                fix = "lower the gain of the weights before it, the bias or the learning rate"
                 severity = subject.unsure if call.dead < 1.0 else ""
-                return failed(what, where=call.where, why=why, fix=fix, value=call.dead, limit=DEAD, severity=severity)
+                return failed(what, where=call.where, value=call.dead, limit=DEAD, severity=severity)
     return passed(f"{seen // 2} activations watched", worst, DEAD)
 
 
@@ -276,10 +272,8 @@ def curvature(subject: Subject) -> Finding:
     straight = [name for name, residual in residuals.items() if residual < BEND]
     if straight:
         names = ", ".join(straight[:3])
-        why = "layers without a nonlinearity between them act as one: depth is wasted"
-        fix = "put the activation back between the two weights"
         what = f"{names} is an affine function although it has several weight layers"
-        return failed(what, where=subject.module_line(system, straight[0]), why=why, fix=fix, value=0.0, limit=BEND)
+        return failed(what, where=subject.module_line(system, straight[0]), value=0.0, limit=BEND)
     if not residuals:
         return skipped("no module of several weight layers takes one floating-point tensor")
     return passed("smallest departure from a straight line", min(residuals.values()), BEND)
@@ -329,11 +323,9 @@ def parameter_effect(subject: Subject) -> Finding:
     idle = [name for name, _ in system.named_parameters() if name in idle and name not in dead]
     if idle:
         what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
-        why = "dead code, or a lost connection: it uses memory and learns nothing"
-        fix = "use it or remove it; declare a legitimate invariance in the probe's `dead`"
         severity = subject.unsure if all(name.endswith("bias") for name in idle) else ""  # distances do not depend on a bias
         where = _lost_in(subject, system, batch, idle[0]) or subject.module_init_line(system, idle[0])
-        return failed(what, where=where, why=why, fix=fix, value=0.0, limit=EFFECT, severity=severity)
+        return failed(what, where=where, value=0.0, limit=EFFECT, severity=severity)
     return passed("smallest effect of a tensor on the loss", least, EFFECT)
 
 

@@ -36,13 +36,11 @@ def probe_loss(subject: Subject) -> Finding:
     off = abs(declared - real) / max(abs(real), 1e-12)
     if not off <= SAME:
         what = f"the training loss is {real:.6g}, the probe's objective {declared:.6g}"
-        why = "what the checks test is not what is trained, or the loss is not the objective of the prediction"
-        fix = "let loss() and probe() share the code from inputs to loss"
         described = lambda: probe.objective(probe.predict(probe.batch), probe.batch)  # noqa: E731
         batch, variant = subject.perturbed_batch(), system.variant(0, subject.small.steps)
         trained = lambda: subject.loss_of(system, batch, variant=variant)  # noqa: E731
         where = places((subject.objective_line(), *only_called_by(subject, trained, described)[:1]))
-        return failed(what, where=where, why=why, fix=fix, value=off, limit=SAME)
+        return failed(what, where=where, value=off, limit=SAME)
     return passed("trained and described loss agree", off, SAME)
 
 
@@ -61,9 +59,7 @@ def loss_reduction(subject: Subject) -> Finding:
     if not all(map(math.isfinite, parts)):
         row = next(i for i, p in enumerate(parts) if not math.isfinite(p))
         what = f"a part of one row with {weights[row]:g} targets costs {parts[row]}"
-        fix = "divide by max(1, number of targets), so that a part without targets costs nothing"
-        why = "one such part of a step makes every weight NaN"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix)
+        return failed(what, where=subject.objective_line())
     mean = sum(w * p for w, p in zip(weights, parts, strict=True) if w) / max(sum(weights), 1e-12)
     for what, value in ((f"twice the batch gives {twice / whole:.4g} times the loss", twice),
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip
@@ -241,8 +237,7 @@ def baselines(subject: Subject) -> Finding:
     useless = [name for name, value in found.items() if value >= guess * (1 + SAME)]
     if useless:
         what = f"{useless[0]} costs {found[useless[0]]:.3f}, a guess {guess:.3f}"
-        why = "a baseline worse than guessing means that targets are noise or counted wrongly"
-        return failed(what, where=subject.objective_line(), why=why, fix="look at the targets: seedbed check --only D4")
+        return failed(what, where=subject.objective_line())
     return passed(f"to beat: {shown}; a guess costs {guess:.3f}")
 
 
@@ -257,9 +252,7 @@ def noise_level(subject: Subject) -> Finding:
     limit = 1e-6
     if off > limit:
         what = f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}"
-        why = "the network learns to undo another corruption than the one in sampling"
-        fix = "use one and the same level for the mixture and the condition, drawn in float32"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
+        return failed(what, where=subject.objective_line(), value=off, limit=limit)
     return passed("declared and real level", off, limit)
 
 

@@ -163,9 +163,7 @@ def zero_grad(subject: Subject) -> Finding:
     apart = (max(norms) - min(norms)) / max(min(norms), 1e-12)
     if not apart <= ZERO_LIMIT:
         what = f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}"
-        why = "gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set"
-        fix = "clear gradients after every step; change nothing in the system but through the optimizer"
-        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=apart, limit=ZERO_LIMIT)
+        return failed(what, where=source_line(Engine.apply_gradients), value=apart, limit=ZERO_LIMIT)
     return passed("the same batch gives the same gradient three times", apart, ZERO_LIMIT)
 
 
@@ -316,9 +314,7 @@ def lr_schedule(subject: Subject) -> Finding:
             error = abs(rate / full - wanted) / max(wanted, 0.01)
             if error > RATE_LIMIT:
                 what = f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}"
-                why = "the learning rate does not follow its schedule: warm-up, peak or floor is not what you set"
-                fix = "evaluate schedule.multiplier once per update with the progress of the run, for every group"
-                return failed(what, where=job.blame(step, wanted, group), why=why, fix=fix, value=error, limit=RATE_LIMIT)
+                return failed(what, where=job.blame(step, wanted, group), value=error, limit=RATE_LIMIT)
             worst = max(worst, error)
     what = f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}"
     return job.wrong_size() or passed(what, worst, RATE_LIMIT)
@@ -466,10 +462,8 @@ def update_rounding(subject: Subject) -> Finding:
         kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
         coarse = kind != "float32"
         what = f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient"
-        why = "updates are smaller than the weights' last digit and round away: training stalls silently"
-        fix = "keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate"
         where = source_line(type(system).__init__) if coarse else short_runs.owner_line(system, name)
-        return failed(what, where=where, why=why, fix=fix, value=worst, limit=STUCK_LIMIT)
+        return failed(what, where=where, value=worst, limit=STUCK_LIMIT)
     return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
 
 

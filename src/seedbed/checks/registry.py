@@ -102,13 +102,13 @@ def failed(
     what: str,
     *,
     where: str,
-    why: str,
-    fix: str,
+    why: str = "",
+    fix: str = "",
     value: float | None = None,
     limit: float | None = None,
     severity: Severity | Literal[""] = "",
 ) -> Finding:
-    """A failure; `severity` overrides that of the check."""
+    """A failure; `severity` overrides that of the check, `why` and `fix` those of words.toml."""
     return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)
 
 

@@ -143,9 +143,7 @@ def rollouts(subject: Subject) -> Finding:
         others = [run for way, run in ways.items() if way not in problems] if name != "training" else [lambda: train(1)]
         where = places(only_called_by(subject, ways[name], *others))
     where = where or source_line(world.windows)
-    why = "what is trained, measured or shown is not a rollout of the model: it will look better or worse than it is"
-    fix = "frame t and control t lead to frame t + 1; a rollout goes on from what was predicted, with the next control"
-    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where, why=why, fix=fix)
+    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where)
 
 
 @check("C9", "iteration count", "err", humbatova=(4, 6), needs=("predict",))
@@ -169,9 +167,8 @@ def number_of_iterations(subject: Subject) -> Finding:
     for (name, counts), (module, (first, wanted)) in itertools.product(done.items(), calls.items()):
         if counts[first] and counts[module] != wanted * counts[first]:
             what = f"{name} calls {module} {counts[module] / counts[first]:.3g} times a prediction, the config says {wanted}"
-            why, fix = "what is measured or shown is not the model that is trained", "take the number from the config everywhere"
             where = evaluation_line(subject) if name == "evaluation" else subject.loss_line()
-            return failed(what, where=where, why=why, fix=fix)
+            return failed(what, where=where)
     return passed(f"{', '.join(f'{m} {n} times' for m, (_, n) in calls.items())} in {', '.join(done)}")
 
 
@@ -226,9 +223,7 @@ def curriculum(subject: Subject) -> Finding:
     elif jump and not problem:
         problem, severity = f"{name} goes from {jump[0]:g} to {jump[1]:g} with a perfect model", "warn"
     if problem:
-        why = "what is reported is not trained, training never leaves its first stage, or a sudden change undoes what was learned"
-        fix = "let data read the stage at every batch; check thresholds, counters that restart, and the order of what is recorded"
-        return failed(problem, where=where, why=why, fix=fix, severity=severity)
+        return failed(problem, where=where, severity=severity)
     return passed(f"{name} {' '.join(f'{s:g}' for s in dict.fromkeys(stages))}", max(b / max(a, 1.0) for a, b in changes), JUMP)
 
 

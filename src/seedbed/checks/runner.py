@@ -3,6 +3,7 @@
 import hashlib
 import json
 import time
+import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from seedbed.train.engine import pick_device
 
 # The key of errors reported so far that holds the ids of the checks to come.
 LATER = "later"
+# Why a failure matters and what to do, by check, where its findings do not say it themselves.
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 
 
 def run(
@@ -81,7 +84,8 @@ def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Findin
         warnings.simplefilter("ignore")
         try:
             found = subject.version(check)
-            return skipped(found) if isinstance(found, str) else found(subject)
+            result = skipped(found) if isinstance(found, str) else found(subject)
+            return replace(result, **WORDS[check.id]) if result.status == "fail" and not result.why else result
         except Exception as error:
             return _error_result(subject, check, error, reported)
 

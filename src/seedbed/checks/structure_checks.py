@@ -233,8 +233,7 @@ def patches(subject: Subject) -> Finding:
     elif moved != [13]:
         what = f"a pixel of patch 13 in raster order is in tokens {moved}"
     if what:
-        why = "the model sees a scrambled image, or its samples are: stripes and shuffled squares"
-        return failed(what, where=where, why=why, fix="rows of the grid, then columns; undo the axes in the order of the split")
+        return failed(what, where=where)
     return passed(f"images of {height}x{width} come back; one pixel is in one token")
 
 
@@ -261,10 +260,8 @@ def gradient_check(subject: Subject) -> Finding:
         what = f"the loss changes by {measured:.4g} where the gradient gives {computed:.4g}{guilty}"
         # Where most of them are wrong, it is the loss that loses gradients.
         where = subject.module_init_line(system, names[0]) if 0 < len(names) <= len(params) / 2 else subject.objective_line()
-        why = "part of the model gets no gradient and will not learn"
-        fix = "look for detach(), no_grad, .data, in-place writes or a custom backward"
         # A note on a model of others: it may be meant, and O2 names what gets no gradient at all.
-        return failed(what, where=where, why=why, fix=fix, value=off, limit=limit, severity=subject.unsure)
+        return failed(what, where=where, value=off, limit=limit, severity=subject.unsure)
     return passed("measured against computed slope" + (f"; {frozen} frozen" if frozen else ""), off, limit)
 
 
