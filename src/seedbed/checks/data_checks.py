@@ -57,9 +57,7 @@ def data_split(subject: Subject) -> Finding:
     if ratio < limit:
         where = source_line(type(train).locate) if type(train).locate is not Source.locate else subject.batch_line()
         what = f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples"
-        why = "the model would memorise a few samples and ignore the rest"
-        fix = "look for a modulo, a fixed index or a wrong stride in locate()"
-        return failed(what, where=where, why=why, fix=fix, value=ratio, limit=limit)
+        return failed(what, where=where, value=ratio, limit=limit)
     distance, times = _commonest_distance(seen)
     if not train.arrays and times > MAX_ECHO * len(seen):
         what = f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}"
@@ -325,12 +323,10 @@ def epoch_order(subject: Subject) -> Finding:
     first, second = _item_order(source, 1, 0, num), _item_order(source, 1, source.num_items, num)
     problem = _order_problem(source, first, second, _item_order(source, 2, 0, num))
     if problem:
-        why = "some items never occur, others too often: the model trains on less data than intended"
-        fix = "every epoch must be one permutation of range(num_items), with its own order"
         # An order that is correct by itself was broken by the feed.
         alone = Order(source.num_items, 1).at(0, num)[1]
         where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
-        return failed(problem, where=where, why=why, fix=fix)
+        return failed(problem, where=where)
     if wrong := _parts_problem(subject):
         why = "with accumulation some items are counted several times and others never"
         return failed(wrong, where=source_line(Feed.part), why=why, fix="part k is the k-th share of the rows of its step")

@@ -207,25 +207,23 @@ def inference(subject: Subject, system: System) -> Iterator[tuple]:
     """Which tokens are drawn, and how often."""
     if not isinstance(system, capabilities.Completing):
         return
-    logits_BV, generator = torch.randn(4, 9, generator=torch.Generator().manual_seed(1)) * 2.0, torch.Generator().manual_seed(2)
+    generator = torch.Generator().manual_seed(1)
+    logits_BV = torch.randn(4, 9, generator=generator) * 2.0
     for given in (Sampling(top_k=3), Sampling(top_p=0.6), Sampling(top_p=0.95), Sampling(top_k=5, top_p=0.8)):
-        kept, wanted = only_likeliest(logits_BV, given).isfinite(), torch.stack([_kept(row_V, given) for row_V in logits_BV])
-        yield f"tokens kept by {given}", only_likeliest, kept, wanted
+        kept_BV = only_likeliest(logits_BV, given).isfinite()
+        yield f"tokens kept by {given}", only_likeliest, kept_BV, _kept(logits_BV, given)
     for given in (Sampling(0.5), Sampling(2.0), Sampling(1.5, top_k=4)):
-        drawn = pick(logits_BV[:1].expand(NUM_DRAWN, -1), given, generator).bincount(minlength=9) / NUM_DRAWN
-        odds = torch.where(_kept(logits_BV[0], given), logits_BV[0], -math.inf) / given.temperature
-        yield f"share of each token drawn with {given}", pick, drawn, odds.softmax(-1), 0.2
+        share_V = pick(logits_BV[:1].expand(NUM_DRAWN, -1), given, generator).bincount(minlength=9) / NUM_DRAWN
+        odds_BV = logits_BV.masked_fill(~_kept(logits_BV, given), -math.inf) / given.temperature
+        yield f"share of each token drawn with {given}", pick, share_V, odds_BV[0].softmax(-1), 0.2
 
 
-def _kept(logits_V: Tensor, given: Sampling) -> Tensor:
-    """Which tokens are drawn from: one after the other, the likeliest first."""
-    probs, kept, total = logits_V.double().softmax(-1).tolist(), torch.zeros(len(logits_V), dtype=torch.bool), 0.0
-    order = sorted(range(len(probs)), key=lambda n: -probs[n])[: given.top_k or None]
-    whole = sum(probs[n] for n in order)
-    for n in order:
-        kept[n] = total < given.top_p * whole - 1e-12
-        total += probs[n]
-    return kept
+def _kept(logits_BV: Tensor, given: Sampling) -> Tensor:
+    """Which tokens are drawn from: those with less than `top_p` of the `top_k` likeliest before them."""
+    before_BVV = logits_BV[:, None] > logits_BV[:, :, None]
+    in_k_BV = before_BVV.sum(-1) < (given.top_k or logits_BV.shape[1])
+    probs_BV = logits_BV.masked_fill(~in_k_BV, -math.inf).double().softmax(-1)
+    return in_k_BV & ((before_BVV * probs_BV[:, None]).sum(-1) < given.top_p)
 
 
 SHARED: dict[str, Callable[[Subject, System], Iterable[tuple]]] = {

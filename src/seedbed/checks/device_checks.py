@@ -143,9 +143,7 @@ def precision(subject: Subject) -> Finding:
     if not (apart <= max(LOSS_LIMIT, ROUNDINGS * rounding) and 1 - cosine <= limit):
         where = short_runs.owner_line(subject.perturbed(), name) if name else subject.objective_line()
         what = f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}"
-        why = "in half precision this part is trained in another direction"
-        fix = "compute it in float32: with torch.autocast(device, enabled=False)"
-        return failed(what, where=where, why=why, fix=fix, value=1 - cosine, limit=limit, severity=severity)
+        return failed(what, where=where, value=1 - cosine, limit=limit, severity=severity)
     return passed("bf16 points where float32 points", 1 - cosine, limit)
 
 
@@ -202,9 +200,7 @@ def memory_layout(subject: Subject) -> Finding:
             fix = "use no raw strides (as_strided, data_ptr, view of a transpose)"
             return failed(what, where=subject.loss_line(), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
     if problem := _two_passes(subject):
-        why = "the second step, a checkpointed block or a captured step would fail"
-        fix = "return new tensors; write into no buffer in forward"
-        return failed(problem, where=subject.loss_line(), why=why, fix=fix)
+        return failed(problem, where=subject.loss_line())
     return passed("strided and expanded batches give the same loss; two passes in a row work")
 
 

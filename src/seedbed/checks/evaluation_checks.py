@@ -112,9 +112,7 @@ def eval_loss(subject: Subject) -> Finding:
     few = small_source(subject.data.valid, num_rows=NUM_PAIRED)
     pairs = "" if any(few.spans.values()) else unpaired(few, lambda source: _rows_given(engine, source))
     if problem := pairs or _same_metrics(subject, engine):
-        why = "the numbers are not those of the held-out items: a good model scores like a bad one, or the wrong one is chosen"
-        fix = "keep all entries of an item together, and compute each metric from its own predictions"
-        return failed(problem, where=source_line(type(engine.system).evaluate), why=why, fix=fix)
+        return failed(problem, where=source_line(type(engine.system).evaluate))
     step, over = _step_of_items(subject.data.valid)
     source = small_source(subject.data.valid, num_rows=NUM_ROWS // step * step + over)
     if source.num_items > 4000 or not source.num_items:
@@ -350,9 +348,8 @@ def held_out_data(subject: Subject) -> Finding:
     parts = (data.valid, data.valid.first(NUM_OTHERS)) if subject.declared.trains_at_end else ()
     if len({tuple(_trained_at_end(subject, part)) for part in parts}) > 1:
         what = "what a run trains at its end, to compare with, has other losses with other held-out data"
-        why, fix = "a baseline that has seen the held-out data looks better than it is", "train it on the training data"
         where = used_only_by(subject, lambda: _trained_at_end(subject, data.valid))
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=where)
     return passed(f"{len(differ)} of {len(first.numbers)} numbers differ between validation and training data")
 
 

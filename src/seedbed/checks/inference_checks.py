@@ -117,9 +117,7 @@ def sampling_parity(subject: Subject) -> Finding:
         same = next((i for i, (a, b) in enumerate(zip(shown, expected, strict=False)) if a != b), len(shown))
         parts = f"{shown[same : same + 12]!r} instead of {expected[same : same + 12]!r}"
         what = f"the likeliest continuation parts from the training forward at character {same}: {parts}"
-        why = "samples do not show what was trained: they look worse than the loss"
-        fix = "share preprocessing, positions and mode between sampling and training"
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=where)
     return passed("greedy tokens by sampling and by the training forward agree")
 
 
@@ -238,9 +236,7 @@ def eval_mode(subject: Subject) -> Finding:
     if not all(m.training for m in system.modules()):
         troubles.append("sampling leaves the system in evaluation mode")
     if troubles:
-        why = "samples do not show the model as it was trained"
-        fix = "sample inside engine.evaluating(), under no_grad, with noise of each row by the seed of the request"
-        return failed(troubles[0], where=where, why=why, fix=fix)
+        return failed(troubles[0], where=where)
     if not shown[0]:
         return skipped("the recipe shows no samples")
     return passed("samples are made in evaluation mode, without a graph, and repeat")
@@ -303,9 +299,8 @@ def export(subject: Subject) -> Finding:
     if wrong:
         return written(f"{name} differs by {wrong:.1e} in the export", value=wrong, limit=0.0)
     if other.system.training:
-        why, fix = "dropout and batch statistics are active wherever it is used", "return the loaded model in evaluation mode"
         where = source_line(inference_weights.restore)
-        return failed("an exported model is loaded in training mode", where=where, why=why, fix=fix)
+        return failed("an exported model is loaded in training mode", where=where)
     return passed(f"all {len(live)} tensors come back from the export")
 
 
@@ -384,11 +379,9 @@ def guidance(subject: Subject) -> Finding:
         why, fix = "samples are pulled elsewhere than towards their class", "give each half its own condition, and mix as above"
         return failed(what, where=_sampler_line(subject, ode), why=why, fix=fix, value=offs[worst], limit=EXACT)
     if problem := _null_is_a_condition(subject, ode) or _wrong_drops(subject, ode):
-        why = "the unconditional half of guidance is not what was trained, or not trained everywhere"
-        fix = "draw for every sample by itself, independently of all else, and give the null condition an embedding of its own"
         system, batch = subject.fresh_system(), subject.batch(0)
         runs = [lambda on=on: capabilities.probe(system.train(on), batch) for on in (True, False)]
-        return failed(problem, where=next(iter(only_called_by(subject, *runs)), subject.loss_line()), why=why, fix=fix)
+        return failed(problem, where=next(iter(only_called_by(subject, *runs)), subject.loss_line()))
     return passed("linear in the scale; conditions are dropped independently", offs[worst], EXACT)
 
 

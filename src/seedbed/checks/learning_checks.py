@@ -113,8 +113,7 @@ def overfit(subject: Subject) -> Finding:
     limit = MIXED_LIMIT if subject.unsure else OVERFIT_LIMIT
     if share > limit:
         what = f"one batch, {NUM_OVERFIT} steps: {trace.first:.4g} -> {end:.4g}"
-        why, fix = "it cannot even memorise five items", "see O2 (what moves), M7 (what matters), H1 and H2 (rates)"
-        return failed(what, where=where, why=why, fix=fix, value=share, limit=limit)
+        return failed(what, where=where, value=share, limit=limit)
     return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, limit)
 
 

@@ -91,9 +91,7 @@ def resume(subject: Subject) -> Finding:
     difference = _compare(whole, second, straight, resumed)
     if difference:
         what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
-        why = "a resumed run is another run: nothing can be repeated, and every preemption costs progress"
-        fix = "save and restore weights, moments, EMA, counters and whatever state() should return"
-        return failed(what, where=_cause_of_difference(whole, second, difference), why=why, fix=fix)
+        return failed(what, where=_cause_of_difference(whole, second, difference))
     if spoiled := _roll_back_problem(subject):
         why = "weights without their moments and data position diverge again"
         fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
@@ -165,9 +163,7 @@ def randomness(subject: Subject) -> Finding:
     here, again, later = loss(5, 1), loss(5, 2), loss(6, 1)
     where = subject.objective_line()
     if here != again:
-        why = "a step cannot be repeated: resume and replay are guesses"
-        fix = "draw from torch's own generator, which the engine sets for every step; not from random or numpy"
-        return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where, why=why, fix=fix)
+        return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where)
     if drawn[0] and (torch.equal(after[0], after[2]) or (here == later and _depends_on_seed(subject, system, batch))):
         why = "every step has the same noise: the model memorises one draw"
         fix = "let the noise of a step follow from (seed, step)"

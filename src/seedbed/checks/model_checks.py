@@ -110,8 +110,7 @@ def shapes(subject: Subject) -> Finding:
             loss = subject.loss_of(system, subject.batch(size=size))
         if loss.ndim:
             what = f"the loss has shape {tuple(loss.shape)}"
-            why, fix = "only a scalar can be minimised", "take the mean over targets"
-            return failed(what, where=subject.objective_line(), why=why, fix=fix)
+            return failed(what, where=subject.objective_line())
         if not loss.isfinite() or not loss.requires_grad:
             what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
             fix = "look for a logarithm, root or division of zero; for detach(), no_grad and item()"
@@ -134,10 +133,8 @@ def row_independence(subject: Subject) -> Finding:
     mixed, limit = _prediction_mixing(subject, system) if is_known else _mixing(subject, system, batch, other)
     if mixed > limit and not subject.declared.mixes_rows:
         what = f"rows affect each other: one replaced row changes the result of another by {mixed:.2g}"
-        why = "rows affect each other: batch and time are swapped, or a norm or attention runs over the batch"
-        fix = "check the order of axes (batch first), view/reshape calls and reductions; declare legitimate ones in mixes_rows"
         where = _mixer(subject, system, batch, other) or subject.objective_line()
-        return failed(what, where=where, why=why, fix=fix, value=mixed, limit=limit, severity="" if is_known else subject.unsure)
+        return failed(what, where=where, value=mixed, limit=limit, severity="" if is_known else subject.unsure)
     norms = [name for name, module in system.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if buffer := _order_of_rows(subject):
         owner = system.get_submodule(buffer.rpartition(".")[0])
@@ -385,9 +382,7 @@ def positions(subject: Subject) -> Finding:
         return failed(what, where=where, why=why, fix=fix, value=plain, limit=OFFSET)
     if other < REVERSE:
         what = f"other positions change the prediction by {other:.2g} only"
-        why = "the order of the inputs is invisible: the model sees a bag of tokens"
-        fix = "apply the position embedding where queries and keys are made, or add the table to the inputs"
-        return failed(what, where=where, why=why, fix=fix, value=other, limit=REVERSE)
+        return failed(what, where=where, value=other, limit=REVERSE)
     if moved > OFFSET:
         what = f"a constant offset of all positions changes the prediction by {moved:.2g}"
         why = "positions are declared relative but act as absolute ones: lengths not trained on will fail"

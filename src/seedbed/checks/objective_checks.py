@@ -105,9 +105,7 @@ def oracle_loss(subject: Subject) -> Finding:
 
     if min(worse) < best - 1e-9 or max(worse) == best:
         what = f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}"
-        why = "minimising this loss leads away from the answer"
-        fix = "remove the minus, or check which of prediction and target comes first"
-        return failed(what, where=where(), why=why, fix=fix)
+        return failed(what, where=where())
     bound = probe.lower_bound
     slack = 1e-3 * max(abs(sum(worse) / 5), 1e-3)
     if bound is not None and abs(best - bound) > slack:
@@ -131,8 +129,7 @@ def loss_mask(subject: Subject) -> Finding:
         empty = float(subject.loss_of(system, nothing))
         count = float(system.num_targets(subject.perturbed_batch()))
     if masked > SAME:
-        why, fix = "the model is trained on padding", "multiply by the mask before the sum"
-        return failed("masked targets change the loss", where=where, why=why, fix=fix, value=masked)
+        return failed("masked targets change the loss", where=where, value=masked)
     if kept.any() and counted < SAME:
         why = "the model is not trained on them"
         return failed("targets that count do not change the loss", where=where, why=why, fix="check the mask's sign and shape")
@@ -202,8 +199,7 @@ def loss_terms(subject: Subject) -> Finding:
             measured = system.update(subject.perturbed_batch(), recorder)
         if line := scores.same_side():
             what = f"this loss pulls the scores of `{critic_name}` as its own loss does"
-            why, fix = "predictions are trained to be told from what is real", "raise the scores that the critic is to lower"
-            return failed(what, where=line, why=why, fix=fix)
+            return failed(what, where=line)
         total = torch.stack([loss for loss in recorder.norms.values() if loss.requires_grad]).sum()
         sources = [(n, t, line) for n in subject.declared.terms for out, t, line in detached.found if measured.get(n) is out]
         for name, term, line in sources:

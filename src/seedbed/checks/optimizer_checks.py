@@ -63,9 +63,7 @@ def optimizer_groups(subject: Subject) -> Finding:
     if odd and (other := _twice_as_wide(subject)):  # where a matrix has as many rows as a table by coincidence, it has more there
         odd = [name for name in odd if name in _odd_kinds(other)]
     if odd:
-        why = "an optimizer for hidden matrices, or weight decay, harms embeddings and gains"
-        fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
-        return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, why=why, fix=fix, severity="warn")
+        return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, severity="warn")
     return passed(f"{len(wanted)} tensors, each in one of {sum(len(o.groups) for o in engine.optimizers.values())} groups")
 
 
@@ -138,8 +136,7 @@ def weights_move(subject: Subject) -> Finding:
             return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0, severity=severity)
     if idle := _idle_buffer(system, buffers):
         what = f"{idle} stays zero while other buffers of its module change"
-        why, fix = "what it records never happens, or is lost: the code that reads it takes another path", "write it in place"
-        return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))), why=why, fix=fix)
+        return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))))
     return passed(f"all {len(named)} tensors get a gradient and move")
 
 
@@ -185,10 +182,8 @@ def accumulation(subject: Subject) -> Finding:
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
         what = f"{len(split)} unequal parts give another gradient than the whole batch: {apart:.1%} off"
-        why = "short parts count for more: training depends on how a batch is split"
-        fix = "let num_targets count what the loss averages over; the engine weighs parts by it"
         where = source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets)
-        return failed(what, where=where, why=why, fix=fix, value=apart, limit=PARTS_LIMIT)
+        return failed(what, where=where, value=apart, limit=PARTS_LIMIT)
     clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
         what = f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length"
@@ -489,9 +484,7 @@ def ema(subject: Subject) -> Finding:
         worst, name = max((worst, name), (error, key))
     if not worst <= AVERAGE_LIMIT:
         what = f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula"
-        why = "evaluations and samples use weights that were never trained"
-        fix = "average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation"
-        return failed(what, where=source_line(type(engine.ema).update), why=why, fix=fix, value=worst, limit=AVERAGE_LIMIT)
+        return failed(what, where=source_line(type(engine.ema).update), value=worst, limit=AVERAGE_LIMIT)
     if name := _lost_in_inference(subject):
         why, fix = "samples and exports are not of the model that was evaluated", "load the group `ema` over the weights"
         what = f"a saved run is loaded for inference with other values of {name} than evaluations saw"

@@ -44,9 +44,7 @@ def causality(subject: Subject) -> Finding:
         select = lambda x: x[:, :seen] if x.ndim > 1 and x.shape[1] == length else None  # noqa: E731
         where = subject.first_moved(*runs, select=select) or subject.objective_line()
         what = f"outputs at positions 0-{seen - 1} move by {leak:.2g}x their mean when inputs {half}-{length - 1} change"
-        why = "the model can read its own answer: the loss will look excellent and samples will be noise"
-        fix = 'make attention causal, or declare order="full" if it is meant to see both sides'
-        return failed(what, where=where, why=why, fix=fix, value=leak, limit=limit)
+        return failed(what, where=where, value=leak, limit=limit)
     if probe.order == "full" and float(backward[0]) < CONTROL:
         what = f"the first output moves by {float(backward[0]):.2g} when the last half of the input changes"
         why = "the model is declared to see both sides and sees one"
@@ -90,12 +88,10 @@ def target_leak(subject: Subject) -> Finding:
     changed = {**probe.batch, probe.targets: altered(probe.batch[probe.targets], (slice(None),))}
     moved = float((probe.predict(changed) - base).abs().max()) / spread(base)
     if moved > limit_for(base):
-        why = "the model copies its input: the loss falls to zero and samples are noise"
-        fix = "make the prediction from the inputs alone"
         runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(changed))
         where = subject.first_moved(*runs) or where
         what = f"predictions move by {moved:.2g} when only the targets change"
-        return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit_for(base))
+        return failed(what, where=where, value=moved, limit=limit_for(base))
     if ignored := _ignored(probe, base):
         why, fix = "nothing is learned from it", "let every target contribute to the loss; padding needs its own id"
         return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix, severity=subject.unsure)
@@ -160,10 +156,8 @@ def conditioning(subject: Subject) -> Finding:
     value = effects[weakest]
     if value < CONTROL:
         what = f"`{weakest}` of another row moves the prediction by {value:.2g}"
-        why = "this input does not reach the output: the control will be dead"
-        fix = "connect it: follow it from the batch to the first layer that should use it"
         where = subject.loss_line()
-        return failed(what, where=where, why=why, fix=fix, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
+        return failed(what, where=where, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
     if mixed := _shared_rows(probe):
         why, fix = "values that should be told apart are mixed up", "give every value rows of its own: id * rows + arange(rows)"
         return failed(mixed[0], where=mixed[1], why=why, fix=fix)
@@ -205,9 +199,7 @@ def condition_range(subject: Subject) -> Finding:
             grads = torch.autograd.grad(loss, [p for p in subject.perturbed().parameters() if p.requires_grad], allow_unused=True)
             if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in grads if g is not None):
                 what = f"loss or gradient is not finite at {name} = {value:.7g}"
-                why = "training will draw it, and one such row makes every weight NaN"
-                fix = "keep divisors and roots away from zero, or narrow the range that is drawn"
-                return failed(what, where=subject.objective_line(), why=why, fix=fix)
+                return failed(what, where=subject.objective_line())
             losses.append(float(loss.detach()))
         peak = max(losses) / max(float(torch.tensor(losses).median()), 1e-12)
         worst = max(worst, peak)

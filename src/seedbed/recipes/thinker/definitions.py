@@ -130,10 +130,9 @@ def metrics(system: ThinkerSystem) -> Iterator[tuple]:
         quick = evaluate.quick_evaluation(system, source)
         full = source.at(source.task.length).make(torch.arange(64), source.seed)
     first_B = (batch["index"] % 4 == 0) & batch["keep"][:, 0]
-    yield "exact match", evaluate.score, found.exact, 1.0 - first_B.double().mean()
-    yield "right tokens", evaluate.score, found.token, 1.0 - first_B.sum() / batch["keep"].sum()
-    wanted = F.cross_entropy(logits_BMV[batch["keep"]], batch["y"][batch["keep"]])
-    yield "nats of the answers", evaluate.score, found.nats, wanted
+    wanted = [1.0 - first_B.double().mean(), 1.0 - first_B.sum() / batch["keep"].sum()]
+    wanted += [F.cross_entropy(logits_BMV[batch["keep"]], batch["y"][batch["keep"]])]
+    yield "exact match, right tokens and nats", evaluate.score, [found.exact, found.token, found.nats], wanted
     yield "lengths of the evaluation", evaluate.quick_evaluation, torch.cat(lengths[2:]).unique(), full["length"].unique()
     if not quick["leak"]:
         yield "error and exact match", evaluate.quick_evaluation, quick["error"] + quick["exact"], 1.0
