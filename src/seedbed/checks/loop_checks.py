@@ -109,6 +109,8 @@ def _cause_of_difference(a: Job, b: Job, difference: str) -> str:
     if not torch.equal(*states):
         return source_line(Engine.seed_step)
     kept = {n for group in b.engine.tensors().values() for n in group}
+    if difference in dict(a.system.named_buffers()).keys() - a.system.state_dict().keys():
+        return source_line(type(a.system).__init__)
     return source_line(Engine.tensors if difference in set(a.system.state_dict()) - kept else progress.restore)
 
 
@@ -137,7 +139,9 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
         if one != other:
             words = ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))
             return f"step {one['step']}: {words[:200]}"
-    for held in (lambda job: short_runs.named_tensors(job.engine), lambda job: job.system.state_dict()):
+    # Buffers that are not persistent too: a stage that is not restored need not show within these steps.
+    buffers = lambda job: job.system.state_dict() | dict(job.system.named_buffers())  # noqa: E731
+    for held in (lambda job: short_runs.named_tensors(job.engine), buffers):
         name = short_runs.first_difference(held(a), held(b))
         if name:
             return name

@@ -43,47 +43,35 @@ def loss(system: Flow) -> Iterator[tuple]:
     yield "input between noise and image", data.flow_batch, seen["input"], (1.0 - t) * noise + t * image
     many_B = torch.arange(4096 // size * size)
     time_B, noise_B2 = data.draw_time(many_B, 7, system.times), data.draw_noise(many_B, 7, (2,))
-    yield "mean square of the noise", data.draw_noise, noise_B2.square().mean(), 1.0, 0.1
-    share = torch.corrcoef(torch.stack((time_B, noise_B2.square().sum(1))))[0, 1]
-    yield "1 + the correlation of time and noise", (data.draw_noise, data.draw_time), 1.0 + share, 1.0, 0.1
     share_B = time_B.double()
     if system.times.kind == "logit-normal":
         share_B = (torch.logit(share_B) - system.times.mean).div(system.times.std).mul(0.5**0.5).erf().add(1.0).div(2.0)
-    yield (
-        "mean and mean square of the times' quantiles",
-        data.draw_time,
-        [share_B.mean(), share_B.square().mean()],
-        [1 / 2, 1 / 3],
-        0.1,
-    )
-    place_B = (share_B * size).long().clamp(0, size - 1)
-    for one in place_B[: 3 * size].split(size) if system.times.strata else ():
-        yield "strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05
+    within_B, size_B = share_B * system.times.strata % 1.0 if system.times.strata else share_B, noise_B2.square().sum(1).double()
+    found = [size_B.mean() / 2, 1.0 + torch.corrcoef(torch.stack((within_B, size_B)))[0, 1]]
+    yield "mean square of the noise, and what it shares with the time", (data.draw_noise, data.draw_time), found, [1.0, 1.0], 0.1
+    moments = [2 * share_B.mean(), 3 * share_B.square().mean()]
+    yield "moments of the times' quantiles", data.draw_time, moments, [1.0, 1.0], 0.1
+    one, other = (share_B[: 2 * size] * size).long().clamp(0, size - 1).split(size)
     if system.times.strata:
-        yield "steps whose times have one order", data.draw_time, torch.equal(place_B[:size], place_B[size : 2 * size]), False
+        yield "strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05
+        yield "steps whose times have one order", data.draw_time, torch.equal(one, other), False
 
 
 @torch.no_grad()
 def model(system: Flow) -> Iterator[tuple]:
     """Patches count along rows, then columns; each axis has its own features. Blocks are joined by gates and modulated norms."""
-    at = [[row, column] for row in range(2) for column in range(3)]
+    at, turned = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]), torch.tensor([1, 0])
     yield "rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at
-    for code, table in {
-        axial_table: lambda at: axial_table(at, 16, 100.0)[1][:, 0],
-        sincos_table: lambda at: sincos_table(at, 16),
-    }.items():
-        one, other = (table(torch.tensor(places)).chunk(2, dim=1) for places in (at, [place[::-1] for place in at]))
-        yield "features of rows and columns, exchanged", code, torch.cat(one, 1), torch.cat(other[::-1], 1)
+    for table in (lambda at: axial_table(at, 16, 100.0)[1][:, 0], lambda at: sincos_table(at, 16)):
+        one, other = table(at).chunk(2, dim=1), table(at[:, turned]).chunk(2, dim=1)
+        yield "features of rows and columns, exchanged", (axial_table, sincos_table), torch.cat(one, 1), torch.cat(other[::-1], 1)
     time_B, net = torch.tensor([0.1, 0.6, 0.9]), system.model
     angle_BF = 30.0 * time_B[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
-    wanted = torch.cat((angle_BF.cos(), angle_BF.sin()), 1)
-    yield "features of the time", time_features, time_features(time_B, 8, 30.0), wanted
+    yield "features of the time", time_features, time_features(time_B, 8, 30.0), torch.cat((angle_BF.cos(), angle_BF.sin()), 1)
     if net.time is None or net.modulation is None or net.num_context:
         return
-    x_BNK, class_B = (
-        torch.randn(3, net.num_patches, net.enter.in_features, generator=torch.Generator().manual_seed(5)),
-        torch.tensor([0, 1, 0]),
-    )
+    x_BNK = torch.randn(3, net.num_patches, net.enter.in_features, generator=torch.Generator().manual_seed(5))
+    class_B = torch.tensor([0, 1, 0])
     tables, vectors = net.position_tables(), [*net.modulation(net.time(time_B) + net.classes(class_B))[:, :, None].unbind(1)]
     x_BND = net.enter(x_BNK) + (0.0 if tables.positions_ND is None else tables.positions_ND)
 
@@ -100,7 +88,7 @@ def model(system: Flow) -> Iterator[tuple]:
 
 
 def metrics(of: Flow) -> Iterator[tuple]:
-    """Errors that equal the number of their time: each mean is reported by its own name. Items are those held out."""
+    """Errors that equal the number of their time, 0 to 7: each mean is reported by its own name. Items are those held out."""
     engine, noises, images = EvalEngine(of, of.config, torch.device("cpu")), [], []
 
     def errors(field: Tensor, seen: dict[str, Tensor]) -> Tensor:
@@ -117,8 +105,7 @@ def metrics(of: Flow) -> Iterator[tuple]:
     yield "mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1
     wanted = of.data.valid.pick(of.data.valid.spread(min(system.NUM_EVALUATED, of.data.valid.num_items)))[0].flatten(1)
     yield "images of evaluation", code, torch.cat(images), wanted
-    low, high = (system.NUM_TIMES / 2 - 1) / 2, (system.NUM_TIMES / 2 - 1) / 2 + system.NUM_TIMES / 2
-    yield "early, late and mean loss", code, list(found.values()), [low, high, (low + high) / 2]
+    yield "early, late and mean loss", code, list(found.values()), [1.5, 5.5, 3.5]
 
 
 def samples(system: Flow) -> Iterator[tuple]:
