@@ -62,7 +62,7 @@ def compare_all(subject: Subject, place: str) -> Finding:
                 where = places(source_line(function) for function in (code if isinstance(code, tuple) else (code,)))
                 return failed(f"{what}: {how}", where=where, value=apart, limit=allowed)
     except Exception as error:
-        if "definitions.py:" not in source_line_of_error(error):
+        if "/definitions.py:" not in source_line_of_error(error):
             raise
         return skipped(f"a definition does not fit this config: {type(error).__name__}: {error}"[:200])
     return passed(f"{num} definitions hold; part of the limit used", worst, 1.0) if num else skipped("nothing is defined here")
