@@ -40,12 +40,12 @@ def compare(found: Any, wanted: Any) -> tuple[float, str]:
 
 
 def definitions(subject: Subject, place: str) -> Iterator[tuple]:
-    """Those of a place: of shared parts, and the recipe's own; of a system in evaluation mode with noise on its weights."""
+    """Those of a place: of parts that recipes share, and what is declared; in evaluation mode, with noise on the weights."""
     from seedbed.checks.definitions import SHARED
 
     system = subject.fresh_system().eval()
     add_noise(system, PERTURBATION)  # outputs that start at zero would hide what leads to them
-    yield from SHARED[place](subject, system) if place in SHARED else ()
+    yield from SHARED[place](subject, system) if place in SHARED and not subject.unsure else ()  # not of other people's models
     probe = capabilities.probe(system.eval(), subject.batch())
     own = probe.definitions if probe is not None and probe.definitions else {}
     yield from own[place]() if place in own else ()

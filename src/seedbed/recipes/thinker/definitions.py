@@ -91,7 +91,7 @@ def model(system: ThinkerSystem) -> Iterator[tuple]:
         evaluate.states_of(system, batch, evaluate.as_trained(system))
     read_BND = rows[0][:, 1 : 1 + batch["x"].shape[1]] - system.model.embed(batch["x"])
     num = len((read_BND[0] * 1e4).round().unique(dim=0))
-    yield "inputs less their embeddings: positions that differ", Thinker._read, num, read_BND.shape[1]
+    yield "inputs less their embeddings: positions that differ", Thinker.unroll, num, read_BND.shape[1]
     one, none = (system.model.start(batch["index"], first._replace(sigma=torch.tensor(sigma)), 2) for sigma in (1.0, 0.0))
     noise = (one - none).detach()
     spread = [noise.std(), 1.0 + (noise[1:] * noise[:-1]).mean(), 1.0 + (noise[:, 0] * noise[:, 1]).mean()]
