@@ -23,7 +23,7 @@ FAMILY = (
     ("objective", "L7", "loss formulas", (9,), "Losses, weights, noise, times and stages are those of their definitions."),
     ("optimizer", "O8", "optimizer step", (12,), "Three steps on random gradients move weights as the formula in float64 does."),
     ("evaluation", "V9", "metric formulas", (11,), "With known predictions, evaluation reports what follows from them."),
-    ("inference", "I9", "sampling formulas", (10, 11), "Generation and play read, draw and write what they were asked for."),
+    ("inference", "I9", "sample formulas", (10, 11), "Generation and play read, draw and write what they were asked for."),
 )  # fmt: skip
 
 
