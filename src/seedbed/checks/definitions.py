@@ -117,7 +117,7 @@ def _attention(module: Attention, x_BTC: Tensor, x0_BTC: Tensor) -> tuple[Tensor
         q, k, v = (x_BTC @ part.unflatten(0, (-1, size))[n].T for part, n in rows)
         if module.values_x0:
             v = v + F.linear(x0_BTC, module.values_x0.weight.unflatten(0, (-1, size))[shared])
-        q, k = (x / x.square().mean(-1, keepdim=True).sqrt() if module.qk_norm else x for x in (q, k))
+        q, k = (F.rms_norm(x, x.shape[2:], eps=EPS) if module.qk_norm else x for x in (q, k))
         q, k = (torch.complex(*x.chunk(2, -1)) * turn_TD for x in (q, k))
         scores_BTT = (q @ k.mH).real * (QK_SCALE**2 if module.qk_norm else 1.0) / math.sqrt(size)
         if module.causal:

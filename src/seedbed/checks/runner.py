@@ -85,7 +85,7 @@ def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Findin
         try:
             found = subject.version(check)
             result = skipped(found) if isinstance(found, str) else found(subject)
-            return replace(result, **WORDS[check.id]) if result.status == "fail" and not result.why else result
+            return replace(result, **WORDS.get(check.id, {})) if result.status == "fail" and not result.why else result
         except Exception as error:
             return _error_result(subject, check, error, reported)
 

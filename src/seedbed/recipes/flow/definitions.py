@@ -89,7 +89,7 @@ def model(system: Flow) -> Iterator[tuple]:
 
 def metrics(of: Flow) -> Iterator[tuple]:
     """Errors that equal the number of their time, 0 to 7: each mean is reported by its own name. Items are those held out."""
-    engine, noises, images = EvalEngine(of, of.config, torch.device("cpu")), [], []
+    engine, source, noises, images = EvalEngine(of, of.config, torch.device("cpu")), of.data.valid.first(20), [], []
 
     def errors(field: Tensor, seen: dict[str, Tensor]) -> Tensor:
         t = seen["time"][:, None, None, None]
@@ -99,12 +99,11 @@ def metrics(of: Flow) -> Iterator[tuple]:
 
     small = patch.dict(system.EVAL_BATCH, cpu=2 * system.NUM_TIMES)
     with small, patch.object(of, "errors", errors):
-        found = of.evaluate(of.data.valid, engine)
+        found = of.evaluate(source, engine)
     noise, code = torch.cat(noises), system.Flow.evaluate
     yield "noises of evaluation that differ", code, len(noise[:, 0].unique()), len(noise), 0.1
     yield "mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1
-    wanted = of.data.valid.pick(of.data.valid.spread(min(system.NUM_EVALUATED, of.data.valid.num_items)))[0].flatten(1)
-    yield "images of evaluation", code, torch.cat(images), wanted
+    yield "images of evaluation", code, torch.cat(images), source.pick(source.spread(source.num_items))[0].flatten(1)
     yield "early, late and mean loss", code, list(found.values()), [1.5, 5.5, 3.5]
 
 
