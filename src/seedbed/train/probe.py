@@ -155,8 +155,8 @@ class Probe:
     """Metrics of held-out items that are scored as samples, with files in a folder: what each is, what it must be, and what it is
     for noise."""
     definitions: Mapping[str, Callable[[], Iterable[tuple]]] | None = None
-    """The recipe's own formulas, written a second time, by place (data, model, objective, evaluation, inference). Each gives tuples:
-    what it is, its functions, what they give, what they must, and the largest difference relative to that, if not 1e-4."""
+    """The recipe's own formulas, written a second time: by place (data, model, objective, evaluation, inference), tuples of what
+    it is, its functions, what they give, what they must, and the largest difference relative to that, if not 1e-4."""
     chance: tuple[str, Mapping[str, float]] | None = None
     """The module whose output are logits, and the probability that a metric counts a sample as right when they are random."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.nn.patchify import raster, sincos_table
-from seedbed.recipes.flow import data, objective, system
+from seedbed.recipes.flow import data, evaluate, objective, system
 from seedbed.recipes.flow.model import FlowTransformer, axial_table, time_features
 from seedbed.recipes.flow.sampling import time_grid
 from seedbed.train.engine import EvalEngine
@@ -89,7 +89,8 @@ def model(system: Flow) -> Iterator[tuple]:
 
 def metrics(of: Flow) -> Iterator[tuple]:
     """Errors that equal the number of their time, 0 to 7: each mean is reported by its own name. Items are those held out."""
-    engine, source, noises, images = EvalEngine(of, of.config, torch.device("cpu")), of.data.valid.first(20), [], []
+    engine, noises, images = EvalEngine(of, of.config, torch.device("cpu")), [], []
+    source: Any = of.data.valid.first(20)
 
     def errors(field: Tensor, seen: dict[str, Tensor]) -> Tensor:
         t = seen["time"][:, None, None, None]
@@ -105,6 +106,20 @@ def metrics(of: Flow) -> Iterator[tuple]:
     yield "mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1
     yield "images of evaluation", code, torch.cat(images), source.pick(source.spread(source.num_items))[0].flatten(1)
     yield "early, late and mean loss", code, list(found.values()), [1.5, 5.5, 3.5]
+    x, line = torch.randn(40, 3, generator=torch.Generator().manual_seed(6)).double(), torch.arange(8.0)[:, None]
+    wanted = (2.0 * x + 1.0).mean(0).square().sum() + 4.0 * x.var(0).sum()
+    yield "Fréchet distance of x and 3 x + 1", evaluate.frechet, evaluate.frechet(x, 3.0 * x + 1.0), wanted
+    ones = torch.ones(8, 3)
+    yield "kernel distance of 1 and -1", evaluate.kernel_distance, evaluate.kernel_distance(ones, -ones)[0], 16.0
+    found = evaluate.coverage(line, torch.cat((line[:4], line[:4] + 100.0)))
+    yield (
+        "precision, recall and coverage",
+        evaluate.coverage,
+        [found[name] for name in ("precision", "recall", "coverage")],
+        [0.5, 7 / 8, 3 / 4],
+    )
+    x = noise[:8].unflatten(1, of.data.shape)
+    yield "decibels between x and 10 x", evaluate.spectral_distance, evaluate.spectral_distance(x, 10.0 * x), 20.0
 
 
 def samples(system: Flow) -> Iterator[tuple]:

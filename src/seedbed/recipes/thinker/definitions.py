@@ -73,7 +73,11 @@ def loss(system: ThinkerSystem) -> Iterator[tuple]:
 
 def model(system: ThinkerSystem) -> Iterator[tuple]:
     """Attention by its formula, what the latents read and start from; what padding is embedded as changes nothing."""
-    from seedbed.recipes.thinker.model import Attention, Start, Thinker
+    from seedbed.recipes.thinker.model import Attention, Start, Thinker, sinusoids
+
+    angle_LF = torch.arange(5)[:, None] * 100.0 ** (-torch.arange(4) / 4)
+    wanted = torch.cat((angle_LF.sin(), angle_LF.cos()), 1)
+    yield "sines and cosines of positions", sinusoids, sinusoids(torch.arange(5), 8, 100.0), wanted
 
     block, width = system.model.cell[0], system.config.model.width
     x_BQD, context_BCD = (torch.randn(2, num, width, generator=torch.Generator().manual_seed(num)) for num in (3, 5))
