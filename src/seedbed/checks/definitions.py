@@ -92,9 +92,9 @@ def _random_branches(subject: Subject, system: System) -> Iterator[tuple]:
     for module, args, options in given.values() if not torch.equal(one, other) else ():
         with contextlib.suppress(RuntimeError, AttributeError, IndexError, TypeError), torch.no_grad():
             own = module.eval()(*args, **options) - args[0]
-            made = torch.stack([module.train()(*args, **options) - args[0] for _ in range(NUM_BRANCHES)])
-            if own.any() and (made.flatten(2) == 0.0).all(2).any():
-                share = (made.mean(0) * own).sum() / own.square().sum()
+            draw = lambda num: torch.stack([module.train()(*args, **options) - args[0] for _ in range(num)])  # noqa: B023, E731
+            if own.any() and (draw(16).flatten(2) == 0.0).all(2).any():
+                share = (draw(NUM_BRANCHES).mean(0) * own).sum() / own.square().sum()
                 yield (
                     f"mean of {type(module).__name__} in training, as a share of evaluation",
                     type(module).forward,

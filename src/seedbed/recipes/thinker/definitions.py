@@ -65,6 +65,12 @@ def loss(system: ThinkerSystem) -> Iterator[tuple]:
     nats = [F.cross_entropy(part[learn], y[learn]) for part in logits]
     found = system.model.score(logits, {"y": y, "learn": learn}, weight_S)
     yield "loss of the steps", type(system.model).score, found, 0.3 * nats[0] + 0.7 * nats[1]
+    staged = replace(system.config.data.curriculum, kind="gated", start=2, window=3, threshold=0.5, min_steps=3)
+    stage, seen = curriculum.first(staged, 9), list[int]()
+    for hits in (1, 0, 4, 2, 2, 2, 0, 4, 4):  # of 4, in windows of three steps: too few, just enough, enough
+        stage = curriculum.advance(stage, torch.tensor(hits), torch.tensor(4), staged, 9)
+        seen.append(int(curriculum.limit(stage)))
+    yield "longest samples after each step", curriculum.advance, seen, [2, 2, 2, 2, 2, 3, 3, 3, 4]
     setting = SimpleNamespace(weight_T=torch.tensor([0.3, 0.7, 0.0]))
     with patch.object(system.model, "logits", lambda *given: [torch.cat((logits, logits[:1]))]):
         right = system.model({"y": y, "learn": learn}, setting, 1, 3, (0, 1, 2))[1]
