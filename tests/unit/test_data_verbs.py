@@ -219,7 +219,7 @@ def test_long_prepare_shows_rate_and_time_left(monkeypatch, capsys):
     assert capsys.readouterr().err == ""
     clock.now += 9.5
     show(30_000_000, 60_000_000)
-    assert capsys.readouterr().err == "reading: 30 MB of 60 MB, 2 MB/s, 0:15 left\n"
+    assert capsys.readouterr().err == "reading: 30.0 MB of 60.0 MB, 2.0 MB/s, 15 s left\n"
 
 
 def test_dataset_kind_is_found_by_the_data_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):

@@ -24,7 +24,6 @@ import numpy as np
 
 from seedbed.errors import UserError
 from seedbed.track import files
-from seedbed.track.text import duration, size
 
 FORMAT = 1
 CHUNK = 16 << 20
@@ -277,17 +276,25 @@ class Progress:
         if now - self._start < QUIET or (now - self._spoke < (0.2 if terminal else 10.0) and done < total):
             return
         rate = (done - self._first) / (now - self._start)
-        left = duration((total - done) / rate) if rate > 0 else "unknown time"
+        left = _time_left((total - done) / rate) if rate > 0 else "unknown"
         line = f"{self.what}: {self._size(done)} of {self._size(total)}, {self._size(rate)}/s, {left} left"
         sys.stderr.write(f"\r\x1b[2K{line}" if terminal else f"{line}\n")
         sys.stderr.flush()
         self._spoke, self._open = now, terminal
 
     def _size(self, count: float) -> str:
-        return size(count) if self.unit == "bytes" else f"{count:,.0f} {self.unit}"
+        if self.unit != "bytes":
+            return f"{count:,.0f} {self.unit}"
+        return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
     def close(self) -> None:
         """End the line on a terminal."""
         if self._open:
             sys.stderr.write("\n")
             self._open = False
+
+
+def _time_left(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
