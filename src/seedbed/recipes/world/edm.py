@@ -155,9 +155,8 @@ class Denoiser(Emulator):
             oracle=lambda b: probe.in_rows([target(b), *probe.field_targets_of(self, b["target"])]),
             lower_bound=0.0,
             dead=tuple(name for name, _ in self.named_parameters() if name.startswith("net.noise.")),  # it is in the frame
-            held=probe.held_where_gradients_stop(self, batch),
             ode=probe.denoising_ode(self, window, OFFSET, SIGMA_MAX),
-            **probe.common_facts(self),
+            **probe.common_facts(self, batch),
         )
 
     def flops_per_item(self) -> float:

@@ -5,7 +5,7 @@ Shape suffixes: B batch, N images, C channels, H W pixels, K taps of a blur.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_mode
 from seedbed.recipes.ebt.optimize import NO_ONNX, log_step_size
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
+from seedbed.train.stop_gradient import held_loss, stop_gradient
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option
 from seedbed.train.watch import Alarm
 
@@ -178,14 +179,12 @@ class EnergyDenoiser(Denoiser):
         u_B = rng.uniform(rng.keys(self.config.seed, index_B, _SIZES), 1)[:, 0].to(alpha.dtype)
         return alpha * (1.0 / spread + u_B * (spread - 1.0 / spread))
 
-    def optimize(
-        self, noisy_BCHW: Tensor, size: Tensor, num_steps: int, held: Sequence[Tensor] = ()
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Each estimate, its change, and the energy before it; `held` replaces the estimates that the steps begin with."""
+    def optimize(self, noisy_BCHW: Tensor, size: Tensor, num_steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Each estimate, its change, and the energy before it."""
         z_BCHW = noisy_BCHW
-        for k in range(num_steps):
-            # Detached: gradients reach the weights through each step alone, which keeps them stable.
-            z_BCHW = held[k] if held else z_BCHW.detach()
+        for _ in range(num_steps):
+            # Gradients reach the weights through each step alone, which keeps them stable.
+            z_BCHW = stop_gradient(z_BCHW)
             grad_BCHW, energy_B = self.model(z_BCHW, noisy_BCHW)
             moved_BCHW = size * grad_BCHW
             z_BCHW = z_BCHW - moved_BCHW
@@ -258,26 +257,13 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
         targets="clean",
         ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
         oracle=lambda b: b["clean"][:, :, None].expand(-1, -1, steps, -1),
-        held=(lambda: _held(system, batch)) if isinstance(system, EnergyDenoiser) else None,
+        held=lambda: held_loss(system, batch),
         lower_bound=0.0,
         order="full",
         positions="absolute",
         at_init=error_of_input,
         baselines=lambda b: {"the noisy image itself": error_of_input(b)},
     )
-
-
-@torch.no_grad()
-def _held(system: EnergyDenoiser, batch: Batch) -> Callable[[], Tensor]:
-    """The loss as a function of the weights alone: the estimates that steps begin with are held, as gradients stop there."""
-    noisy_BCHW, steps = system.noisy(batch), system.config.model.steps
-    held = [noisy_BCHW, *system.estimates(noisy_BCHW, steps - 1)]
-
-    def loss() -> Tensor:
-        taken = system.optimize(noisy_BCHW, system.alpha(), steps, held)
-        return torch.stack([smooth_l1_loss(z_BCHW, batch["image"]) for z_BCHW, _, _ in taken]).mean()
-
-    return loss
 
 
 def write_curves(system: Denoiser, request: Request) -> Sample:
