@@ -69,8 +69,6 @@ class Flow(System):
         self.bins: Tensor
         self._baseline_losses: dict[str, float] = {}
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         seen = self.add_noise(batch)
         field_BCHW = self.run(seen["input"], seen["time"], seen["class"])
@@ -119,8 +117,6 @@ class Flow(System):
         """An item is an image."""
         return self.model.flops_per_image()
 
-    # ---- evaluation and samples ------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def evaluate(self, source: ImageSource, engine: EvalEngine) -> dict[str, float]:
         """The velocity error on held-out images at fixed times and noises; independent of batch size and prediction target."""
@@ -157,8 +153,6 @@ class Flow(System):
         from seedbed.recipes.flow.export import onnx_network
 
         return onnx_network(self)
-
-    # ---- description -----------------------------------------------------------------------------------------------
 
     def describe(self) -> dict[str, Any]:
         """Size, cost, and baseline losses."""

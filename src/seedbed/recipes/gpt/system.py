@@ -37,8 +37,6 @@ class GPT(TextSystem):
         self._kernels: dict[torch.device, tuple] = {}
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         x_BT, y_BT = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         with attention_scope(self.kernels()):
@@ -75,8 +73,6 @@ class GPT(TextSystem):
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
         return self.model.flops_per_token() * self.config.data.block
-
-    # ---- evaluation and samples ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:

@@ -154,9 +154,6 @@ def score(system: ThinkerSystem, source: TaskSource, inference: Inference, num: 
     return Score(inference.steps, exact_S / num, token_S / count, position_M / count_M.clamp_min(1), float(nats / count), num)
 
 
-# ---- leaks -----------------------------------------------------------------------------------------------------------
-
-
 def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
     """Every sample gets the input of another one: what is right then cannot come from the input.
 
@@ -192,9 +189,6 @@ def _moved(system: ThinkerSystem, batch: Batch, inference: Inference) -> float:
         scale = float(one.double().abs().mean()) + 1e-12
         worst = max(worst, float((one - two).double().abs().max()) / scale)
     return worst if worst > 1e-3 else 0.0
-
-
-# ---- the evaluation of a training run --------------------------------------------------------------------------------
 
 
 def quick_evaluation(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:

@@ -77,8 +77,6 @@ class ThinkerSystem(System):
         self._device_settings: SettingsTensors = self._host_settings
         self._cached_settings: dict[tuple[int, int], BatchSettings] = {}
 
-    # ---- training ----------------------------------------------------------------------------------------------------
-
     def variant(self, step: int, num_steps: int) -> tuple[int, int]:
         """The numbers of latents and steps of this step, drawn on the host as a pack draws them on the device."""
         if self.latents.low == self.latents.high and self.config.model.loss.steps in ("all", "last"):
@@ -160,8 +158,6 @@ class ThinkerSystem(System):
         yield from self.model.cell
         yield self.model.decoder
 
-    # ---- evaluation and samples --------------------------------------------------------------------------------------
-
     @torch.no_grad()
     def evaluate(self, source: TaskSource, engine: EvalEngine) -> dict[str, float]:
         """Exact match on fresh samples of the full length, unless something leaks."""
@@ -215,8 +211,6 @@ class ThinkerSystem(System):
     def load_state(self, state: dict[str, Any]) -> None:
         if state["plan"] != str(self.program):
             raise UserError(f"the program has changed: this run was trained with {state['plan']}, now it is {self.program}")
-
-    # ---- packing -----------------------------------------------------------------------------------------------------
 
     def packable_keys(self) -> frozenset[str]:
         return PACKABLE

@@ -88,8 +88,6 @@ class Denoiser(Emulator):
             x = clean + (x - clean) * (there / here)
         return hold_still(x, seen, action_BA) if self.config.model.static else x
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         loss, _, _, measured = self._losses(batch, stage_of(engine))
         return loss, measured
@@ -131,8 +129,6 @@ class Denoiser(Emulator):
         drawn = self.noise_table(counter_B, DENOISE, 0, tuple(target.shape[1:]))
         offset = rng.normal(rng.keys(self.config.seed, counter_B, DENOISE + 64 * 512), 3)[:, :, None, None]
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset, sigma_B
-
-    # ---- for the loop ----------------------------------------------------------------------------------------------
 
     def probe(self, batch: Batch) -> Probe:
         """One denoising on true memories with training noise; the network's target is a mix of frame and noise."""

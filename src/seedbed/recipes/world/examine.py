@@ -200,9 +200,6 @@ def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> fl
     return round(num / (time_after(num) - start), 1)
 
 
-# ---- report --------------------------------------------------------------------------------------------------------------
-
-
 def table(found: dict[str, Any]) -> str:
     lines = [
         f"{found['num_windows']} windows of the {found['part']} part, free-running with their true controls; dB.",

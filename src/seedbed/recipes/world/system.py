@@ -66,8 +66,6 @@ class World(Emulator):
         level_B = action_BA.new_full((len(action_BA),), level)
         return self.call(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean error of all predictions: on true memories, and from the second stage on half of them on rollouts."""
         error, _, _, measured = self._errors(batch, stage_of(engine))
@@ -131,8 +129,6 @@ class World(Emulator):
         engine.minimize(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
-
-    # ---- for the loop ----------------------------------------------------------------------------------------------
 
     def probe(self, batch: Batch) -> Probe:
         return open_probe(self, batch)

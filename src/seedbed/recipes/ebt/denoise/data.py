@@ -47,9 +47,6 @@ def _only(source: ImageSource, config: Config, classes: list[int], wanted: bool)
     return ImageSource(source.arrays["image"][rows_N], class_N[rows_N], config.data, config.seed, source.train)
 
 
-# ---- noise -----------------------------------------------------------------------------------------------------------
-
-
 @functools.cache
 def noise_scales(noise: str, level: float) -> tuple[float, float]:
     """The factors of the image and of the normal noise, for images in [-1, 1]."""
