@@ -113,7 +113,7 @@ def test_critics_penalty_has_the_gradient_of_twice_backward(gamma: float) -> Non
     found = critic_loss(critic, real, fake, memory, action, gamma)
     scores, squares = [], []
     for frame in (real.requires_grad_(), fake.requires_grad_()):
-        scores.append(critic(frame, memory, action).x)
+        scores.append(critic(frame, memory, action))
         (slope,) = torch.autograd.grad(scores[-1].sum(), frame, create_graph=True)
         squares.append(slope.square().sum((1, 2, 3)).mean())
     asked = F.softplus(scores[1] - scores[0]).mean() + 0.5 * gamma * (squares[0] + squares[1])
