@@ -20,7 +20,6 @@ from seedbed.recipes.flow.model import PositionTables, build_model
 from seedbed.recipes.flow.probe import build_probe
 from seedbed.recipes.flow.show import SampleOptions, show
 from seedbed.train.engine import DTYPES, EvalEngine
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System
 
 if TYPE_CHECKING:
@@ -57,6 +56,7 @@ class Flow(System):
 
     auto_compile = "whole"
     sample_options = SampleOptions
+    probe = build_probe
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__()
@@ -103,9 +103,6 @@ class Flow(System):
         size = (config.micro_batch, shape.heads, tokens, shape.width // shape.heads)
         device = model.enter.weight.device
         return choose_attention(size, DTYPES[config.precision], device, causal=False, only=config.attention)
-
-    def probe(self, batch: Batch) -> Probe:
-        return build_probe(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks

@@ -24,7 +24,6 @@ from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import EvalEngine, mix
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option
 
 if TYPE_CHECKING:
@@ -59,6 +58,7 @@ class ThinkerSystem(System):
 
     stage_metric = "longest"
     sample_options = SampleOptions
+    probe = build_probe
     stage: Tensor
 
     def __init__(self, config: Config, data: Data) -> None:
@@ -149,9 +149,6 @@ class ThinkerSystem(System):
         # All ranks have the same stage; a pack is one rank.
         stage = curriculum.advance(stage, total(hits), total(tries), stages, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
-
-    def probe(self, batch: Batch) -> Probe:
-        return build_probe(self, batch)
 
     def compile_units(self) -> Iterator[nn.Module]:
         yield self.model.start

@@ -20,7 +20,6 @@ from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_probe
 from seedbed.train.engine import Engine, EvalEngine, mix
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch
 
 CRITIC = "critic"
@@ -45,6 +44,7 @@ class World(Emulator):
 
     net: WorldNet
     weight: Tensor
+    probe = open_probe
 
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__(config, data)
@@ -129,9 +129,6 @@ class World(Emulator):
         engine.minimize(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
-
-    def probe(self, batch: Batch) -> Probe:
-        return open_probe(self, batch)
 
     def flops_per_item(self) -> float:
         """An item is a window; a step makes about one prediction per window in every stage."""

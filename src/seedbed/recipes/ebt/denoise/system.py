@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, add_noise
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.optimize import NO_ONNX, log_step_size
+from seedbed.recipes.ebt.optimize import log_step_size, no_onnx_network
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.stop_gradient import held_loss, stop_gradient
@@ -152,6 +152,7 @@ class EnergyDenoiser(Denoiser):
     """An energy over images, trained by differentiating through its optimisation steps."""
 
     model: ImageEnergy
+    onnx_network = no_onnx_network
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__(config, data)
@@ -189,9 +190,6 @@ class EnergyDenoiser(Denoiser):
             moved_BCHW = size * grad_BCHW
             z_BCHW = z_BCHW - moved_BCHW
             yield z_BCHW, moved_BCHW, energy_B
-
-    def onnx_network(self) -> NoReturn:
-        raise UserError(NO_ONNX)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         image_BCHW, noisy_BCHW = batch["image"], self.noisy(batch)
