@@ -18,13 +18,12 @@ from seedbed.nn import eagerly
 from seedbed.nn.decoding import Decoder, Sampling
 from seedbed.recipes.ebt import evaluate, optimize
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, RegressSystem
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, PlainDecoder
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import METRICS, cross_entropy, energy_metrics, optimize_to_loss, step_sizes
 from seedbed.recipes.ebt.optimize import ReplayBatch, ReplayBuffer
-from seedbed.recipes.ebt.presets import MCMCConfig
+from seedbed.recipes.ebt.presets import DenoiseConfig, MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.train.engine import EvalEngine, mix
 from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks

@@ -5,7 +5,7 @@ Shape suffixes: B batch, M output tokens, T steps.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from seedbed.nn import eagerly
 from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.evaluate import Inference, quick_evaluation
+from seedbed.recipes.thinker.evaluate import Inference, onnx_network, quick_evaluation
 from seedbed.recipes.thinker.full_evaluation import full_evaluation
 from seedbed.recipes.thinker.model import Sizes, Thinker
 from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
@@ -25,9 +25,6 @@ from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import EvalEngine, mix
 from seedbed.train.system import Batch, Request, Sample, System, option
-
-if TYPE_CHECKING:
-    from seedbed.train.export_onnx import OnnxNetwork
 
 STAGE_SETTINGS = ("threshold", "window", "min_steps")
 # Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
@@ -58,7 +55,7 @@ class ThinkerSystem(System):
 
     stage_metric = "longest"
     sample_options = SampleOptions
-    probe = build_probe
+    probe, onnx_network = build_probe, onnx_network
     stage: Tensor
 
     def __init__(self, config: Config, data: Data) -> None:
@@ -181,11 +178,6 @@ class ThinkerSystem(System):
         if request.write:
             request.write(text + "\n")
         return Sample(text=text, files=files)
-
-    def onnx_network(self) -> "OnnxNetwork":
-        from seedbed.recipes.thinker.export import onnx_network
-
-        return onnx_network(self)
 
     def describe(self) -> dict[str, Any]:
         """The facts printed before step 0."""
