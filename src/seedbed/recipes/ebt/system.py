@@ -70,9 +70,6 @@ class EbtSystem(TextSystem):
         super().__init__(config, data)
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
-    def num_targets(self, batch: Batch) -> int:
-        return batch["tokens"][:, 1:].numel()
-
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 

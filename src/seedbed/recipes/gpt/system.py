@@ -42,9 +42,6 @@ class GPT(TextSystem):
         with attention_scope(self.kernels()):
             return self.model(x_BT, y_BT, self.model.position_tables(x_BT)), {}
 
-    def num_targets(self, batch: Batch) -> int:
-        return batch["tokens"][:, 1:].numel()
-
     def kernels(self) -> tuple:
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
         device = self.model.embed.weight.device
