@@ -3,6 +3,7 @@
 Shape suffixes: B samples, N input tokens, M output tokens, V tokens, L symbols of a sample.
 """
 
+import difflib
 import itertools
 import re
 from dataclasses import replace
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.nn import rng
-from seedbed.recipes.catalogue import not_among
 from seedbed.recipes.thinker.addition import Addition
 from seedbed.recipes.thinker.task import Rule, Samples, Shape, StringTask, Task, flip
 
@@ -186,7 +186,9 @@ def find_task(name: str, vocab: int = 16, length: int = 10, base: int = 16, max_
         return OTHERS[name](length)
     if name == Mirrored.name:
         return Mirrored(vocab, length)
-    raise not_among(name, task_names(), f"there is no task {name!r}")
+    near = difflib.get_close_matches(name, task_names(), 3, 0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise UserError(f"there is no task {name!r}{hint}\nthere are: {', '.join(task_names())}")
 
 
 def task_names() -> list[str]:
