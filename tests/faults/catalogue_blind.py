@@ -213,7 +213,7 @@ _fault = partial(blind, EBT)
 EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_EVALUATE = (
     f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "evaluate")
 )
-DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
+DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/{n}.py" for n in ("data", "denoise/system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
 
 EBT_FAULTS = [

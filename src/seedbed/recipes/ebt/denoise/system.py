@@ -4,7 +4,9 @@ Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping.
 Shape suffixes: B batch, N images, C channels, H W pixels, K taps of a blur.
 """
 
+import functools
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +23,7 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly, rng
 from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, add_noise
+from seedbed.recipes.ebt.data import NUM_EVALUATED
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
 from seedbed.recipes.ebt.optimize import log_step_size, no_onnx_network
 from seedbed.train.engine import EvalEngine
@@ -30,9 +32,11 @@ from seedbed.train.stop_gradient import held_loss, stop_gradient
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option
 from seedbed.train.watch import Alarm
 
-_SIZES = 313
+# Streams of random numbers; the images' own have 301 and 302.
+_NOISE, _EVALUATION, _SIZES = range(311, 314)
 # Images of an evaluation that are scored at once.
 EVAL_BATCH = {"cuda": 512, "mps": 128, "cpu": 64}
+CHAIN, FIRST_BETA, LAST_BETA = 1000, 1e-4, 0.02  # of a diffusion
 OUT_OF_DISTRIBUTION = 2.0  # times the level of training
 METRICS = ("gap", "gap_negative", "energy_first", "energy_last", "move_rms")
 
@@ -227,6 +231,24 @@ class EnergyDenoiser(Denoiser):
         model = self.model
         ends = 5.0 * model.end_flops(model.enter) + 6.0 * model.end_flops(model.head)
         return self.config.model.steps * (6.0 * model.layer_flops() + 9.0 * model.attention_flops() + ends)
+
+
+@functools.cache
+def noise_scales(noise: str, level: float) -> tuple[float, float]:
+    """The factors of the image and of the normal noise, for images in [-1, 1]."""
+    if noise == "sigma":
+        return 1.0, 2.0 * level
+    betas = (FIRST_BETA + (LAST_BETA - FIRST_BETA) * n / (CHAIN - 1) for n in range(round(CHAIN * level)))
+    kept = math.prod(1.0 - beta for beta in betas)
+    return math.sqrt(kept), math.sqrt(1.0 - kept)
+
+
+def add_noise(image_BCHW: Tensor, index_B: Tensor, seed: int, noise: str, level: float, evaluation: bool = False) -> Tensor:
+    """The image with the noise of its sample counter; evaluation has its own noise, the same at every level."""
+    keys = rng.keys(seed, index_B, _EVALUATION if evaluation else _NOISE)
+    normal_BCHW = rng.normal(keys, image_BCHW[0].numel()).view_as(image_BCHW)
+    signal, spread = noise_scales(noise, level)
+    return signal * image_BCHW + spread * normal_BCHW
 
 
 def measures(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
