@@ -16,7 +16,7 @@ from torch import Tensor
 from seedbed.data.text_facts import next_token_facts
 from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.objective import cross_entropy
-from seedbed.recipes.ebt.optimize import INITIAL, SeparateClip, initial_predictions, optimize_step
+from seedbed.recipes.ebt.optimize import INITIAL, ReplayBuffer, SeparateClip, initial_predictions, optimize_step
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.stop_gradient import held
@@ -94,7 +94,7 @@ def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
 
     def loss(factor: float = 1.0) -> Tensor:
         known = {"alpha": lambda mean: factor * alpha, "initial_batch": lambda batch: rows}
-        with patch.multiple(system, **known):
+        with patch.multiple(system, **known), patch.object(ReplayBuffer, "store"):
             return system.loss(batch, engine)[0]
 
     fixed = held(loss)
