@@ -213,7 +213,7 @@ _fault = partial(blind, EBT)
 EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_EVALUATE = (
     f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "evaluate")
 )
-DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
+DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/{n}.py" for n in ("data", "denoise/system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
 
 EBT_FAULTS = [
@@ -225,7 +225,7 @@ EBT_FAULTS = [
            EBT_OBJECTIVE, "noise(counter_BT, NOISE + number)", "noise(counter_BT, NOISE)", "model.mcmc.langevin_noise=1"),
     _fault("objective", "hard", "gradients never pass more than one step",
            "`backprop_through=all` is read and has no effect: earlier steps are not trained towards the last one.",
-           EBT_OBJECTIVE, 'z_BTV = z_BTV if config.backprop_through == "all" else z_BTV.detach()', "z_BTV = z_BTV.detach()",
+           EBT_OBJECTIVE, 'z_BTV = z_BTV if config.backprop_through == "all" else stop_gradient(z_BTV)', "z_BTV = z_BTV.detach()",
            "model.mcmc.backprop_through=all", "model.mcmc.loss=last"),
     _fault("data", "hard", "replayed predictions belong to other contexts",
            "The replay buffer stores the predictions of some rows with the tokens of others.",

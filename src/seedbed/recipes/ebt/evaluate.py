@@ -186,9 +186,6 @@ def rank_correlation(x_P: Tensor, y_P: Tensor) -> float:
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
-# ---- texts in and out of distribution --------------------------------------------------------------------------------
-
-
 def _texts(system: EnergySystem, tokens: int, texts: Sequence[str]) -> dict[str, Callable[[], CountedText]]:
     """Makers by name: a text may have characters that the run's tokenizer does not know."""
     own = system.config.data.text
@@ -245,9 +242,6 @@ def sums(num: int) -> str:
         a, b = rng.randrange(1000), rng.randrange(1000)
         text += f"{a}+{b}={a + b}\n"
     return text[:num]
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict[str, Any]) -> str:

@@ -6,11 +6,12 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from seedbed.errors import UserError
 from seedbed.nn import rng
 from seedbed.nn.init import declare
 from seedbed.recipes.ebt.model import Context, EnergyModel
@@ -19,9 +20,6 @@ from seedbed.recipes.ebt.presets import MCMCConfig
 # Streams of random numbers. Noise has one per step; evaluation has one per sample of the initial prediction.
 NUM_STEPS, INITIAL, STEP_SIZE, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
 ALPHA_RATE = 3.0
-NO_ONNX = (
-    "an energy model cannot be exported to ONNX: its predictions follow the gradient of its energy, and ONNX has no gradients"
-)
 
 # Added to the counters of replayed rows, so that their noise differs from that of any sample.
 REPLAY_OFFSET = 1 << 60
@@ -74,6 +72,11 @@ class SeparateClip(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0] if ctx.mean is None else ctx.mean(grads[0])
         return grad.clamp(-1.0, 1.0) * SeparateClip.SCALE, None
+
+
+def no_onnx_network(system: nn.Module) -> NoReturn:
+    what = "an energy model cannot be exported to ONNX"
+    raise UserError(f"{what}: its predictions follow the gradient of its energy, and ONNX has no gradients")
 
 
 def optimize_step(

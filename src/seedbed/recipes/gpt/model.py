@@ -108,8 +108,6 @@ class Transformer(nn.Module):
         if self.unembed:
             declare(self.unembed.weight, "head")
 
-    # ---- weights ---------------------------------------------------------------------------------------------------
-
     def init_weights(self, generator: torch.Generator) -> None:
         """Fill every parameter; blocks start near the identity and the first loss is that of a uniform guess."""
         config = self.config
@@ -144,8 +142,6 @@ class Transformer(nn.Module):
         prefixes = ("positions.", "embed.") if self.unembed else ("positions.",)
         num_weights = sum(p.numel() for name, p in self.named_parameters() if not name.startswith(prefixes))
         return 6.0 * num_weights + 12.0 * self.config.depth * self.config.width * self.block
-
-    # ---- forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, tables: PositionTables | None = None) -> Tensor:
         """The mean loss, in nats per target. Compiled code must be given its tables."""

@@ -88,8 +88,6 @@ class Denoiser(Emulator):
             x = clean + (x - clean) * (there / here)
         return hold_still(x, seen, action_BA) if self.config.model.static else x
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         loss, _, _, measured = self._losses(batch, stage_of(engine))
         return loss, measured
@@ -132,8 +130,6 @@ class Denoiser(Emulator):
         offset = rng.normal(rng.keys(self.config.seed, counter_B, DENOISE + 64 * 512), 3)[:, :, None, None]
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset, sigma_B
 
-    # ---- for the loop ----------------------------------------------------------------------------------------------
-
     def probe(self, batch: Batch) -> Probe:
         """One denoising on true memories with training noise; the network's target is a mix of frame and noise."""
         window = open_window(rows_of(batch), self.layout)
@@ -155,7 +151,6 @@ class Denoiser(Emulator):
             oracle=lambda b: probe.in_rows([target(b), *probe.field_targets_of(self, b["target"])]),
             lower_bound=0.0,
             dead=tuple(name for name, _ in self.named_parameters() if name.startswith("net.noise.")),  # it is in the frame
-            held=probe.held_where_gradients_stop(self, batch),
             ode=probe.denoising_ode(self, window, OFFSET, SIGMA_MAX),
             **probe.common_facts(self, batch),
         )

@@ -18,7 +18,7 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.recipes.world.curriculum import BLIND, OPEN, Curriculum, Stage
 from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData
-from seedbed.recipes.world.evaluate import Evaluator
+from seedbed.recipes.world.evaluate import quick
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, WorldNet, layout_of, widths_of
@@ -78,7 +78,7 @@ class Emulator(System):
         num = config.batch // 2 if config.model.closed < NEVER else 0
         numbers = POSE_SIZE if config.model.pose_tracking else 0
         self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes, numbers)
-        self.evaluator = Evaluator(data)
+        self.evaluated: dict[str, float] = {}  # the latest evaluation
         self.trained_rows = 0  # rows per network call in training; 0 before the first step
         self._chunk = 0
 
@@ -209,7 +209,7 @@ class Emulator(System):
     def evaluate(self, source: WindowSource, engine: EvalEngine) -> dict[str, float]:
         """Free-running error on fixed held-out windows with their true controls, and that of the baselines."""
         with self.with_compiled_graph():
-            found = engine.ranks.broadcast_object(self.evaluator.quick(self, source))  # the stage depends on it
+            found = self.evaluated = engine.ranks.broadcast_object(quick(self, source))  # the stage depends on it
         if source is self.data.valid:
             self.curriculum.measured(found["gap"], found["listens"], found["free_l1"], found["free_4"])
         return found
@@ -227,7 +227,7 @@ class Emulator(System):
         raise UserError("a world is exported with --to web: its folder holds network.onnx and the memory that the network needs")
 
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return [*evaluation_alarms(self.evaluator.latest, progress), *critic_alarms(measured)]
+        return [*evaluation_alarms(self.evaluated, progress), *critic_alarms(measured)]
 
     def state(self) -> dict[str, Any]:
         return {"ladder": self.curriculum.state()}

@@ -19,7 +19,7 @@ from torch import Tensor
 from seedbed.nn import eagerly
 from seedbed.recipes.world import controls
 from seedbed.recipes.world.data import WindowSource
-from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, free_run, teacher_forced, trajectories
+from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, baselines, free_run, teacher_forced, trajectories
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def at_horizons(system: Emulator, source: WindowSource, num: int, few: int) -> d
 
 
 def _at_horizon(system: Emulator, traj: Trajectories, horizon: int, frame: Tensor) -> dict[str, Tensor]:
-    true, pictures = traj.target(horizon), system.evaluator.baselines(traj, horizon)
+    true, pictures = traj.target(horizon), baselines(system.data, traj, horizon)
     row = {"free": psnr(frame, true), "forced": psnr(teacher_forced(system, traj, horizon), true)}
     row |= {name: psnr(picture, true) for name, picture in pictures.items()}
     row |= {"distance": dissimilarity(frame, true), "distance_copy": dissimilarity(pictures["copy"], true)}
@@ -198,9 +198,6 @@ def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> fl
 
     start = time_after(3)  # without the first calls, which are slower
     return round(num / (time_after(num) - start), 1)
-
-
-# ---- report --------------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict[str, Any]) -> str:

@@ -61,7 +61,6 @@ def show(system: "Emulator", request: Request, engine: EvalEngine) -> Sample:
     if num:
         found = examine(system, source, request.folder, num)
         text, files = f"{table(found)}\n{text}", [*files, request.folder / "examination.md"]
-        system.evaluator.latest |= {"standing_alarm": float(found["standing"]["alarm"])}
     if request.write:
         request.write(text + "\n")
     return Sample(text=text, files=tuple(files), facts={f"psnr_{h}": round(v, 3) for h, v in near.items()})
