@@ -35,13 +35,10 @@ def config_keys(subject: Subject) -> Finding:
         try:
             config = make()
         except (UserError, TypeError, AttributeError) as error:
-            what = f"preset {name} cannot be made: {error}"
-            why = "an unknown key would be ignored, or stop the run later"
-            return failed(what, where=source_line(make), why=why, fix="correct the key or its value in the preset")
+            return failed(f"preset {name} cannot be made: {error}", where=source_line(make), case="A1-made")
         if configs.digest(from_json(config, configs.to_json(config))) != configs.digest(config):
             what = f"preset {name} is another one after it was saved and read"
-            why = "a resumed run would be another run"
-            return failed(what, where=source_line(make), why=why, fix="use only numbers, strings, tuples, true, false and none")
+            return failed(what, where=source_line(make), case="A1-saved")
     return passed(f"{len(subject.recipe.presets)} presets, {len(configs.flatten(subject.config))} keys")
 
 
@@ -64,8 +61,7 @@ def unused_settings(subject: Subject) -> Finding:
         value = configs.flatten(subject.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"
-        what = f"{unread[0]}={value} is read by nothing"
-        return failed(what, where=subject.preset_line(), severity=severity)
+        return failed(f"{unread[0]}={value} is read by nothing", where=subject.preset_line(), severity=severity)
     return passed(f"{len(_set_fields(subject.config))} fields are set, and all are read")
 
 

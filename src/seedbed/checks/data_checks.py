@@ -46,12 +46,10 @@ WALK = 1_000_000
 def data_split(subject: Subject) -> Finding:
     """Samples are distinct, and held-out samples do not occur in the training data."""
     train, valid = subject.real_data.train, subject.real_data.valid
-    fix = "keep one contiguous part, with a gap, for evaluation"
     for name in set(train.arrays) & set(valid.arrays):
         if np.may_share_memory(train.arrays[name], valid.arrays[name]):
             what = f"training and validation rows of `{name}` are the same memory, in part or in whole"
-            why = "the score would be earned on what was trained on: over-fitting looks like progress"
-            return failed(what, where=source_line(subject.recipe.function("data", "open_data")), why=why, fix=fix)
+            return failed(what, where=source_line(subject.recipe.function("data", "open_data")), case="D2-memory")
     seen = [_hash(row) for row in _draw(subject, train)]
     ratio, limit = len(set(seen)) / len(seen), MIN_DISTINCT * _expected_distinct(len(seen), train)
     if ratio < limit:
@@ -61,9 +59,7 @@ def data_split(subject: Subject) -> Finding:
     distance, times = _commonest_distance(seen)
     if not train.arrays and times > MAX_ECHO * len(seen):
         what = f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}"
-        why = "the model would memorise what comes again and know nothing of the rest"
-        fix = "make each sample from its whole counter: look for a modulo or a truncated seed"
-        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=times / len(seen), limit=MAX_ECHO)
+        return failed(what, where=subject.batch_line(), case="D2-repeats", value=times / len(seen), limit=MAX_ECHO)
     for name, other in (("validation", valid), ("test", subject.real_data.test)):
         if other is None:
             continue
@@ -73,9 +69,8 @@ def data_split(subject: Subject) -> Finding:
         overlap, most = _known(known, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
         if overlap > most and is_whole:
             what = f"{overlap:.1%} of the {name} samples are training samples"
-            why = "the score would be earned on what was trained on"
             where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))
-            return failed(what, where=where, why=why, fix=fix, value=overlap, limit=most)
+            return failed(what, where=where, case="D2-overlap", value=overlap, limit=most)
     return passed(f"{len(set(seen)):,} distinct of {len(seen):,}", ratio, limit)
 
 
@@ -150,8 +145,7 @@ def decoding(subject: Subject) -> Finding:
     for number, text in enumerate(texts):
         if not probe.holds(text):
             what = f"row {number} of a batch reads {text[:40]!r} and is not in the source"
-            where = _wrong_ids(subject, probe, len(text)) or subject.batch_line()
-            return failed(what, where=where)
+            return failed(what, where=_wrong_ids(subject, probe, len(text)) or subject.batch_line())
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
 
 
@@ -176,35 +170,32 @@ def value_range(subject: Subject) -> Finding:
             continue
         wrong = _wrong_values(name, value.double(), ranges.get(name), value.is_floating_point())
         if wrong:
-            what, why, fix, severity = wrong
-            severity = subject.unsure or severity if severity == "warn" else severity
-            return failed(what, where=subject.batch_line(), why=why, fix=fix, severity=severity)
+            what, case = wrong
+            severity = subject.unsure or "warn" if case == "D5-scale" else ""
+            return failed(what, where=subject.batch_line(), case=case, severity=severity)
     shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
     return passed(", ".join(shown))
 
 
-def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool):
-    """What, why, fix and severity of the first fault of a batch entry."""
+def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool) -> tuple[str, str] | None:
+    """What is wrong with a batch entry first, and its case."""
     if not torch.isfinite(value).all():
         bad = int((~torch.isfinite(value)).sum())
-        what = f"`{name}` holds {bad} numbers that are not finite"
-        return what, "one of them makes every weight NaN", "clean the source", "err"
+        return f"`{name}` holds {bad} numbers that are not finite", "D5-finite"
     low, high, std = float(value.min()), float(value.max()), float(value.std())
     if value.numel() > 1 and low == high and declared != (low, high):
-        return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
+        return f"`{name}` is {low:g} everywhere", "D5-constant"
     if declared is not None:
         span = declared[1] - declared[0]
         if low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span:
             what = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}"
-            return what, "the model receives values it was not made for", "normalise once, with the range that is declared", "err"
+            return what, "D5-outside"
         if floating and high - low < span / 2:
             what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
-            why = "it was scaled twice, or with the wrong range: the signal is faint"
-            return what, why, "drop one of the two scalings", "err"
+            return what, "D5-faint"
     elif floating and not SCALE[0] <= std <= SCALE[1]:
         what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
-        why = "raw bytes, or a division made twice: first layers saturate or see nothing"
-        return what, why, "normalise it in batch(), or declare its range in probe()", "warn"
+        return what, "D5-scale"
     return None
 
 
@@ -328,20 +319,15 @@ def epoch_order(subject: Subject) -> Finding:
         where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
         return failed(problem, where=where)
     if wrong := _parts_problem(subject):
-        why = "with accumulation some items are counted several times and others never"
-        return failed(wrong, where=source_line(Feed.part), why=why, fix="part k is the k-th share of the rows of its step")
+        return failed(wrong, where=source_line(Feed.part), case="D8-parts")
     if crossing := _crossing(source):
-        why = "the model sees jumps that no input explains, and learns to expect them"
         made = record(subject, lambda: subject.recipe.check_data(subject.small, subject.real_data))
         inside = (call.code for call in made if type(source).__init__.__code__ in call.around)
-        where, fix = places((source_line(type(source).locate), *inside)), "leave out windows in which a sequence ends"
-        return failed(crossing, where=where, why=why, fix=fix)
+        return failed(crossing, where=places((source_line(type(source).locate), *inside)), case="D8-ends")
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
         what = f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)"
-        why = "data is lost in every epoch"
-        fix = "check num_items and the first and last row that locate() names"
-        return failed(what, where=source_line(type(source).locate), why=why, fix=fix, value=lost, limit=limit)
+        return failed(what, where=source_line(type(source).locate), case="D8-lost", value=lost, limit=limit)
     return passed(f"{num:,} indices, each once, in three orders; {lost:,} rows left over", lost, limit)
 
 

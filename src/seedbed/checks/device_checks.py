@@ -121,9 +121,8 @@ def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, str]:
 def precision(subject: Subject) -> Finding:
     compiled = _compiled_error(subject)
     if compiled is not None and not compiled <= COMPILE_LIMIT:
-        why = "what runs fast is not what was tested"
         what = f"4 steps compiled and eager end {compiled:.1e} apart"
-        return failed(what, where=source_line(System.compile_units), why=why, fix="compile=off, or find the unit that differs")
+        return failed(what, where=source_line(System.compile_units), case="G2-compiled")
     wanted = subject.config.precision
     # A preset in float32 does not use bf16: a note only.
     severity = "note" if wanted in ("fp32", "tf32") else ""
@@ -177,8 +176,7 @@ def memory_layout(subject: Subject) -> Finding:
     written = next((k for k in given if not torch.equal(given[k], kept[k])), None)
     if written is not None:
         what = f"the loss writes into its input {written!r}"
-        why = "the feed's memory is shared: others see the batch change"
-        return failed(what, where=subject.loss_line(), why=why, fix="work on a copy: x = x + ..., not x += ...")
+        return failed(what, where=subject.loss_line(), case="G3-written")
     changes = {
         "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x,
         "expanded": lambda x: x[:1].expand_as(x) if x.ndim and len(x) else x,  # the first row, without copying
@@ -190,15 +188,11 @@ def memory_layout(subject: Subject) -> Finding:
             other = _loss(subject, system, batch)
         except RuntimeError as error:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
-            why = "it works by luck: another feed, split or device has other strides"
-            fix = "reshape instead of view; write into no input"
-            return failed(what, where=subject.loss_line(), why=why, fix=fix, severity=subject.unsure)
+            return failed(what, where=subject.loss_line(), case="G3-refused", severity=subject.unsure)
         apart = abs(other - wanted) / max(abs(wanted), 1e-12)
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"
-            why = "the result depends on how memory is laid out"
-            fix = "use no raw strides (as_strided, data_ptr, view of a transpose)"
-            return failed(what, where=subject.loss_line(), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
+            return failed(what, where=subject.loss_line(), case="G3-layout", value=apart, limit=LAYOUT_LIMIT)
     if problem := _two_passes(subject):
         return failed(problem, where=subject.loss_line())
     return passed("strided and expanded batches give the same loss; two passes in a row work")

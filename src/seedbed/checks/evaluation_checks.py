@@ -58,17 +58,14 @@ def eval_determinism(subject: Subject) -> Finding:
     where = source_line(type(engine.system).evaluate)
     if first != second:
         name = next(n for n in first if first[n] != second.get(n))
-        why = "scores are noise, and the best checkpoint is a matter of luck"
         what = f"two evaluations of the same weights differ: {name} {first[name]} and {second.get(name)}"
-        return failed(what, where=where, why=why, fix="evaluate in evaluation mode, with a fixed seed")
+        return failed(what, where=where, case="V1-differs")
     changed = short_runs.first_difference(before, short_runs.named_tensors(engine))
     if changed:
-        why = "every evaluation changes the model"
-        return failed(f"evaluation changes {changed}", where=where, why=why, fix="write into no parameter or buffer there")
+        return failed(f"evaluation changes {changed}", where=where, case="V1-changes")
     if where := _noisy_forward(subject, engine):
-        why = "dropout or other noise is active during evaluation: scores are worse than the model"
         what = f"in evaluation mode {where.partition(' ')[2]} gives different outputs for the same input"
-        return failed(what, where=where, why=why, fix="honour self.training: F.dropout(x, p, self.training)")
+        return failed(what, where=where, case="V1-noise")
     return passed("evaluations of the same weights agree bitwise")
 
 
@@ -135,16 +132,14 @@ def eval_loss(subject: Subject) -> Finding:
     noise = 5 * statistics.stdev(draws) / max(abs(expected), 1e-12)
     if not apart <= max(SAME_LIMIT, noise):
         what = f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}"
-        why = "the gap between training and held-out loss is arithmetic, not over-fitting"
-        fix = "share one function between loss and evaluate: same reduction, same mask, same terms"
-        where = used_only_by(subject, lambda: evaluate(engine, source), any_file=True)
+        case, where = "V2-differs", used_only_by(subject, lambda: evaluate(engine, source), any_file=True)
         factor = max(value / expected, expected / value) if value * expected > 0 else 0.0
         if factor > 1.5 and abs(factor - round(factor)) < SAME_LIMIT * factor:
-            what, fix = f"{what}: a factor of {factor:.0f}", "divide the sum of the losses by the number of targets"
+            what, case = f"{what}: a factor of {factor:.0f}", "V2-factor"
             for call in record(subject, lambda: evaluate(engine, source), shared="nn data"):
                 where = places((call.code, *call.around)) if call.code.co_argcount > 1 else where  # the last gives the metrics
         where = where or source_line(type(engine.system).evaluate)
-        return failed(what, where=where, why=why, fix=fix, value=apart, limit=SAME_LIMIT)
+        return failed(what, where=where, case=case, value=apart, limit=SAME_LIMIT)
     return passed("evaluation and training measure the same on the same items", apart, SAME_LIMIT)
 
 
@@ -343,13 +338,11 @@ def held_out_data(subject: Subject) -> Finding:
     differ = [name for name, value in first.numbers.items() if second.get(name) != value]
     if first.reads or not differ:
         what = f"evaluate() reads `{first.reads[0]}` of the training data" if first.reads else "other data gives the same numbers"
-        why = "the number is not measured on the held-out data: it shows no over-fitting and chooses the wrong checkpoint"
-        return failed(what, where=evaluation_line(subject), why=why, fix="read the source that evaluate() is given, and no other")
+        return failed(what, where=evaluation_line(subject), case="V6-other")
     parts = (data.valid, data.valid.first(NUM_OTHERS)) if subject.declared.trains_at_end else ()
     if len({tuple(_trained_at_end(subject, part)) for part in parts}) > 1:
         what = "what a run trains at its end, to compare with, has other losses with other held-out data"
-        where = used_only_by(subject, lambda: _trained_at_end(subject, data.valid))
-        return failed(what, where=where)
+        return failed(what, where=used_only_by(subject, lambda: _trained_at_end(subject, data.valid)))
     return passed(f"{len(differ)} of {len(first.numbers)} numbers differ between validation and training data")
 
 

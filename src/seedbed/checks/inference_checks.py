@@ -72,8 +72,7 @@ def kv_cache(subject: Subject) -> Finding:
             return passed("cached = full", worst, limit)
         probe = subject.declared
         where = used_only_by(subject, lambda: probe.cached(probe.batch[probe.inputs]), any_file=True)
-    where = where or source_line(type(system).sample)
-    return failed(problem, where=where, value=worst, limit=limit)
+    return failed(problem, where=where or source_line(type(system).sample), value=worst, limit=limit)
 
 
 def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
@@ -94,8 +93,7 @@ def sampling_parity(subject: Subject) -> Finding:
         wanted = [(prompt, text) for prompt, text in (_greedy(subject, system, *one) for one in asked) if prompt]
     if isinstance(system, capabilities.Completing) and (problem := _neighbour_problem(subject, engine)):
         where = used_only_by(subject, lambda: _neighbour_problem(subject, engine)) or source_line(type(system).complete)
-        why = "with several prompts at once, some are continued from the wrong place or see the padding of others"
-        return failed(problem, where=where, why=why, fix="give every row of the cache its own length, positions and mask")
+        return failed(problem, where=where, case="I2-neighbour")
     if not wanted:
         return skipped("no prompt survives decoding and encoding")
     # A model that starts from noise must start from that of training.
@@ -139,8 +137,7 @@ def _typed_inputs(subject: Subject, engine: Engine) -> Finding:
             fed = max(alike, key=lambda v: len({*v.tolist()} & {*row.tolist()})).tolist()[:16]
             wanted = row.tolist()[:16]
             what = f"typed as {prompt!r}, a row of the data reaches the model as {fed}, not as {wanted}"
-            why, fix = "answers are wrong although the model is right", "pad and encode a typed input as the data does"
-            return failed(what, where=where or source_line(type(engine.system).sample), why=why, fix=fix)
+            return failed(what, where=where or source_line(type(engine.system).sample), case="I2-typed")
     return passed(f"{len(batch[probe.inputs])} rows, typed as prompts, reach the model as the data gives them")
 
 
@@ -213,8 +210,7 @@ def eval_mode(subject: Subject) -> Finding:
     with engine.evaluating():
         if system.training or torch.is_grad_enabled():
             state = "in training mode" if system.training else "with gradients on"
-            why, fix = "every evaluation and sample runs that way", "eval() and no_grad() inside engine.evaluating()"
-            return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), why=why, fix=fix)
+            return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), case="I6-training")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             where = used_only_by(subject, lambda: _sample(engine, Path(scratch), **options)) or source_line(type(system).sample)
@@ -283,8 +279,7 @@ def _fingerprint(sample: Sample) -> list[Any]:
 def export(subject: Subject) -> Finding:
     engine = inference_engine(subject)
     other = EvalEngine(subject.fresh_system(subject.config.seed + 1), subject.small, CPU)
-    why, fix = "others would use another model than the one you evaluated", "write every parameter and saved buffer, as it is"
-    written = partial(failed, where=source_line(exports.write), why=why, fix=fix)
+    written = partial(failed, where=source_line(exports.write), case="I7-written")
     with tempfile.TemporaryDirectory() as scratch, engine.evaluating():
         with exports.new_folder(Path(scratch) / "export") as folder:
             exports.write(engine, {"config": configs.to_json(subject.small), "data": subject.data.facts}, folder)
@@ -376,8 +371,7 @@ def guidance(subject: Subject) -> Finding:
         return skipped("samples without guidance are off already (see I3)")
     if not offs[worst] <= EXACT:
         what = f"guidance {worst:g} is off by {offs[worst]:.3g} from unconditional + {worst:g} (conditional - unconditional)"
-        why, fix = "samples are pulled elsewhere than towards their class", "give each half its own condition, and mix as above"
-        return failed(what, where=_sampler_line(subject, ode), why=why, fix=fix, value=offs[worst], limit=EXACT)
+        return failed(what, where=_sampler_line(subject, ode), case="I4-linear", value=offs[worst], limit=EXACT)
     if problem := _null_is_a_condition(subject, ode) or _wrong_drops(subject, ode):
         system, batch = subject.fresh_system(), subject.batch(0)
         runs = [lambda on=on: capabilities.probe(system.train(on), batch) for on in (True, False)]

@@ -45,9 +45,8 @@ def memory(subject: Subject) -> Finding:
     what = f"about {needed / 2**30:.1f} of {total / 2**30:.0f} GiB for {rows} items at a time"
     if share > MEMORY_SHARE:
         fits = max(1, int(rows * MEMORY_SHARE / share))
-        why = "it will run out of memory in its first backward pass"
         fix = f"accum={-(-rows // fits) * subject.config.accum}, or batch={fits}"
-        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
+        return failed(what, where=subject.loss_line(), case="T1-memory", fix=fix, value=share, limit=MEMORY_SHARE)
     return passed(what, share, MEMORY_SHARE)
 
 
@@ -80,9 +79,8 @@ def resume(subject: Subject) -> Finding:
         _fit(new_job(subject, *settings, folder=Path(scratch) / "parts"), STOP)
         saved = checkpoint_loading.load_newest(Path(scratch) / "parts" / "checkpoints", lambda text: None)
         if saved is None or saved.step != STOP:
-            why = "a signal would lose the run's work"
             what = f"stopped at step {STOP}, the newest checkpoint is {saved.step if saved else 'none'}"
-            return failed(what, where=source_line(loop.finish), why=why, fix="save a checkpoint when a run is stopped")
+            return failed(what, where=source_line(loop.finish), case="T2-stopped")
         # Another seed: whatever is not restored is visible.
         second = new_job(subject, *settings, folder=Path(scratch) / "parts", seed=subject.config.seed + 1)
         advance_global_rng(987)
@@ -93,9 +91,7 @@ def resume(subject: Subject) -> Finding:
         what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
         return failed(what, where=_cause_of_difference(whole, second, difference))
     if spoiled := _roll_back_problem(subject):
-        why = "weights without their moments and data position diverge again"
-        fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
-        return failed(spoiled, where=source_line(rollback.go_back), why=why, fix=fix)
+        return failed(spoiled, where=source_line(rollback.go_back), case="T2-rollback")
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
 
 
@@ -169,16 +165,11 @@ def randomness(subject: Subject) -> Finding:
     if here != again:
         return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where)
     if drawn[0] and (torch.equal(after[0], after[2]) or (here == later and _depends_on_seed(subject, system, batch))):
-        why = "every step has the same noise: the model memorises one draw"
-        fix = "let the noise of a step follow from (seed, step)"
-        return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), why=why, fix=fix)
+        return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), case="T3-step")
     if shared := _shared_noise(system, batch):
-        why = "the gradient sees one draw per batch instead of one per row: a loss that jumps, and slow learning"
-        return failed(f"all rows of a batch draw the same {shared!r}", where=where, why=why, fix="draw one per row")
+        return failed(f"all rows of a batch draw the same {shared!r}", where=where, case="T3-rows")
     if again := _key_used_twice(subject):
-        why = "two draws of a step are the same numbers: what should be independent is not"
-        fix = "give every purpose, and every repetition, a stream of its own"
-        return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], why=why, fix=fix)
+        return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], case="T3-keys")
     return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 

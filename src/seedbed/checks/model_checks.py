@@ -61,14 +61,11 @@ def initialisation(subject: Subject) -> Finding:
     for name, tensor in [*system.named_parameters(), *system.named_buffers()]:
         owner = system.get_submodule(name.rpartition(".")[0])
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            why = "its values are uninitialised memory: every run starts elsewhere, some with NaN"
             where = subject.module_init_line(system, name)
-            return failed(f"{name} was never initialised", where=where, why=why, fix="fill it where weights are made")
+            return failed(f"{name} was never initialised", where=where, case="M2-unset")
         if isinstance(tensor, nn.Parameter) and _is_constant(name, owner, tensor):
             what = f"all {'rows' if (tensor == tensor[:1]).all() else 'columns'} of {name} are equal"
-            why = "equal units get equal gradients and stay equal: the layer is as wide as one unit"
-            where = subject.module_init_line(system, name)
-            return failed(what, where=where, why=why, fix="draw its values at random, or zero it on purpose")
+            return failed(what, where=subject.module_init_line(system, name), case="M2-constant")
     return _growth(subject, system.eval())
 
 
@@ -93,10 +90,8 @@ def _growth(subject: Subject, system: System) -> Finding:
             worst = max(worst, ratio, 1 / max(ratio, 1e-30))
             if not GROWTH[0] <= ratio <= GROWTH[1]:
                 what = f"the output of {name} is {ratio:.3g} times that of {sizes[0][0]} at initialisation"
-                why = "signals explode or vanish with depth, and gradients with them"
-                fix = "scale the initial weights by the width, and output layers down or to zero"
                 where = subject.module_line(system, name)
-                return failed(what, where=where, why=why, fix=fix, value=ratio, limit=GROWTH[1], severity=subject.unsure)
+                return failed(what, where=where, case="M2-growth", value=ratio, limit=GROWTH[1], severity=subject.unsure)
     return passed("all initialised, none constant; largest change of scale between blocks", worst, GROWTH[1])
 
 
@@ -109,18 +104,15 @@ def shapes(subject: Subject) -> Finding:
         with Broadcasts(size) as seen:
             loss = subject.loss_of(system, subject.batch(size=size))
         if loss.ndim:
-            what = f"the loss has shape {tuple(loss.shape)}"
-            return failed(what, where=subject.objective_line())
+            return failed(f"the loss has shape {tuple(loss.shape)}", where=subject.objective_line())
         if not loss.isfinite() or not loss.requires_grad:
             what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
-            fix = "look for a logarithm, root or division of zero; for detach(), no_grad and item()"
-            return failed(what, where=subject.objective_line(), why="nothing can be learned from it", fix=fix)
+            return failed(what, where=subject.objective_line(), case="M3-finite")
         found.append(set(seen.found))
     both = found[0] & found[1]
     if both:
         what = "an operation makes a table of rows against rows out of two operands with one row axis each"
-        why = "prediction and target have different shapes, and broadcasting compares every row with every other row's target"
-        return failed(what, where=sorted(both)[0], why=why, fix="give both the same shape: squeeze(-1) or unsqueeze(-1)")
+        return failed(what, where=sorted(both)[0], case="M3-broadcast")
     return passed("the loss is one number at batch 5 and 7, and nothing is broadcast across rows")
 
 
@@ -139,8 +131,7 @@ def row_independence(subject: Subject) -> Finding:
     if buffer := _order_of_rows(subject):
         owner = system.get_submodule(buffer.rpartition(".")[0])
         what = f"a training step leaves another {buffer} when the rows of its batch come in another order"
-        why, fix = "what is stored for one row belongs to another", "write what a row gives at the place of that row"
-        return failed(what, where=source_line(type(owner)), why=why, fix=fix, severity=subject.unsure)
+        return failed(what, where=source_line(type(owner)), case="M4-order", severity=subject.unsure)
     if norms:
         return passed(f"in evaluation mode a row is alone in its batch; in training mode {norms[0]} mixes rows", mixed, limit)
     return passed("a row is alone in its batch", mixed, limit)
@@ -378,16 +369,13 @@ def positions(subject: Subject) -> Finding:
     where = _position_line(subject, probe, places + far)
     if plain > OFFSET:
         what = f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}"
-        why, fix = "training and generation count positions differently", "count from 0 in both"
-        return failed(what, where=where, why=why, fix=fix, value=plain, limit=OFFSET)
+        return failed(what, where=where, case="M8-count", value=plain, limit=OFFSET)
     if other < REVERSE:
         what = f"other positions change the prediction by {other:.2g} only"
         return failed(what, where=where, value=other, limit=REVERSE)
     if moved > OFFSET:
         what = f"a constant offset of all positions changes the prediction by {moved:.2g}"
-        why = "positions are declared relative but act as absolute ones: lengths not trained on will fail"
-        fix = 'rotate queries and keys alike, or declare positions="absolute"'
-        return failed(what, where=where, why=why, fix=fix, value=moved, limit=OFFSET)
+        return failed(what, where=where, case="M8-offset", value=moved, limit=OFFSET)
     return passed("effect of other positions", other, REVERSE)
 
 
@@ -414,24 +402,23 @@ def state_dict(subject: Subject) -> Finding:
     """A state dict loaded into a system of another seed makes it equal."""
     one, two = subject.fresh_engine(seed=1), subject.fresh_engine(seed=2)
     saved, live = one.tensors()["model"], two.tensors()["model"]
-    where, fix = source_line(type(one.system)), "register every tensor the model needs as a parameter or a persistent buffer"
-    why = "a checkpoint that does not restore the model is worthless"
+    where = source_line(type(one.system))
     if saved.keys() != live.keys():
-        return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, why=why, fix=fix)
+        return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, case="M9-names")
     wrapped = [name for name in saved if "_orig_mod" in name or name.startswith("module.")]
     if wrapped:
         what = f"{len(wrapped)} names carry a wrapper's prefix, such as {wrapped[0]}"
-        return failed(what, where=where, why=why, fix="save the raw module, not the compiled or wrapped one")
+        return failed(what, where=where, case="M9-wrapper")
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(saved[name])
         losses = [subject.loss_of(engine.system.eval(), subject.batch()) for engine in (one, two)]
     if not torch.equal(losses[0], losses[1]):
         what = f"after loading all saved tensors the loss is {float(losses[1]):.6g}, it was {float(losses[0]):.6g}"
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=where, case="M9-values")
     shared = [_sharing(engine.system) for engine in (one, two)]
     if shared[0] != shared[1]:
-        return failed("tensors that were shared are no longer shared", where=where, why=why, fix="tie weights in the constructor")
+        return failed("tensors that were shared are no longer shared", where=where, case="M9-shared")
     return passed(f"{len(saved)} tensors give the same loss, bit for bit")
 
 

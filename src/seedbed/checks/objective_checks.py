@@ -83,10 +83,8 @@ def _noisy_split(subject: Subject, system: System) -> Finding:
 
 
 def _wrong_reduction(subject: Subject, what: str, off: float, limit: float, is_sum: bool = True) -> Finding:
-    why = "the learning rate would depend on the batch size, and parts of a step would not add up to it"
-    fix = "take the mean over all targets of the batch, and let num_targets() count them"
     severity = "" if is_sum else subject.unsure
-    return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit, severity=severity)
+    return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=limit, severity=severity)
 
 
 @check("L2", "oracle loss", "err", humbatova=(9, 14), needs=("oracle", "objective"))
@@ -110,9 +108,7 @@ def oracle_loss(subject: Subject) -> Finding:
     slack = 1e-3 * max(abs(sum(worse) / 5), 1e-3)
     if bound is not None and abs(best - bound) > slack:
         what = f"a perfect answer costs {best:.4g}, the smallest loss there can be is {bound:.4g}"
-        why = "the loss is not that of its prediction: probabilities taken for logits, a wrong axis or a wrong target"
-        fix = "hand raw logits to cross-entropy, and compare along the axis of classes"
-        return failed(what, where=where(), why=why, fix=fix, value=abs(best - bound), limit=slack)
+        return failed(what, where=where(), case="L2-bound", value=abs(best - bound), limit=slack)
     return passed(f"a perfect answer costs {best:.3g}, noise on it {min(worse):.3g} and more")
 
 
@@ -131,14 +127,12 @@ def loss_mask(subject: Subject) -> Finding:
     if masked > SAME:
         return failed("masked targets change the loss", where=where, value=masked)
     if kept.any() and counted < SAME:
-        why = "the model is not trained on them"
-        return failed("targets that count do not change the loss", where=where, why=why, fix="check the mask's sign and shape")
+        return failed("targets that count do not change the loss", where=where, case="L3-counted")
     if not math.isfinite(empty) or empty != 0.0:
-        what = f"a batch of masked targets only costs {empty:.4g}"
-        return failed(what, where=where, why="one such part makes the whole step NaN", fix="divide by max(1, number of targets)")
+        return failed(f"a batch of masked targets only costs {empty:.4g}", where=where, case="L3-empty")
     if count != float(kept.sum()):
         what = f"num_targets says {count:g}, the mask keeps {int(kept.sum())}"
-        return failed(what, where=where, why="parts of a step are weighted wrongly", fix="count the mask in num_targets()")
+        return failed(what, where=where, case="L3-number")
     return passed(f"{int(kept.sum())} of {kept.numel()} targets count, and no others")
 
 
@@ -198,16 +192,14 @@ def loss_terms(subject: Subject) -> Finding:
         with _Detached() as detached, critic.register_forward_hook(scores.look) if critic else nullcontext():
             measured = system.update(subject.perturbed_batch(), recorder)
         if line := scores.same_side():
-            what = f"this loss pulls the scores of `{critic_name}` as its own loss does"
-            return failed(what, where=line)
+            return failed(f"this loss pulls the scores of `{critic_name}` as its own loss does", where=line)
         total = torch.stack([loss for loss in recorder.norms.values() if loss.requires_grad]).sum()
         sources = [(n, t, line) for n in subject.declared.terms for out, t, line in detached.found if measured.get(n) is out]
         for name, term, line in sources:
             (weight,) = torch.autograd.grad(total, term, retain_graph=True, allow_unused=True)
             if weight is None or not float(weight.abs()):
                 what = f"`{name}` is reported and is no part of what is minimised (stage {getattr(variant, 'name', variant)})"
-                why, fix = "it moves no parameter: it falls only by accident", "add it to the loss, or give it another name"
-                return failed(what, where=line or subject.loss_line(), why=why, fix=fix)
+                return failed(what, where=line or subject.loss_line(), case="L4-reported")
             grads = torch.autograd.grad(weight * term, params, retain_graph=True, allow_unused=True)
             norms[name] = float(torch.stack([g.norm() for g in grads if g is not None] or [torch.zeros(())]).norm())
         for buffer, value in kept:
@@ -217,9 +209,9 @@ def loss_terms(subject: Subject) -> Finding:
         return skipped("no declared term is reported from a value with a gradient")
     name = min(smallest, key=lambda n: smallest[n])
     if smallest[name] < SHARE:
-        what, why = f"the gradient of `{name}` is {smallest[name]:.1e} of the largest term's", "it does nothing beside the others"
-        where, fix = subject.loss_line(), "raise its weight, or drop it"
-        return failed(what, where=where, why=why, fix=fix, value=smallest[name], limit=SHARE, severity="warn")
+        what = f"the gradient of `{name}` is {smallest[name]:.1e} of the largest term's"
+        where = subject.loss_line()
+        return failed(what, where=where, case="L4-small", value=smallest[name], limit=SHARE, severity="warn")
     return passed(f"{', '.join(smallest)} are minimised; smallest share of the gradient", smallest[name], SHARE)
 
 

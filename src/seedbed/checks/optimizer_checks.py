@@ -51,14 +51,14 @@ def optimizer_groups(subject: Subject) -> Finding:
     where = source_line(param_groups)
     if missing:
         what = f"{len(missing)} of {len(wanted)} trainable tensors are in no group: {_names(missing)}"
-        return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one optimizer")
+        return failed(what, where=where, case="O1-missing")
     known = {id(p) for p in engine.system.parameters()}
     if strange := [p for o in engine.optimizers.values() for p in o.params if id(p) not in known]:
-        what, why = f"the optimizer holds {len(strange)} tensors that are not the model's", "what is trained is not what is used"
-        return failed(what, where=where, why=why, fix="make the optimizer when the model is complete, from its parameters")
+        what = f"the optimizer holds {len(strange)} tensors that are not the model's"
+        return failed(what, where=where, case="O1-foreign")
     if double:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
-        return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")
+        return failed(what, where=where, case="O1-double")
     odd = _odd_kinds(engine) if not subject.unsure else []
     if odd and (other := _twice_as_wide(subject)):  # where a matrix has as many rows as a table by coincidence, it has more there
         odd = [name for name in odd if name in _odd_kinds(other)]
@@ -120,10 +120,10 @@ def weights_move(subject: Subject) -> Finding:
     frozen = [n for n, p in named.items() if not p.requires_grad]
     cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
     still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
-    for names, state, fix in (
-        (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
-        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; legitimate ones: Probe.dead"),
-        (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
+    for names, state, case in (
+        (still, "get a gradient and do not move", "O2-still"),
+        (cut_off, "get no gradient", "O2-cut-off"),
+        (frozen, "are frozen (requires_grad=False)", "O2-frozen"),
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in {MOST_STEPS} steps: {_names(names)}"
@@ -132,8 +132,8 @@ def weights_move(subject: Subject) -> Finding:
                 where = source_line(type(system).__init__)
             elif names is still:
                 where = source_line(Optimizer.step if id(named[names[0]]) in held else param_groups)
-            why, severity = "this part of the model never learns", subject.unsure if names is frozen else ""
-            return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0, severity=severity)
+            severity = subject.unsure if names is frozen else ""
+            return failed(what, where=where, case=case, value=float(len(names)), limit=0.0, severity=severity)
     if idle := _idle_buffer(system, buffers):
         what = f"{idle} stays zero while other buffers of its module change"
         return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))))
@@ -187,9 +187,7 @@ def accumulation(subject: Subject) -> Finding:
     clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
         what = f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length"
-        why = "clipping does not bound the step: one bad batch can move the weights far"
-        fix = "divide all gradients of an optimizer by max(1, norm / clip) before its step"
-        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=clipped, limit=1e-3)
+        return failed(what, where=source_line(Engine.apply_gradients), case="O4-clip", value=clipped, limit=1e-3)
     return passed("unequal parts give the gradient of the batch; clipping works", apart, PARTS_LIMIT)
 
 
@@ -384,8 +382,7 @@ class _ConstantGradientJob:
         still = [title for title, moved in self.full_rates.items() if not moved > 0]
         if not still:
             return None
-        why, fix = "this group never learns", "give it a learning rate above 0, and step it"
-        return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), why=why, fix=fix)
+        return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), case="O5-still")
 
     def unlike_the_config(self, subject: Subject) -> Finding | None:
         """Learning rates and weight decays that no setting names."""
@@ -396,8 +393,7 @@ class _ConstantGradientJob:
             lr *= settings_of(param)[0]
             if not math.isclose(group.lr, lr, rel_tol=1e-6) or group.weight_decay not in (0.0, decay):
                 what = f"{title} has lr {group.lr:g} and decay {group.weight_decay:g}; the config says {lr:g} and {decay:g} or 0"
-                why, fix = "what you set is not what is used", "take lr and decay of every group from config.optim"
-                return failed(what, where=source_line(param_groups), why=why, fix=fix)
+                return failed(what, where=source_line(param_groups), case="O5-config")
         return None
 
     def wrong_decay(self) -> Finding | None:
@@ -412,9 +408,7 @@ class _ConstantGradientJob:
             error = abs(shrunk[title] - wanted)
             if error > max(RATE_LIMIT * wanted, 1e-3 * group.lr, 2e-7):
                 what = f"without a gradient {title} shrinks by {shrunk[title]:.3g} a step; lr x decay is {wanted:.3g}"
-                why = "weight decay is not what you set: it is lost, counted twice, or mixed into the gradient"
-                fix = "decoupled decay: weight <- weight x (1 - lr x decay), once per step"
-                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=RATE_LIMIT * wanted)
+                return failed(what, where=self.step_of(title), case="O5-decay", value=error, limit=RATE_LIMIT * wanted)
         return None
 
     def wrong_size(self) -> Finding | None:
@@ -425,9 +419,7 @@ class _ConstantGradientJob:
             error, limit = abs(self.full_rates[title] / wanted - 1.0), MUON_LIMIT if muon else RATE_LIMIT
             if error > limit:
                 what = f"{title} moves at {self.full_rates[title] / wanted:.3g} times the rate it was given"
-                why = "eps, clipping or the optimizer itself changes the step: lr means nothing"
-                fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
-                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=limit)
+                return failed(what, where=self.step_of(title), case="O5-size", value=error, limit=limit)
         return None
 
 
@@ -486,17 +478,15 @@ def ema(subject: Subject) -> Finding:
         what = f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula"
         return failed(what, where=source_line(type(engine.ema).update), value=worst, limit=AVERAGE_LIMIT)
     if name := _lost_in_inference(subject):
-        why, fix = "samples and exports are not of the model that was evaluated", "load the group `ema` over the weights"
         what = f"a saved run is loaded for inference with other values of {name} than evaluations saw"
-        return failed(what, where=source_line(inference_weights.restore), why=why, fix=fix)
+        return failed(what, where=source_line(inference_weights.restore), case="O7-inference")
     half_life, third = math.log(2) / (1.0 - decay), subject.config.steps / 3
     # Runs on random data only measure speed.
     if half_life > third and not short_runs.nothing_to_learn(subject):
         what = f"the average's half-life is {half_life:.0f} steps, the run has {subject.config.steps}"
-        why = "the average never reaches its length, and weighs early and late weights alike"
         fix = f"ema={max(0.0, 1 - 10 / subject.config.steps):.4g} fits this length, or train longer"
         where = subject.preset_line()
-        return failed(what, where=where, why=why, fix=fix, value=half_life, limit=third, severity="warn")
+        return failed(what, where=where, case="O7-length", fix=fix, value=half_life, limit=third, severity="warn")
     return passed("the average follows its formula and fits the run", worst, AVERAGE_LIMIT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import tomllib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,6 +45,8 @@ CONSEQUENCES = {
     "V1": "V2 V3 V4 I6 T4",
     "I1": "I2",
 }
+# Why a failure matters and what to do: by check, and by case (such as D8-ends) where it can fail in several ways.
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 # The check that explains an error inside a method of a recipe; the outermost one counts.
 EXPLAINS = {"evaluate": "V1", "sample": "I6", "export": "I7", "update": "M3", "loss": "M3", "batch": "D7", "locate": "D7"}
 
@@ -102,14 +105,17 @@ def failed(
     what: str,
     *,
     where: str,
+    case: str = "",
     why: str = "",
     fix: str = "",
     value: float | None = None,
     limit: float | None = None,
     severity: Severity | Literal[""] = "",
 ) -> Finding:
-    """A failure; `severity` overrides that of the check, `why` and `fix` those of words.toml."""
-    return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)
+    """A failure; `severity` overrides that of the check. `case` names its words in words.toml, of which `fix` may be given here;
+    without a case and words of its own it gets those of its check."""
+    words = {"why": why, "fix": fix} | (WORDS[case] if case else {})
+    return Finding("", "", "fail", severity, 0.0, what, where, words["why"], words["fix"], value, limit)
 
 
 # ---- one fault, one finding ------------------------------------------------------------------------------------------

@@ -50,9 +50,8 @@ def control_lag(subject: Subject) -> Finding:
         fix = "integrate it in recorded units"
         where = source_line(found.integrate)
     if problem:
-        why = "the model must predict the past or the future of its controls: keys answer late, wrongly or not at all"
         fix = f"give the network the control of each frame: {fix}"
-        return failed(problem, where=where, why=why, fix=fix, value=found.pose_error)
+        return failed(problem, where=where, case="D1-lag", fix=fix, value=found.pose_error)
     if not found.is_clear:
         return skipped(f"no lag stands out: {found.summary}")
     return passed(found.summary, found.pose_error, POSE_LIMIT)
@@ -142,8 +141,7 @@ def rollouts(subject: Subject) -> Finding:
     elif not where and (name != "training" or "grow" in problem):
         others = [run for way, run in ways.items() if way not in problems] if name != "training" else [lambda: train(1)]
         where = places(only_called_by(subject, ways[name], *others))
-    where = where or source_line(world.windows)
-    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where)
+    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where or source_line(world.windows))
 
 
 @check("C9", "iteration count", "err", humbatova=(4, 6), needs=("predict",))
@@ -167,8 +165,7 @@ def number_of_iterations(subject: Subject) -> Finding:
     for (name, counts), (module, (first, wanted)) in itertools.product(done.items(), calls.items()):
         if counts[first] and counts[module] != wanted * counts[first]:
             what = f"{name} calls {module} {counts[module] / counts[first]:.3g} times a prediction, the config says {wanted}"
-            where = evaluation_line(subject) if name == "evaluation" else subject.loss_line()
-            return failed(what, where=where)
+            return failed(what, where=evaluation_line(subject) if name == "evaluation" else subject.loss_line())
     return passed(f"{', '.join(f'{m} {n} times' for m, (_, n) in calls.items())} in {', '.join(done)}")
 
 
@@ -182,10 +179,9 @@ def _forgotten(subject: Subject) -> Finding | None:
         if is_read != (moved > limit):
             way = "is read and does not matter" if is_read else "is not read and matters"
             what = f"entry {number} of the memory {way}: another one moves the prediction by {moved:.2g}"
-            why, fix = "what was written is not what is read", "show the newest entries, as many as were written"
             runs = (lambda n=number, other=other: predict(n, other) for other in (False, True))
             where = influence_ends_in(subject, *runs) or subject.loss_line()
-            return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit)
+            return failed(what, where=where, case="C9-memory", value=moved, limit=limit)
     return None
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import time
-import tomllib
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import torch
 
 from seedbed import config as configs
 from seedbed import errors
-from seedbed.checks.registry import Check, all_checks, explained_by, failed, fold, skipped
+from seedbed.checks.registry import WORDS, Check, all_checks, explained_by, failed, fold, skipped
 from seedbed.checks.subject import Subject, is_installed, preserve_global_state, short, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
@@ -24,8 +23,6 @@ from seedbed.train.engine import pick_device
 
 # The key of errors reported so far that holds the ids of the checks to come.
 LATER = "later"
-# Why a failure matters and what to do, by check, where its findings do not say it themselves.
-WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 
 
 def run(

@@ -47,14 +47,10 @@ def causality(subject: Subject) -> Finding:
         return failed(what, where=where, value=leak, limit=limit)
     if probe.order == "full" and float(backward[0]) < CONTROL:
         what = f"the first output moves by {float(backward[0]):.2g} when the last half of the input changes"
-        why = "the model is declared to see both sides and sees one"
-        fix = 'drop the causal mask, or declare order="causal"'
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=float(backward[0]), limit=CONTROL)
+        return failed(what, where=subject.objective_line(), case="C1-one-sided", value=float(backward[0]), limit=CONTROL)
     if min(control, measured) < CONTROL:
         what = f"the last output moves by {control:.2g} when the past changes, later ones by {measured:.2g} when their input does"
-        why = "nothing leaks because nothing flows: the model ignores its context"
-        fix = "check the mask, the residual path and that the inputs reach the blocks"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=min(control, measured), limit=CONTROL)
+        return failed(what, where=subject.objective_line(), case="C1-nothing", value=min(control, measured), limit=CONTROL)
     return passed(f"leak from the future; the past moves the last output by {control:.2g}", leak, limit)
 
 
@@ -93,8 +89,7 @@ def target_leak(subject: Subject) -> Finding:
         what = f"predictions move by {moved:.2g} when only the targets change"
         return failed(what, where=where, value=moved, limit=limit_for(base))
     if ignored := _ignored(probe, base):
-        why, fix = "nothing is learned from it", "let every target contribute to the loss; padding needs its own id"
-        return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix, severity=subject.unsure)
+        return failed(f"the loss does not see {ignored}", where=where, case="C2-ignored", severity=subject.unsure)
     return _follows_rule(subject, probe)
 
 
@@ -131,10 +126,8 @@ def _follows_rule(subject: Subject, probe: Probe) -> Finding:
     if share < RULE:
         anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
         what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
-        why = "the model is trained to predict something else than the next item"
-        fix = "inputs are items 0..n-1, targets items 1..n: check both slices"
         where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
-        return failed(what, where=where, why=why, fix=fix, value=share, limit=RULE)
+        return failed(what, where=where, case="C2-rule", value=share, limit=RULE)
     return passed("targets that follow the rule", share, RULE)
 
 
@@ -159,8 +152,7 @@ def conditioning(subject: Subject) -> Finding:
         where = subject.loss_line()
         return failed(what, where=where, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
     if mixed := _shared_rows(probe):
-        why, fix = "values that should be told apart are mixed up", "give every value rows of its own: id * rows + arange(rows)"
-        return failed(mixed[0], where=mixed[1], why=why, fix=fix)
+        return failed(mixed[0], where=mixed[1], case="C3-rows")
     untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
     return passed("smallest effect of " + ", ".join(effects) + untested, value, CONTROL)
 
@@ -205,8 +197,7 @@ def condition_range(subject: Subject) -> Finding:
         worst = max(worst, peak)
         if peak > PEAK:
             what = f"the loss at one {name} is {peak:.2g} times the median"
-            why, fix = "a few rows own the gradient", "weight the loss by level"
-            return failed(what, where=subject.objective_line(), why=why, fix=fix, value=peak, limit=PEAK)
+            return failed(what, where=subject.objective_line(), case="C4-peak", value=peak, limit=PEAK)
     return passed(f"finite over {', '.join(probe.scalars)}; largest loss against the median", worst, PEAK)
 
 
