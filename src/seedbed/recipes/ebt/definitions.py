@@ -59,27 +59,13 @@ def loss(system: EnergySystem) -> Iterator[tuple]:
 
 
 def model(system: EnergySystem) -> Iterator[tuple]:
-    """Every prediction attends to the tokens so far and to itself; the gradient is that of its energy."""
-    from seedbed.recipes.ebt.model import EnergyModel, two_stream_attention
+    """A prediction stands one place after its last token."""
+    from seedbed.recipes.ebt.model import EnergyModel
 
-    rng, num, width = torch.Generator().manual_seed(2), 4, 6
-    q, k, v, real_k, real_v = (torch.randn(2, num, width, generator=rng) for _ in range(5))
-    mask_TS, wanted = torch.full((num, num), -torch.inf).triu(1), torch.zeros_like(q)
-    for t in range(num):
-        keys, values = (torch.cat((real[:, : t + 1], own[:, t : t + 1]), 1) for real, own in ((real_k, k), (real_v, v)))
-        share = (keys @ q[:, t, :, None] / width**0.5).softmax(1)
-        wanted[:, t] = (share * values).sum(1)
-    yield "attention of predictions", two_stream_attention, two_stream_attention(q, k, v, real_k, real_v, mask_TS), wanted
-    tokens_BT, vocab = torch.arange(12).view(2, 6) % system.model.vocab, system.model.vocab
-    context, z_BTV = system.model.encode_context(tokens_BT)[0], torch.randn(2, 6, vocab, generator=rng)
+    context = system.model.encode_context(torch.arange(12).view(2, 6) % system.model.vocab)[0]
     positions_T, falls = torch.arange(6) + 1 + system.model.num_prefix, torch.arange(half := system.model.head_dim // 2) / half
     wanted = (positions_T[:, None, None] * system.config.model.rope_base**-falls).cos()
     yield "angles of predictions, one after their last token", EnergyModel.encode_context, context.rope[0], wanted
-    with torch.no_grad():
-        p_BTV, grad_BTV, _ = system.model(z_BTV, context, 0)
-        turn_BTV = p_BTV * torch.randn(2, 6, vocab, generator=rng)
-        ahead, behind = (system.model.energy(p_BTV + sign * 0.01 * turn_BTV, context, 0) for sign in (1.0, -1.0))
-    yield "slope of the energy", EnergyModel.forward, (grad_BTV * turn_BTV).sum(-1), (ahead - behind) / 0.02, 0.05
 
 
 def data(system: EnergySystem) -> Iterator[tuple]:

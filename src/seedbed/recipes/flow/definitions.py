@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.nn.patchify import raster, sincos_table
-from seedbed.recipes.flow import data, evaluate, objective, system
-from seedbed.recipes.flow.model import FlowTransformer, axial_table, time_features
+from seedbed.recipes.flow import data, objective, system
+from seedbed.recipes.flow.model import axial_table, time_features
 from seedbed.recipes.flow.sampling import time_grid
 from seedbed.train.engine import EvalEngine
 
@@ -59,32 +58,15 @@ def loss(system: Flow) -> Iterator[tuple]:
 
 @torch.no_grad()
 def model(system: Flow) -> Iterator[tuple]:
-    """Patches count along rows, then columns; each axis has its own features. Blocks are joined by gates and modulated norms."""
+    """Patches count along rows, then columns; each axis has its own features, and so has the time."""
     at, turned = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]), torch.tensor([1, 0])
     yield "rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at
     for table in (lambda at: axial_table(at, 16, 100.0)[1][:, 0], lambda at: sincos_table(at, 16)):
         one, other = table(at).chunk(2, dim=1), table(at[:, turned]).chunk(2, dim=1)
         yield "features of rows and columns, exchanged", (axial_table, sincos_table), torch.cat(one, 1), torch.cat(other[::-1], 1)
-    time_B, net = torch.tensor([0.1, 0.6, 0.9]), system.model
+    time_B = torch.tensor([0.1, 0.6, 0.9])
     angle_BF = 30.0 * time_B[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
     yield "features of the time", time_features, time_features(time_B, 8, 30.0), torch.cat((angle_BF.cos(), angle_BF.sin()), 1)
-    if net.time is None or net.modulation is None or net.num_context:
-        return
-    x_BNK = torch.randn(3, net.num_patches, net.enter.in_features, generator=torch.Generator().manual_seed(5))
-    class_B = torch.tensor([0, 1, 0])
-    tables, vectors = net.position_tables(), [*net.modulation(net.time(time_B) + net.classes(class_B))[:, :, None].unbind(1)]
-    x_BND = net.enter(x_BNK) + (0.0 if tables.positions_ND is None else tables.positions_ND)
-
-    def modulated(x_BND: Tensor) -> Tensor:
-        shift, scale = vectors.pop(0), vectors.pop(0)
-        return F.rms_norm(x_BND, x_BND.shape[2:], eps=1e-7) * (1.0 + scale) + shift
-
-    y_BND = modulated(x_BND)
-    for block in net.blocks:
-        for layer in (lambda y, block=block: block.attention(y, tables.ropes[0]), block.mlp):
-            x_BND = x_BND + vectors.pop(0) * layer(y_BND)
-            y_BND = modulated(x_BND)
-    yield "output of the network", FlowTransformer.tokens, net.tokens(x_BNK, time_B, class_B), net.leave(y_BND)
 
 
 def metrics(of: Flow) -> Iterator[tuple]:
@@ -106,20 +88,6 @@ def metrics(of: Flow) -> Iterator[tuple]:
     yield "mean square of the noise of evaluation", code, noise.square().mean(), 1.0, 0.1
     yield "images of evaluation", code, torch.cat(images), source.pick(source.spread(source.num_items))[0].flatten(1)
     yield "early, late and mean loss", code, list(found.values()), [1.5, 5.5, 3.5]
-    x, line = torch.randn(40, 3, generator=torch.Generator().manual_seed(6)).double(), torch.arange(8.0)[:, None]
-    wanted = (2.0 * x + 1.0).mean(0).square().sum() + 4.0 * x.var(0).sum()
-    yield "Fréchet distance of x and 3 x + 1", evaluate.frechet, evaluate.frechet(x, 3.0 * x + 1.0), wanted
-    ones = torch.ones(8, 3)
-    yield "kernel distance of 1 and -1", evaluate.kernel_distance, evaluate.kernel_distance(ones, -ones)[0], 16.0
-    found = evaluate.coverage(line, torch.cat((line[:4], line[:4] + 100.0)))
-    yield (
-        "precision, recall and coverage",
-        evaluate.coverage,
-        [found[name] for name in ("precision", "recall", "coverage")],
-        [0.5, 7 / 8, 3 / 4],
-    )
-    x = noise[:8].unflatten(1, of.data.shape)
-    yield "decibels between x and 10 x", evaluate.spectral_distance, evaluate.spectral_distance(x, 10.0 * x), 20.0
 
 
 def samples(system: Flow) -> Iterator[tuple]:

@@ -78,23 +78,14 @@ def loss(system: ThinkerSystem) -> Iterator[tuple]:
 
 
 def model(system: ThinkerSystem) -> Iterator[tuple]:
-    """Attention by its formula, what the latents read and start from; what padding is embedded as changes nothing."""
-    from seedbed.recipes.thinker.model import Attention, Start, Thinker, sinusoids
+    """What the latents read and start from; what padding is embedded as changes nothing."""
+    from seedbed.recipes.thinker.model import Start, Thinker, sinusoids
 
     angle_LF = torch.arange(5)[:, None] * 100.0 ** (-torch.arange(4) / 4)
     wanted = torch.cat((angle_LF.sin(), angle_LF.cos()), 1)
     yield "sines and cosines of positions", sinusoids, sinusoids(torch.arange(5), 8, 100.0), wanted
 
-    block, width = system.model.cell[0], system.config.model.width
-    x_BQD, context_BCD = (torch.randn(2, num, width, generator=torch.Generator().manual_seed(num)) for num in (3, 5))
-    heads, bias_C = block.cross, torch.tensor([0.0, -1.0, 2.0, 0.0, -1e9])
-    parts = (heads.query.weight, *heads.pair.weight.chunk(2), heads.out.weight.T)
-    wanted = torch.zeros_like(x_BQD)
-    for query, key, value, out in zip(*(part.chunk(heads.heads) for part in parts), strict=True):
-        scores = x_BQD @ query.T @ (context_BCD @ key.T).mT / len(query) ** 0.5 + bias_C
-        wanted += scores.softmax(-1) @ (context_BCD @ value.T) @ out
-    found = heads(x_BQD, heads.keys_values(context_BCD), bias_C)
-    yield "attention", (Attention.forward, Attention.keys_values), found, wanted
+    block = system.model.cell[0]
     batch, first = system.source.make(torch.arange(64), 1), evaluate.evaluation_settings(system, evaluate.as_trained(system), CPU)
     rows = list[Tensor]()
     with patch.object(block, "context", lambda rows_BCD: rows.append(rows_BCD) or type(block).context(block, rows_BCD)):
