@@ -4,7 +4,7 @@ import functools
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -294,8 +294,7 @@ def declared_rate(schedule: Schedule, progress: float, total: float = math.inf) 
 def lr_schedule(subject: Subject) -> Finding:
     """Steps the real loop over the whole horizon with a constant gradient, and measures how far weights move."""
     job = _ConstantGradientJob(subject)
-    problem = job.standing_still() or job.unlike_the_config(subject) or job.wrong_decay()
-    if problem is not None:
+    if problem := next(job.faults(subject), None):
         return problem
     total = subject.small.steps
     points = sorted({round(i * (total - 1) / 40) for i in range(41)} | {0, 1, 2} & set(range(total)))
@@ -310,7 +309,7 @@ def lr_schedule(subject: Subject) -> Finding:
                 return failed(what, where=job.blame(step, wanted, group), value=error, limit=RATE_LIMIT)
             worst = max(worst, error)
     what = f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}"
-    return job.wrong_size() or passed(what, worst, RATE_LIMIT)
+    return next(job.wrong_sizes(), None) or passed(what, worst, RATE_LIMIT)
 
 
 class _ConstantGradientJob:
@@ -378,14 +377,10 @@ class _ConstantGradientJob:
             for _, moment in part.tensors():
                 moment.zero_()
 
-    def standing_still(self) -> Finding | None:
-        still = [title for title, moved in self.full_rates.items() if not moved > 0]
-        if not still:
-            return None
-        return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), case="O5-still")
-
-    def unlike_the_config(self, subject: Subject) -> Finding | None:
-        """Learning rates and weight decays that no setting names."""
+    def faults(self, subject: Subject) -> Iterator[Finding]:
+        """Groups that do not move, that have rates or decays which no setting names, or that decay otherwise than they say."""
+        for title in (title for title, moved in self.full_rates.items() if not moved > 0):
+            yield failed(f"{title} does not move at its full rate", where=self.step_of(title), case="O5-still")
         optim = subject.small.optim
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
@@ -393,11 +388,8 @@ class _ConstantGradientJob:
             lr *= settings_of(param)[0]
             if not math.isclose(group.lr, lr, rel_tol=1e-6) or group.weight_decay not in (0.0, decay):
                 what = f"{title} has lr {group.lr:g} and decay {group.weight_decay:g}; the config says {lr:g} and {decay:g} or 0"
-                return failed(what, where=source_line(param_groups), case="O5-config")
-        return None
-
-    def wrong_decay(self) -> Finding | None:
-        """Without a gradient, weights of 1 shrink by lr x decay and by nothing else."""
+                yield failed(what, where=source_line(param_groups), case="O5-config")
+        # Without a gradient, weights of 1 shrink by lr x decay and by nothing else.
         self._forget()
         self.force = 0.0
         shrunk = self._movement(lambda: self._step(0, 1.0), start=1.0)
@@ -408,10 +400,9 @@ class _ConstantGradientJob:
             error = abs(shrunk[title] - wanted)
             if error > max(RATE_LIMIT * wanted, 1e-3 * group.lr, 2e-7):
                 what = f"without a gradient {title} shrinks by {shrunk[title]:.3g} a step; lr x decay is {wanted:.3g}"
-                return failed(what, where=self.step_of(title), case="O5-decay", value=error, limit=RATE_LIMIT * wanted)
-        return None
+                yield failed(what, where=self.step_of(title), case="O5-decay", value=error, limit=RATE_LIMIT * wanted)
 
-    def wrong_size(self) -> Finding | None:
+    def wrong_sizes(self) -> Iterator[Finding]:
         """A constant gradient moves AdamW by lr per element; Muon's step is an orthogonal matrix times its scale."""
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
@@ -419,8 +410,7 @@ class _ConstantGradientJob:
             error, limit = abs(self.full_rates[title] / wanted - 1.0), MUON_LIMIT if muon else RATE_LIMIT
             if error > limit:
                 what = f"{title} moves at {self.full_rates[title] / wanted:.3g} times the rate it was given"
-                return failed(what, where=self.step_of(title), case="O5-size", value=error, limit=limit)
-        return None
+                yield failed(what, where=self.step_of(title), case="O5-size", value=error, limit=limit)
 
 
 # ---- resolution, averages ------------------------------------------------------------------------------------------
