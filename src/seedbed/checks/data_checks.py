@@ -168,35 +168,26 @@ def value_range(subject: Subject) -> Finding:
             continue
         if name in may_be_constant and value.min() == value.max():
             continue
-        wrong = _wrong_values(name, value.double(), ranges.get(name), value.is_floating_point())
-        if wrong:
-            what, case = wrong
-            severity = subject.unsure or "warn" if case == "D5-scale" else ""
+        numbers, declared, floating = value.double(), ranges.get(name), value.is_floating_point()
+        low, high, std = float(numbers.min()), float(numbers.max()), float(numbers.std())
+        what, case, span = "", "", declared[1] - declared[0] if declared else 0.0
+        if not torch.isfinite(numbers).all():
+            what, case = f"`{name}` holds {int((~torch.isfinite(numbers)).sum())} numbers that are not finite", "D5-finite"
+        elif numbers.numel() > 1 and low == high and declared != (low, high):
+            what, case = f"`{name}` is {low:g} everywhere", "D5-constant"
+        elif declared and (low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span):
+            what, case = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}", "D5-outside"
+        elif declared and floating and high - low < span / 2:
+            what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
+            case = "D5-faint"
+        elif not declared and floating and not SCALE[0] <= std <= SCALE[1]:
+            what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
+            case = "D5-scale"
+        if case:
+            severity = (subject.unsure or "warn") if case == "D5-scale" else ""
             return failed(what, where=subject.batch_line(), case=case, severity=severity)
     shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
     return passed(", ".join(shown))
-
-
-def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool) -> tuple[str, str] | None:
-    """What is wrong with a batch entry first, and its case."""
-    if not torch.isfinite(value).all():
-        bad = int((~torch.isfinite(value)).sum())
-        return f"`{name}` holds {bad} numbers that are not finite", "D5-finite"
-    low, high, std = float(value.min()), float(value.max()), float(value.std())
-    if value.numel() > 1 and low == high and declared != (low, high):
-        return f"`{name}` is {low:g} everywhere", "D5-constant"
-    if declared is not None:
-        span = declared[1] - declared[0]
-        if low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span:
-            what = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}"
-            return what, "D5-outside"
-        if floating and high - low < span / 2:
-            what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
-            return what, "D5-faint"
-    elif floating and not SCALE[0] <= std <= SCALE[1]:
-        what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
-        return what, "D5-scale"
-    return None
 
 
 @check("D6", "fingerprint", "err", humbatova=(3,), quick=True, needs=("reencode",))

@@ -121,9 +121,9 @@ def scores(system: Emulator) -> Iterator[tuple]:
     wanted["free_l1"] = torch.stack(errors[len(errors) // 2 :]).mean()
     predict = lambda memory, action_BA, *rest: step(memory.last, action_BA)  # noqa: E731
     with patch.object(system, "predict_frame", predict):
-        found = evaluate.Evaluator(system.data).quick(system, source)
+        found = evaluate.quick(system, source)
     for name, value in wanted.items():
-        yield f"{name} of an evaluation", evaluate.Evaluator.quick, found[name], value, 1e-3
+        yield f"{name} of an evaluation", evaluate.quick, found[name], value, 1e-3
 
 
 def play(system: Emulator) -> Iterator[tuple]:
