@@ -37,8 +37,8 @@ LAYOUT_LIMIT = 1e-5
 
 @check("G1", "device parity", "err", humbatova=(13,))
 def device_parity(subject: Subject) -> Finding:
-    device = _device()
-    if device is None:
+    device = pick_device("auto")
+    if device.type == "cpu":
         return skipped("no accelerator")
     if not is_deterministic(subject, subject.perturbed()):
         return skipped("the loss draws noise, and devices draw different noise")
@@ -68,11 +68,6 @@ def _apart(subject: Subject, device: torch.device, index: int) -> tuple[float, s
     errors = {n: float((g - theirs[n]).norm() / g.norm().clamp_min(floor)) for n, g in grads.items() if n in theirs}
     name = max(errors, key=lambda n: errors[n])
     return max(errors[name], abs(loss - other) / max(abs(loss), 1e-12)), name, loss, other
-
-
-def _device() -> torch.device | None:
-    found = pick_device("auto")
-    return None if found.type == "cpu" else found
 
 
 def _one_step(
@@ -193,26 +188,18 @@ def memory_layout(subject: Subject) -> Finding:
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"
             return failed(what, where=subject.loss_line(), case="G3-layout", value=apart, limit=LAYOUT_LIMIT)
-    if problem := _two_passes(subject):
-        return failed(problem, where=subject.loss_line())
+    system = subject.fresh_system()
+    try:  # two forward passes, then both backward passes: the second must not overwrite what the first saved
+        for loss in [subject.loss_of(system, subject.batch(n), seed=n) for n in range(2)]:
+            loss.backward()
+    except RuntimeError as error:
+        return failed(f"two passes in a row: {str(error).splitlines()[0]}", where=subject.loss_line())
     return passed("strided and expanded batches give the same loss; two passes in a row work")
 
 
 def _loss(subject: Subject, system: System, batch: Batch) -> float:
     with torch.no_grad():
         return float(subject.loss_of(system, batch))
-
-
-def _two_passes(subject: Subject) -> str:
-    """Two forward passes, then both backward passes: fails when the second overwrites what the first saved."""
-    system = subject.fresh_system()
-    try:
-        losses = [subject.loss_of(system, subject.batch(n), seed=n) for n in range(2)]
-        for loss in losses:
-            loss.backward()
-    except RuntimeError as error:
-        return f"two passes in a row: {str(error).splitlines()[0]}"
-    return ""
 
 
 @check("G4", "host sync", "warn", humbatova=(13, 6))

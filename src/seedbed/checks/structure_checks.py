@@ -90,7 +90,20 @@ def target_leak(subject: Subject) -> Finding:
         return failed(what, where=where, value=moved, limit=limit_for(base))
     if ignored := _ignored(probe, base):
         return failed(f"the loss does not see {ignored}", where=where, case="C2-ignored", severity=subject.unsure)
-    return _follows_rule(subject, probe)
+    if probe.rule is None:
+        return passed("predictions do not see the targets")
+    expected, found = probe.rule(probe.batch).double(), probe.batch[probe.targets].double()
+    if expected.shape != found.shape:
+        share = 0.0
+    else:
+        known = ~expected.isnan() & (expected != -1)
+        share = float(((expected - found).abs() < 1e-6)[known].double().mean())
+    if share < RULE:
+        anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
+        what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
+        where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
+        return failed(what, where=where, case="C2-rule", value=share, limit=RULE)
+    return passed("targets that follow the rule", share, RULE)
 
 
 def _ignored(probe: Probe, base: Tensor) -> str:
@@ -114,23 +127,6 @@ def _ignored(probe: Probe, base: Tensor) -> str:
     return ""
 
 
-def _follows_rule(subject: Subject, probe: Probe) -> Finding:
-    if probe.rule is None:
-        return passed("predictions do not see the targets")
-    expected, found = probe.rule(probe.batch).double(), probe.batch[probe.targets].double()
-    if expected.shape != found.shape:
-        share = 0.0
-    else:
-        known = ~expected.isnan() & (expected != -1)
-        share = float(((expected - found).abs() < 1e-6)[known].double().mean())
-    if share < RULE:
-        anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
-        what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
-        where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
-        return failed(what, where=where, case="C2-rule", value=share, limit=RULE)
-    return passed("targets that follow the rule", share, RULE)
-
-
 @check("C3", "conditioning", "err", humbatova=(4, 10), needs=("predict", "inputs"))
 @torch.no_grad()
 def conditioning(subject: Subject) -> Finding:
@@ -146,19 +142,10 @@ def conditioning(subject: Subject) -> Finding:
     if not effects:
         return skipped(f"{', '.join(constant)}: the same in every row")
     weakest = min(effects, key=lambda name: effects[name])
-    value = effects[weakest]
-    if value < CONTROL:
-        what = f"`{weakest}` of another row moves the prediction by {value:.2g}"
-        where = subject.loss_line()
-        return failed(what, where=where, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
-    if mixed := _shared_rows(probe):
-        return failed(mixed[0], where=mixed[1], case="C3-rows")
-    untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
-    return passed("smallest effect of " + ", ".join(effects) + untested, value, CONTROL)
-
-
-def _shared_rows(probe: Probe) -> tuple[str, str] | None:
-    """Two values of a condition that share more rows of an embedding than others do, and the line of the lookup."""
+    effect = effects[weakest]
+    if effect < CONTROL:
+        what = f"`{weakest}` of another row moves the prediction by {effect:.2g}"
+        return failed(what, where=subject.loss_line(), value=effect, limit=CONTROL, severity="err" if effect < 1e-9 else "warn")
     for name in probe.uses:
         value, (low, high) = probe.batch[name], (probe.ranges or {}).get(name, (0, 0))
         if value.is_floating_point() or high - low < 3:
@@ -172,8 +159,9 @@ def _shared_rows(probe: Probe) -> tuple[str, str] | None:
         most, least = max(shared, key=shared.__getitem__), min(shared.values())
         if shared[most] > least:
             what = f"values {most[1]} and {most[0]} of `{name}` share {shared[most]} rows of a table, others {least}"
-            return what, seen.line
-    return None
+            return failed(what, where=seen.line, case="C3-rows")
+    untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
+    return passed("smallest effect of " + ", ".join(effects) + untested, effect, CONTROL)
 
 
 @check("C4", "condition range", "err", humbatova=(10, 14), needs=("predict", "objective", "scalars"))
@@ -210,13 +198,11 @@ def patches(subject: Subject) -> Finding:
     tokens, other = patchify(x, patch), x.clone()
     other[:, :, 2 * patch, 3 * patch] += 1.0  # patch 13 in raster order
     moved = (patchify(other, patch) != tokens).any(-1).any(0).nonzero().flatten().tolist()
-    what, where = "", source_line(patchify)
     if not torch.equal(back(tokens, patch, height, width), x):
-        what, where = f"an image of {height}x{width} does not come back from its {tokens.shape[1]} tokens", source_line(back)
-    elif moved != [13]:
-        what = f"a pixel of patch 13 in raster order is in tokens {moved}"
-    if what:
-        return failed(what, where=where)
+        what = f"an image of {height}x{width} does not come back from its {tokens.shape[1]} tokens"
+        return failed(what, where=source_line(back))
+    if moved != [13]:
+        return failed(f"a pixel of patch 13 in raster order is in tokens {moved}", where=source_line(patchify))
     return passed(f"images of {height}x{width} come back; one pixel is in one token")
 
 
