@@ -48,7 +48,7 @@ FAULTS: list[BlindFault] = [
           EVALUATE, "traj.memory(system, step), traj.action(step)", "traj.memory(system), traj.action(step)"),
     world("evaluation", "easy", "mean frame in another range",
           "The baseline of the mean frame is a grey one, and every model beats it.",
-          EVALUATE, "self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0", "self.data.mean_frame).movedim(-1, 0) / 255.0"),
+          EVALUATE, "data.mean_frame).movedim(-1, 0) / 127.5 - 1.0", "data.mean_frame).movedim(-1, 0) / 255.0"),
     world("model", "hard", "what is nearest to the camera does not count",
           "The first sample of a ray has no weight: near walls are transparent.",
           FIELD, _BEFORE, "transmittance_BDHW[:, :1], transmittance_BDHW[:, :-1]"),

@@ -65,7 +65,8 @@ def loss_reduction(subject: Subject) -> Finding:
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip
         off = abs(value - whole) / max(abs(whole), 1e-12)
         if not off <= SAME:
-            return _wrong_reduction(subject, what, off, SAME, is_sum=math.isclose(twice, 2 * whole, rel_tol=1e-3))
+            severity = "" if math.isclose(twice, 2 * whole, rel_tol=1e-3) else subject.unsure
+            return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=SAME, severity=severity)
     return passed("full, doubled and row by row", abs(mean - whole) / max(abs(whole), 1e-12), SAME)
 
 
@@ -78,13 +79,8 @@ def _noisy_split(subject: Subject, system: System) -> Finding:
     error = 6 * float((one.std() / one.mean()).square() + (two.std() / two.mean()).square()) ** 0.5 / math.sqrt(NUM_DRAWS)
     if not off <= max(DOUBLED, error):
         what = f"twice the batch gives {float(two.mean() / one.mean()):.3g} times the loss, in the mean of {NUM_DRAWS} draws"
-        return _wrong_reduction(subject, what, off, DOUBLED)
+        return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=DOUBLED)
     return passed(f"doubled, in the mean of {NUM_DRAWS} draws", off, max(DOUBLED, error))
-
-
-def _wrong_reduction(subject: Subject, what: str, off: float, limit: float, is_sum: bool = True) -> Finding:
-    severity = "" if is_sum else subject.unsure
-    return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=limit, severity=severity)
 
 
 @check("L2", "oracle loss", "err", humbatova=(9, 14), needs=("oracle", "objective"))

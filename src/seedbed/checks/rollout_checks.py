@@ -147,8 +147,17 @@ def rollouts(subject: Subject) -> Finding:
 @check("C9", "iteration count", "err", humbatova=(4, 6), needs=("predict",))
 def number_of_iterations(subject: Subject) -> Finding:
     """Training, evaluation and samples call repeated modules as often as the config says; what is read from a memory matters."""
-    if forgotten := _forgotten(subject):
-        return forgotten
+    known, predict = subject.declared.recall or ({}, lambda number, is_other: torch.zeros(1))
+    for number, is_read in known.items():
+        with torch.no_grad():
+            base, other = predict(number, False), predict(number, True)
+        moved, limit = float((base - other).abs().max()) / spread(base), limit_for(base)
+        if is_read != (moved > limit):
+            way = "is read and does not matter" if is_read else "is not read and matters"
+            what = f"entry {number} of the memory {way}: another one moves the prediction by {moved:.2g}"
+            runs = (torch.no_grad()(lambda n=number, other=other: predict(n, other)) for other in (False, True))
+            where = influence_ends_in(subject, *runs) or subject.loss_line()
+            return failed(what, where=where, case="C9-memory", value=moved, limit=limit)
     if subject.declared.calls is None:
         has_memory = subject.declared.recall is not None
         return passed("what is read from the memory matters") if has_memory else skipped("its probe does not declare calls")
@@ -167,22 +176,6 @@ def number_of_iterations(subject: Subject) -> Finding:
             what = f"{name} calls {module} {counts[module] / counts[first]:.3g} times a prediction, the config says {wanted}"
             return failed(what, where=evaluation_line(subject) if name == "evaluation" else subject.loss_line())
     return passed(f"{', '.join(f'{m} {n} times' for m, (_, n) in calls.items())} in {', '.join(done)}")
-
-
-@torch.no_grad()
-def _forgotten(subject: Subject) -> Finding | None:
-    """An entry of a memory that is read and does not matter, or that matters and is not read."""
-    known, predict = subject.declared.recall or ({}, lambda number, is_other: torch.zeros(1))
-    for number, is_read in known.items():
-        base, other = predict(number, False), predict(number, True)
-        moved, limit = float((base - other).abs().max()) / spread(base), limit_for(base)
-        if is_read != (moved > limit):
-            way = "is read and does not matter" if is_read else "is not read and matters"
-            what = f"entry {number} of the memory {way}: another one moves the prediction by {moved:.2g}"
-            runs = (lambda n=number, other=other: predict(n, other) for other in (False, True))
-            where = influence_ends_in(subject, *runs) or subject.loss_line()
-            return failed(what, where=where, case="C9-memory", value=moved, limit=limit)
-    return None
 
 
 @contextlib.contextmanager
