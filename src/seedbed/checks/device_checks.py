@@ -48,9 +48,8 @@ def device_parity(subject: Subject) -> Finding:
         apart.append(_apart(subject, device, len(apart)))
     worst, name, loss, other = min(apart)
     if not worst <= PARITY_LIMIT:
-        where = short_runs.owner_line(subject.perturbed(), name)
         what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
-        return failed(what, where=where, value=worst, limit=PARITY_LIMIT)
+        return failed(what, where=short_runs.owner_line(subject.perturbed(), name), value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
 
 
@@ -170,8 +169,7 @@ def memory_layout(subject: Subject) -> Finding:
     base = _loss(subject, system, given)
     written = next((k for k in given if not torch.equal(given[k], kept[k])), None)
     if written is not None:
-        what = f"the loss writes into its input {written!r}"
-        return failed(what, where=subject.loss_line(), case="G3-written")
+        return failed(f"the loss writes into its input {written!r}", where=subject.loss_line(), case="G3-written")
     changes = {
         "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x,
         "expanded": lambda x: x[:1].expand_as(x) if x.ndim and len(x) else x,  # the first row, without copying

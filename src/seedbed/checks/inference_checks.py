@@ -294,8 +294,7 @@ def export(subject: Subject) -> Finding:
     if wrong:
         return written(f"{name} differs by {wrong:.1e} in the export", value=wrong, limit=0.0)
     if other.system.training:
-        where = source_line(inference_weights.restore)
-        return failed("an exported model is loaded in training mode", where=where)
+        return failed("an exported model is loaded in training mode", where=source_line(inference_weights.restore))
     return passed(f"all {len(live)} tensors come back from the export")
 
 

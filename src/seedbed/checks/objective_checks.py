@@ -98,8 +98,7 @@ def oracle_loss(subject: Subject) -> Finding:
         return places((subject.objective_line(), *reversed(parts)))
 
     if min(worse) < best - 1e-9 or max(worse) == best:
-        what = f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}"
-        return failed(what, where=where())
+        return failed(f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}", where=where())
     bound = probe.lower_bound
     slack = 1e-3 * max(abs(sum(worse) / 5), 1e-3)
     if bound is not None and abs(best - bound) > slack:

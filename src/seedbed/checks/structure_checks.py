@@ -85,9 +85,8 @@ def target_leak(subject: Subject) -> Finding:
     moved = float((probe.predict(changed) - base).abs().max()) / spread(base)
     if moved > limit_for(base):
         runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(changed))
-        where = subject.first_moved(*runs) or where
         what = f"predictions move by {moved:.2g} when only the targets change"
-        return failed(what, where=where, value=moved, limit=limit_for(base))
+        return failed(what, where=subject.first_moved(*runs) or where, value=moved, limit=limit_for(base))
     if ignored := _ignored(probe, base):
         return failed(f"the loss does not see {ignored}", where=where, case="C2-ignored", severity=subject.unsure)
     if probe.rule is None:
