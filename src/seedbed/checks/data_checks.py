@@ -66,7 +66,10 @@ def data_split(subject: Subject) -> Finding:
         is_whole, (known, held) = True, _all_rows(train, other)
         if not known:
             is_whole, known, held = train.num_items <= len(seen), seen, [_hash(row) for row in _draw(subject, other)]
-        overlap, most = _known(known, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
+        overlap, most = _share_known(known, held), MAX_OVERLAP
+        if not train.arrays:  # as many as occur in the other half of the training samples are allowed
+            half, rest = known[: len(known) // 2], known[len(known) // 2 :]
+            overlap, most = _share_known(half, held), _share_known(half, rest) + MAX_KNOWN
         if overlap > most and is_whole:
             what = f"{overlap:.1%} of the {name} samples are training samples"
             where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))
@@ -103,17 +106,10 @@ def _commonest_distance(seen: list[bytes]) -> tuple[int, int]:
     return distances.most_common(1)[0] if distances else (0, 0)
 
 
-def _known(seen: list[bytes], held: list[bytes], limit: float) -> tuple[float, float]:
-    """The share of held-out samples that are training samples, and its limit."""
+def _share_known(seen: list[bytes], held: list[bytes]) -> float:
+    """The share of held-out samples that are training samples."""
     known = set(seen)
-    return sum(h in known for h in held) / max(len(held), 1), limit
-
-
-def _known_beyond_chance(seen: list[bytes], held: list[bytes]) -> tuple[float, float]:
-    """The same against half of the training samples; as many as occur in the other half are allowed."""
-    half = len(seen) // 2
-    by_chance, _ = _known(seen[:half], seen[half:], 0.0)
-    return _known(seen[:half], held, by_chance + MAX_KNOWN)
+    return sum(h in known for h in held) / max(len(held), 1)
 
 
 @check("D3", "id coverage", "warn", humbatova=(1,), needs=("inputs",))

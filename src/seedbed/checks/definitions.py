@@ -41,10 +41,8 @@ def data(subject: Subject, system: System) -> Iterator[tuple]:
     x, u = rng.normal(key_B, 2).double(), rng.uniform(key_B, 2).double()
     moments = [1 + x.mean(), x.square().mean(), x.pow(4).mean() / 3, 1 + x.prod(1).mean(), 2 * u.mean(), 3 * u.square().mean()]
     yield "moments of random numbers", (rng.normal, rng.uniform), [*moments, 4 * u.prod(1).mean()], [1.0] * 7, 0.05
-    found = [
-        len(torch.cat((key_B, other_B)).unique()) / NUM_DRAWN,
-        *10 * rng.integers(key_B, 1, 5).flatten().bincount() / NUM_DRAWN,
-    ]
+    num_keys, counts = len(torch.cat((key_B, other_B)).unique()), rng.integers(key_B, 1, 5).flatten().bincount()
+    found = [num_keys / NUM_DRAWN, *10 * counts / NUM_DRAWN]
     yield "keys that differ, and shares of integers", (rng.keys, rng.integers), found, [2.0] * 6, 0.1
     source, real = subject.data.train, subject.real_data
     if isinstance(real, TextData) and real.store is not None:
@@ -95,13 +93,8 @@ def _random_branches(subject: Subject, system: System) -> Iterator[tuple]:
             draw = lambda num: torch.stack([module.train()(*args, **options) - args[0] for _ in range(num)])  # noqa: B023, E731
             if own.any() and (draw(16).flatten(2) == 0.0).all(2).any():
                 share = (draw(NUM_BRANCHES).mean(0) * own).sum() / own.square().sum()
-                yield (
-                    f"mean of {type(module).__name__} in training, as a share of evaluation",
-                    type(module).forward,
-                    share,
-                    1.0,
-                    0.15,
-                )
+                what = f"mean of {type(module).__name__} in training, as a share of evaluation"
+                yield what, type(module).forward, share, 1.0, 0.15
 
 
 def _attention(module: Attention, x_BTC: Tensor, x0_BTC: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,11 +143,8 @@ def _rms_norm(module: RMSNorm, x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
 
 def optimizers(subject: Subject, system: System) -> Iterator[tuple]:
     """What three steps on random gradients add to weights, in float64. The rate is halved, the divisor of the gradients is 2."""
-    engine, generator, optim = (
-        Engine(subject.fresh_system(), subject.small, CPU),
-        torch.Generator().manual_seed(5),
-        subject.small.optim,
-    )
+    engine, generator = Engine(subject.fresh_system(), subject.small, CPU), torch.Generator().manual_seed(5)
+    optim = subject.small.optim
     for part in (part for optimizer in engine.optimizers.values() for part in optimizer.parts if type(part) in (AdamW, Muon)):
         params = part.group.params
         before, wanted = ({n: p.detach().double().clone() for n, p in params.items()} for _ in range(2))
