@@ -66,10 +66,7 @@ def data_split(subject: Subject) -> Finding:
         is_whole, (known, held) = True, _all_rows(train, other)
         if not known:
             is_whole, known, held = train.num_items <= len(seen), seen, [_hash(row) for row in _draw(subject, other)]
-        overlap, most = _share_known(known, held), MAX_OVERLAP
-        if not train.arrays:  # as many as occur in the other half of the training samples are allowed
-            half, rest = known[: len(known) // 2], known[len(known) // 2 :]
-            overlap, most = _share_known(half, held), _share_known(half, rest) + MAX_KNOWN
+        overlap, most = (_share_known(known, held), MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
         if overlap > most and is_whole:
             what = f"{overlap:.1%} of the {name} samples are training samples"
             where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))
@@ -110,6 +107,12 @@ def _share_known(seen: list[bytes], held: list[bytes]) -> float:
     """The share of held-out samples that are training samples."""
     known = set(seen)
     return sum(h in known for h in held) / max(len(held), 1)
+
+
+def _known_beyond_chance(seen: list[bytes], held: list[bytes]) -> tuple[float, float]:
+    """The same against half of the training samples, and its limit: as many as occur in the other half are allowed."""
+    half, rest = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    return _share_known(half, held), _share_known(half, rest) + MAX_KNOWN
 
 
 @check("D3", "id coverage", "warn", humbatova=(1,), needs=("inputs",))

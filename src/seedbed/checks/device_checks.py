@@ -70,12 +70,7 @@ def _apart(subject: Subject, device: torch.device, index: int) -> tuple[float, s
 
 
 def _one_step(
-    subject: Subject,
-    device: torch.device,
-    *assignments: str,
-    noise: float = PERTURBATION,
-    rounded: bool = False,
-    index: int = 0,
+    subject: Subject, device: torch.device, *assignments: str, noise: float = PERTURBATION, rounded: bool = False, index: int = 0
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step from the perturbed weights, optionally with products rounded to bf16; on the host."""
     batch = {k: v.to(device) for k, v in subject.batch(index).items()}  # before the system is moved, which the data may depend on

@@ -253,8 +253,18 @@ def train(engine: Engine, subject: Subject, num_steps: int) -> None:
 @check("M6", "curvature", "warn", humbatova=(14, 15))
 def curvature(subject: Subject) -> Finding:
     """Modules with two or more weight layers are not linear."""
-    system = subject.perturbed()
-    found = {name: _residual(*call) for name, call in _layered(subject, system).items()}
+    system, calls = subject.perturbed(), dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]()
+    layered = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
+    wanted = {n: m for n, m in layered.items() if not hasattr(m, "parametrizations")}  # one weight as several parameters
+
+    def keep(name: str, *call: Any) -> None:  # the first of each
+        calls.setdefault(name, call)
+
+    with contextlib.ExitStack() as hooks, torch.no_grad():
+        for name, module in wanted.items():
+            hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
+        subject.loss_of(system, subject.perturbed_batch())
+    found = {name: _residual(*call) for name, call in calls.items()}
     residuals = {name: residual for name, residual in found.items() if residual is not None}
     straight = [name for name, residual in residuals.items() if residual < BEND]
     if straight:
@@ -264,22 +274,6 @@ def curvature(subject: Subject) -> Finding:
     if not residuals:
         return skipped("no module of several weight layers takes one floating-point tensor")
     return passed("smallest departure from a straight line", min(residuals.values()), BEND)
-
-
-def _layered(subject: Subject, system: System) -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Modules with several weight layers and their first inputs, innermost first."""
-    layered = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
-    wanted = {n: m for n, m in layered.items() if not hasattr(m, "parametrizations")}  # one weight as several parameters
-    calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
-
-    def keep(name: str, *call: Any) -> None:
-        calls.setdefault(name, call)
-
-    with contextlib.ExitStack() as hooks, torch.no_grad():
-        for name, module in wanted.items():
-            hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
-        subject.loss_of(system, subject.perturbed_batch())
-    return calls
 
 
 @torch.no_grad()
