@@ -143,8 +143,7 @@ class _Record:
 @check("A3", "lint", "err", humbatova=(8,), quick=True)
 def source(subject: Subject) -> Finding:
     """Lints the recipe's files."""
-    hits = [hit for path in subject.recipe.files() for hit in lint(path)]
-    if hits:
+    if hits := [hit for path in subject.recipe.files() for hit in lint(path)]:
         hit = min(hits, key=lambda h: h.severity)
         more = f" (and {len(hits) - 1} more)" if len(hits) > 1 else ""
         where = f"{short(hit.path)}:{hit.line}"

@@ -302,8 +302,7 @@ def epoch_order(subject: Subject) -> Finding:
         return skipped("the data is generated without end")
     num = min(source.num_items, WALK)
     first, second = _item_order(source, 1, 0, num), _item_order(source, 1, source.num_items, num)
-    problem = _order_problem(source, first, second, _item_order(source, 2, 0, num))
-    if problem:
+    if problem := _order_problem(source, first, second, _item_order(source, 2, 0, num)):
         # An order that is correct by itself was broken by the feed.
         alone = Order(source.num_items, 1).at(0, num)[1]
         where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)

@@ -15,7 +15,7 @@ from seedbed.checks.watch_ops import Operations, RoundedProducts
 from seedbed.config import override
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine, pick_device
-from seedbed.train.system import Batch, System
+from seedbed.train.system import System
 
 # CPU against GPU, float32, TF32 off. Share of the norm of all gradients below which a tensor's own is no measure for its error.
 PARITY_LIMIT, CANCELLED, PARITY_BATCHES = 1e-4, 1e-2, 3
@@ -159,9 +159,9 @@ def _compiled_error(subject: Subject) -> float | None:
 
 @check("G3", "memory layout", "err", humbatova=(13, 7))
 def memory_layout(subject: Subject) -> Finding:
-    system = subject.perturbed()
+    system, loss_of = subject.perturbed(), torch.no_grad()(subject.loss_of)
     given, kept = subject.perturbed_batch(), {k: v.clone() for k, v in subject.perturbed_batch().items()}
-    base = _loss(subject, system, given)
+    base = float(loss_of(system, given))
     written = next((k for k in given if not torch.equal(given[k], kept[k])), None)
     if written is not None:
         return failed(f"the loss writes into its input {written!r}", where=subject.loss_line(), case="G3-written")
@@ -171,9 +171,10 @@ def memory_layout(subject: Subject) -> Finding:
     }
     for title, change in changes.items():
         batch = {k: change(v) for k, v in subject.perturbed_batch().items()}
-        wanted = base if title == "strided" else _loss(subject, system, {k: v.contiguous().clone() for k, v in batch.items()})
+        copies = {k: v.contiguous().clone() for k, v in batch.items()}
+        wanted = base if title == "strided" else float(loss_of(system, copies))
         try:
-            other = _loss(subject, system, batch)
+            other = float(loss_of(system, batch))
         except RuntimeError as error:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
             return failed(what, where=subject.loss_line(), case="G3-refused", severity=subject.unsure)
@@ -188,11 +189,6 @@ def memory_layout(subject: Subject) -> Finding:
     except RuntimeError as error:
         return failed(f"two passes in a row: {str(error).splitlines()[0]}", where=subject.loss_line())
     return passed("strided and expanded batches give the same loss; two passes in a row work")
-
-
-def _loss(subject: Subject, system: System, batch: Batch) -> float:
-    with torch.no_grad():
-        return float(subject.loss_of(system, batch))
 
 
 @check("G4", "host sync", "warn", humbatova=(13, 6))
@@ -212,8 +208,7 @@ def host_sync(subject: Subject) -> Finding:
             engine.step(lambda part: batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    syncs = [w for w in caught if "synchron" in str(w.message)]
-    if syncs:
+    if syncs := [w for w in caught if "synchron" in str(w.message)]:
         first = syncs[0]
         what = f"a step waits for the GPU {len(syncs)} times"
         return failed(what, where=f"{first.filename}:{first.lineno}", value=float(len(syncs)), limit=0.0)

@@ -60,8 +60,7 @@ def eval_determinism(subject: Subject) -> Finding:
         name = next(n for n in first if first[n] != second.get(n))
         what = f"two evaluations of the same weights differ: {name} {first[name]} and {second.get(name)}"
         return failed(what, where=where, case="V1-differs")
-    changed = short_runs.first_difference(before, short_runs.named_tensors(engine))
-    if changed:
+    if changed := short_runs.first_difference(before, short_runs.named_tensors(engine)):
         return failed(f"evaluation changes {changed}", where=where, case="V1-changes")
     if where := _noisy_forward(subject, engine):
         what = f"in evaluation mode {where.partition(' ')[2]} gives different outputs for the same input"

@@ -86,8 +86,7 @@ def resume(subject: Subject) -> Finding:
         advance_global_rng(987)
         progress.restore(second, saved)
         resumed = _fit(second, END)
-    difference = _compare(whole, second, straight, resumed)
-    if difference:
+    if difference := _compare(whole, second, straight, resumed):
         what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
         return failed(what, where=_cause_of_difference(whole, second, difference))
     if spoiled := _roll_back_problem(subject):
@@ -138,8 +137,7 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
     # Buffers that are not persistent too: a stage that is not restored need not show within these steps.
     buffers = lambda job: job.system.state_dict() | dict(job.system.named_buffers())  # noqa: E731
     for held in (lambda job: short_runs.named_tensors(job.engine), buffers):
-        name = short_runs.first_difference(held(a), held(b))
-        if name:
+        if name := short_runs.first_difference(held(a), held(b)):
             return name
     return "" if a.system.state() == b.system.state() else "state()"
 
@@ -303,8 +301,7 @@ def _first_problem(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
                 except OSError:
                     return f"a full disk at write {count + 1} of a save ends the run"
             title = "a kill" if isinstance(error, _Killed) else "a full disk"
-            problem = _newest_is(folder, good if failed_at else short_runs.named_tensors(job.engine))
-            if problem:
+            if problem := _newest_is(folder, good if failed_at else short_runs.named_tensors(job.engine)):
                 when = f"after {title} at write {count + 1}" if failed_at else f"after {title}, and a save that went well"
                 return f"{when}: {problem}"
             if not failed_at:
@@ -316,8 +313,7 @@ def _first_problem(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
         data = bytearray(path.read_bytes())
         data[-3] ^= 1
         path.write_bytes(bytes(data))
-        problem = _newest_is(folder, good)
-        if problem:
+        if problem := _newest_is(folder, good):
             return f"with one flipped bit in the newest {path.name}: {problem}"
         data[-3] ^= 1
         path.write_bytes(bytes(data))

@@ -108,8 +108,7 @@ def shapes(subject: Subject) -> Finding:
             what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
             return failed(what, where=subject.objective_line(), case="M3-finite")
         found.append(set(seen.found))
-    both = found[0] & found[1]
-    if both:
+    if both := found[0] & found[1]:
         what = "an operation makes a table of rows against rows out of two operands with one row axis each"
         return failed(what, where=sorted(both)[0], case="M3-broadcast")
     return passed("the loss is one number at batch 5 and 7, and nothing is broadcast across rows")
@@ -266,8 +265,7 @@ def curvature(subject: Subject) -> Finding:
         subject.loss_of(system, subject.perturbed_batch())
     found = {name: _residual(*call) for name, call in calls.items()}
     residuals = {name: residual for name, residual in found.items() if residual is not None}
-    straight = [name for name, residual in residuals.items() if residual < BEND]
-    if straight:
+    if straight := [name for name, residual in residuals.items() if residual < BEND]:
         names = ", ".join(straight[:3])
         what = f"{names} is an affine function although it has several weight layers"
         return failed(what, where=subject.module_line(system, straight[0]), value=0.0, limit=BEND)
@@ -301,8 +299,7 @@ def parameter_effect(subject: Subject) -> Finding:
         # What the first variant does not use, a later one may.
         least = min([least, *(effect for effect in effects.values() if effect >= EFFECT)])
         idle = {name for name in idle if effects[name] < EFFECT}
-    idle = [name for name, _ in system.named_parameters() if name in idle and name not in dead]
-    if idle:
+    if idle := [name for name, _ in system.named_parameters() if name in idle and name not in dead]:
         what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
         severity = subject.unsure if all(name.endswith("bias") for name in idle) else ""  # distances do not depend on a bias
         where = _lost_in(subject, system, batch, idle[0]) or subject.module_init_line(system, idle[0])
@@ -398,8 +395,7 @@ def state_dict(subject: Subject) -> Finding:
     where = source_line(type(one.system))
     if saved.keys() != live.keys():
         return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, case="M9-names")
-    wrapped = [name for name in saved if "_orig_mod" in name or name.startswith("module.")]
-    if wrapped:
+    if wrapped := [name for name in saved if "_orig_mod" in name or name.startswith("module.")]:
         what = f"{len(wrapped)} names carry a wrapper's prefix, such as {wrapped[0]}"
         return failed(what, where=where, case="M9-wrapper")
     with torch.no_grad():

@@ -217,8 +217,7 @@ def baselines(subject: Subject) -> Finding:
     found = probe.baselines(probe.batch)
     guess = probe.at_init(probe.batch)
     shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-    useless = [name for name, value in found.items() if value >= guess * (1 + SAME)]
-    if useless:
+    if useless := [name for name, value in found.items() if value >= guess * (1 + SAME)]:
         what = f"{useless[0]} costs {found[useless[0]]:.3f}, a guess {guess:.3f}"
         return failed(what, where=subject.objective_line())
     return passed(f"to beat: {shown}; a guess costs {guess:.3f}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +12,6 @@ from seedbed.recipes.gpt.model import Head, Transformer
 
 if TYPE_CHECKING:
     from seedbed.recipes.gpt.system import GPT
-
-
-def of(system: GPT) -> dict[str, Callable[[], Iterator[tuple]]]:
-    return {"model": lambda: model(system)}
 
 
 @torch.no_grad()

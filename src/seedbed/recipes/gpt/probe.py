@@ -29,7 +29,7 @@ def build_probe(system: GPT, batch: dict[str, Tensor]) -> Probe:
     from seedbed.recipes.gpt import definitions
 
     return Probe(
-        definitions=definitions.of(system),
+        definitions={"model": lambda: definitions.model(system)},
         batch={"inputs": inputs_BT, "targets": targets_BT},
         predict=lambda b: _logits(model, b["inputs"], b["targets"]),
         objective=lambda logits_BTV, b: _score(model, logits_BTV, b["targets"]),
