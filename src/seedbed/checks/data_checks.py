@@ -305,8 +305,7 @@ def epoch_order(subject: Subject) -> Finding:
     if problem := _order_problem(source, first, second, _item_order(source, 2, 0, num)):
         # An order that is correct by itself was broken by the feed.
         alone = Order(source.num_items, 1).at(0, num)[1]
-        where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
-        return failed(problem, where=where)
+        return failed(problem, where=source_line(Order.at if np.array_equal(alone, first) else Feed.load))
     if wrong := _parts_problem(subject):
         return failed(wrong, where=source_line(Feed.part), case="D8-parts")
     if crossing := _crossing(source):

@@ -209,7 +209,6 @@ def host_sync(subject: Subject) -> Finding:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     if syncs := [w for w in caught if "synchron" in str(w.message)]:
-        first = syncs[0]
         what = f"a step waits for the GPU {len(syncs)} times"
-        return failed(what, where=f"{first.filename}:{first.lineno}", value=float(len(syncs)), limit=0.0)
+        return failed(what, where=f"{syncs[0].filename}:{syncs[0].lineno}", value=float(len(syncs)), limit=0.0)
     return passed("a step never waits for the GPU", 0.0, 0.0)

@@ -185,8 +185,7 @@ def eval_batch_size(subject: Subject) -> Finding:
             found.append((abs(value - base[name]) / max(abs(base[name]), 1e-12), what))
     worst, problem = max([*found, _halves_error(subject)], key=lambda pair: pair[0])
     if worst > PARTS_LIMIT:
-        where = source_line(type(subject.perturbed()).evaluate)
-        return failed(problem, where=where, value=worst, limit=PARTS_LIMIT)
+        return failed(problem, where=source_line(type(subject.perturbed()).evaluate), value=worst, limit=PARTS_LIMIT)
     return passed("the score does not depend on how the set is split", worst, PARTS_LIMIT)
 
 
@@ -238,8 +237,7 @@ def shuffled_inputs(subject: Subject) -> Finding:
         return skipped("rows were memorised by the noise of their counters, so there is no verdict on their inputs")
     if kept > LEAK_LIMIT:
         what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
-        where, unsure = subject.loss_line(), subject.unsure
-        return failed(what, where=where, value=kept, limit=LEAK_LIMIT, severity=unsure)
+        return failed(what, where=subject.loss_line(), value=kept, limit=LEAK_LIMIT, severity=subject.unsure)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 
 
@@ -321,8 +319,7 @@ def modules_in_evaluation(subject: Subject) -> Finding:
     """No module of the system, and no dropout or batch norm of another network, is in training mode inside evaluate(), and none
     builds a graph."""
     if found := observed_evaluation(subject).modes:
-        what, where = f"{found[0][0]} in evaluation", places((found[0][1], evaluation_line(subject)))
-        return failed(what, where=where)
+        return failed(f"{found[0][0]} in evaluation", where=places((found[0][1], evaluation_line(subject))))
     return passed("every module is in evaluation mode")
 
 

@@ -465,8 +465,8 @@ def controls_in_play(subject: Subject) -> Finding:
             elif len(side) and abs(given) < REACHED * float(side.median()):
                 problem = f"gives the network {given:.3g}; half of training had more than {float(side.median()):.3g}"
             if problem:
-                where = source_line(type(player.new_rollout()).step)
-                return failed(f"`{axis.name}` pressed to {value:.3g} {problem}", where=where)
+                what = f"`{axis.name}` pressed to {value:.3g} {problem}"
+                return failed(what, where=source_line(type(player.new_rollout()).step))
     return passed(f"{sum(not a.dead and not a.is_time for a in player.axes)} axes are as in training")
 
 

@@ -62,16 +62,13 @@ def initialisation(subject: Subject) -> Finding:
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             where = subject.module_init_line(system, name)
             return failed(f"{name} was never initialised", where=where, case="M2-unset")
-        if isinstance(tensor, nn.Parameter) and _is_constant(name, owner, tensor):
+        is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and min(tensor.shape) > 1
+        if not is_matrix or kind_of(name, owner, tensor) == "scalar" or not tensor.any():
+            continue
+        if (tensor == tensor[:1]).all() or (tensor == tensor[:, :1]).all():
             what = f"all {'rows' if (tensor == tensor[:1]).all() else 'columns'} of {name} are equal"
             return failed(what, where=subject.module_init_line(system, name), case="M2-constant")
     return _growth(subject, system.eval())
-
-
-def _is_constant(name: str, owner: nn.Module, tensor: Tensor) -> bool:
-    if tensor.ndim != 2 or min(tensor.shape) < 2 or kind_of(name, owner, tensor) == "scalar" or not tensor.any():
-        return False
-    return bool((tensor == tensor[:1]).all() or (tensor == tensor[:, :1]).all())
 
 
 def _growth(subject: Subject, system: System) -> Finding:

@@ -205,8 +205,7 @@ def loss_terms(subject: Subject) -> Finding:
     name = min(smallest, key=lambda n: smallest[n])
     if smallest[name] < SHARE:
         what = f"the gradient of `{name}` is {smallest[name]:.1e} of the largest term's"
-        where = subject.loss_line()
-        return failed(what, where=where, case="L4-small", value=smallest[name], limit=SHARE, severity="warn")
+        return failed(what, where=subject.loss_line(), case="L4-small", value=smallest[name], limit=SHARE, severity="warn")
     return passed(f"{', '.join(smallest)} are minimised; smallest share of the gradient", smallest[name], SHARE)
 
 
@@ -230,8 +229,7 @@ def noise_level(subject: Subject) -> Finding:
     way = (clean - noise).flatten(1)
     real = ((mixture - noise).flatten(1) * way).sum(1) / way.square().sum(1)
     rest = (mixture - noise).flatten(1) - real[:, None] * way
-    off = max(float((real - level.flatten()).abs().max()), float(rest.abs().max()) / spread(mixture))
-    limit = 1e-6
+    off, limit = max(float((real - level.flatten()).abs().max()), float(rest.abs().max()) / spread(mixture)), 1e-6
     if off > limit:
         what = f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}"
         return failed(what, where=subject.objective_line(), value=off, limit=limit)

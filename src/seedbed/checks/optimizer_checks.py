@@ -437,9 +437,8 @@ def update_rounding(subject: Subject) -> Finding:
             worst, name = stuck, key
     if worst > STUCK_LIMIT:
         kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
-        coarse = kind != "float32"
         what = f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient"
-        where = source_line(type(system).__init__) if coarse else short_runs.owner_line(system, name)
+        where = short_runs.owner_line(system, name) if kind == "float32" else source_line(type(system).__init__)
         return failed(what, where=where, value=worst, limit=STUCK_LIMIT)
     return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
 

@@ -140,8 +140,7 @@ def conditioning(subject: Subject) -> Finding:
         effects[name] = float((probe.predict({**probe.batch, name: rolled}) - base).abs().max()) / spread(base)
     if not effects:
         return skipped(f"{', '.join(constant)}: the same in every row")
-    weakest = min(effects, key=lambda name: effects[name])
-    effect = effects[weakest]
+    effect, weakest = min((effect, name) for name, effect in effects.items())
     if effect < CONTROL:
         what = f"`{weakest}` of another row moves the prediction by {effect:.2g}"
         return failed(what, where=subject.loss_line(), value=effect, limit=CONTROL, severity="err" if effect < 1e-9 else "warn")
