@@ -54,10 +54,8 @@ def unused_settings(subject: Subject) -> Finding:
         engine.begin(step, 0.5)
         engine.system.update(feed.part(0), engine)
     describe(engine.system)
-    unread = _still_unread(subject, record, engine)
     asked = _asked(subject)
-    unread.sort(key=lambda key: key not in asked)
-    if unread:
+    if unread := sorted(_still_unread(subject, record, engine), key=lambda key: key not in asked):
         value = configs.flatten(subject.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"

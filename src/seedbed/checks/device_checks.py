@@ -37,8 +37,7 @@ LAYOUT_LIMIT = 1e-5
 
 @check("G1", "device parity", "err", humbatova=(13,))
 def device_parity(subject: Subject) -> Finding:
-    device = pick_device("auto")
-    if device.type == "cpu":
+    if (device := _device()) is None:
         return skipped("no accelerator")
     if not is_deterministic(subject, subject.perturbed()):
         return skipped("the loss draws noise, and devices draw different noise")
@@ -67,6 +66,11 @@ def _apart(subject: Subject, device: torch.device, index: int) -> tuple[float, s
     errors = {n: float((g - theirs[n]).norm() / g.norm().clamp_min(floor)) for n, g in grads.items() if n in theirs}
     name = max(errors, key=lambda n: errors[n])
     return max(errors[name], abs(loss - other) / max(abs(loss), 1e-12)), name, loss, other
+
+
+def _device() -> torch.device | None:
+    found = pick_device("auto")
+    return None if found.type == "cpu" else found
 
 
 def _one_step(

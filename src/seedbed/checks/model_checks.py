@@ -260,11 +260,9 @@ def curvature(subject: Subject) -> Finding:
         for name, module in wanted.items():
             hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
         subject.loss_of(system, subject.perturbed_batch())
-    found = {name: _residual(*call) for name, call in calls.items()}
-    residuals = {name: residual for name, residual in found.items() if residual is not None}
+    residuals = {name: found for name, call in calls.items() if (found := _residual(*call)) is not None}
     if straight := [name for name, residual in residuals.items() if residual < BEND]:
-        names = ", ".join(straight[:3])
-        what = f"{names} is an affine function although it has several weight layers"
+        what = f"{', '.join(straight[:3])} is an affine function although it has several weight layers"
         return failed(what, where=subject.module_line(system, straight[0]), value=0.0, limit=BEND)
     if not residuals:
         return skipped("no module of several weight layers takes one floating-point tensor")
