@@ -6,6 +6,7 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -91,13 +92,54 @@ def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:
     return p_BTV * (grad_BTV - (p_BTV * grad_BTV).sum(-1, keepdim=True))
 
 
+class GraphedSteps:
+    """`optimize_step` for many steps on the same contexts: on CUDA, a step of a landscape is one CUDA graph.
+
+    It is a thousand small kernels, whose launches take longer than they do. A result is valid until the next step.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Step]] = {}
+        self.is_possible = True
+
+    def __call__(
+        self, model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str
+    ) -> Step:
+        if not (z_BTV.is_cuda and self.is_possible):
+            return optimize_step(model, contexts, z_BTV, number, alpha, space)
+        landscape = min(number, len(contexts) - 1)
+        if not self.graphs:
+            self.z_BTV, self.alpha = z_BTV.clone(), torch.zeros((), device=z_BTV.device)
+        self.z_BTV.copy_(z_BTV)
+        self.alpha.copy_(torch.as_tensor(alpha))
+        if landscape not in self.graphs:
+            from seedbed.nn.cuda_graph import record
+
+            work = partial(optimize_step, model, contexts, self.z_BTV, landscape, self.alpha, space)
+            try:
+                self.graphs[landscape] = record(work)
+            except RuntimeError:
+                torch.cuda.synchronize()
+                self.is_possible = False
+                return work()
+        graph, step = self.graphs[landscape]
+        graph.replay()
+        return step
+
+
 def optimize(
-    model: EnergyModel, contexts: list[Context], z_BTV: Tensor, num_steps: int, alpha: Tensor | float, space: str
+    model: EnergyModel,
+    contexts: list[Context],
+    z_BTV: Tensor,
+    num_steps: int,
+    alpha: Tensor | float,
+    space: str,
+    take: Callable[..., Step] = optimize_step,
 ) -> Iterator[Step]:
-    """Steps without noise and without a graph, as evaluation and generation take them."""
+    """Steps without noise and without a graph of gradients, as evaluation and generation take them."""
     with torch.no_grad():
         for number in range(num_steps):
-            step = optimize_step(model, contexts, z_BTV, number, alpha, space)
+            step = take(model, contexts, z_BTV, number, alpha, space)
             z_BTV = step.z_BTV
             yield step
 
