@@ -1,9 +1,11 @@
 """Work of many small kernels as one CUDA graph, for inference: it is launched at once."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from seedbed.nn.decoding import CachedDecoder
 
@@ -23,6 +25,35 @@ def record(work: Callable[[], T], generator: torch.Generator | None = None) -> t
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another thread may copy a checkpoint meanwhile
         result = work()
     return graph, result
+
+
+class GraphedCalls:
+    """Repeated calls of functions of tensors: on CUDA, those with the same key are one CUDA graph, recorded at the first of them.
+
+    For work of many small kernels, whose launches take longer than they do. Where recording fails, calls go on eager.
+    """
+
+    def __init__(self) -> None:
+        self.recorded: dict[Hashable, tuple[list[Tensor], torch.cuda.CUDAGraph, Any]] = {}
+        self.is_possible = True
+
+    def __call__(self, key: Hashable, work: Callable[..., T], *inputs: Tensor) -> T:
+        """`work(*inputs)`; valid until the next call with this key, and `work` is the one of the first call with it."""
+        if not (self.is_possible and inputs[0].is_cuda):
+            return work(*inputs)
+        if key not in self.recorded:
+            held = [tensor.clone() for tensor in inputs]
+            try:
+                self.recorded[key] = (held, *record(partial(work, *held)))
+            except RuntimeError:
+                torch.cuda.synchronize()
+                self.is_possible = False
+                return work(*inputs)
+        held, graph, result = self.recorded[key]
+        for kept, tensor in zip(held, inputs, strict=True):
+            kept.copy_(tensor)
+        graph.replay()
+        return result
 
 
 def capture(decoder: CachedDecoder) -> None:

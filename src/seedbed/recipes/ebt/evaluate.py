@@ -25,8 +25,9 @@ from seedbed.config import Config
 from seedbed.data.corpus import open_corpus
 from seedbed.data.text import TextData, TextSource, text_metrics, windows
 from seedbed.errors import UserError
+from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.recipes.ebt.data import CountedText
-from seedbed.recipes.ebt.optimize import EVALUATION, GraphedSteps, initial_predictions, optimize, optimize_step
+from seedbed.recipes.ebt.optimize import EVALUATION, graphed_steps, initial_predictions, optimize, optimize_step
 from seedbed.train.engine import Engine, EvalEngine, fork_rng
 from seedbed.train.stepper import Stepper
 from seedbed.train.system import System
@@ -144,7 +145,7 @@ def measure(
     parts = []
     for tokens_BT, counter_BT in windows_with_counters(source, model.vocab, model.embed.weight.device):
         contexts, targets_BT = model.encode_context(tokens_BT[:, :-1]), tokens_BT[:, 1:]
-        nats, energies, take = [], [], GraphedSteps() if max(steps) > MANY_STEPS else optimize_step
+        nats, energies, take = [], [], graphed_steps(GraphedCalls()) if max(steps) > MANY_STEPS else optimize_step
         given = {"alpha": factor * system.alpha(), "space": config.space, "take": take}
         for sample in range(num_samples):
             z_BTV = initial_predictions(system.noise, config, counter_BT, EVALUATION + sample, model.embed.weight.dtype)

@@ -6,8 +6,7 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,9 @@ from seedbed.nn import rng
 from seedbed.nn.init import declare
 from seedbed.recipes.ebt.model import Context, EnergyModel
 from seedbed.recipes.ebt.presets import MCMCConfig
+
+if TYPE_CHECKING:
+    from seedbed.nn.cuda_graph import GraphedCalls
 
 # Streams of random numbers. Noise has one per step; evaluation has one per sample of the initial prediction.
 NUM_STEPS, INITIAL, STEP_SIZE, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
@@ -92,39 +94,18 @@ def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:
     return p_BTV * (grad_BTV - (p_BTV * grad_BTV).sum(-1, keepdim=True))
 
 
-class GraphedSteps:
-    """`optimize_step` for many steps on the same contexts: on CUDA, a step of a landscape is one CUDA graph.
+def graphed_steps(graphs: "GraphedCalls") -> Callable[..., Step]:
+    """`optimize_step` for many steps on the same contexts, one CUDA graph for each landscape; valid until the next."""
 
-    It is a thousand small kernels, whose launches take longer than they do. A result is valid until the next step.
-    """
+    def take(model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str) -> Step:
+        def work(z_BTV: Tensor, *alphas: Tensor) -> Step:
+            return optimize_step(model, contexts, z_BTV, landscape, alphas[0] if alphas else alpha, space)
 
-    def __init__(self) -> None:
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Step]] = {}
-        self.is_possible = True
-
-    def __call__(
-        self, model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str
-    ) -> Step:
-        if not (z_BTV.is_cuda and self.is_possible):
-            return optimize_step(model, contexts, z_BTV, number, alpha, space)
         landscape = min(number, len(contexts) - 1)
-        if not self.graphs:
-            self.z_BTV, self.alpha = z_BTV.clone(), torch.zeros((), device=z_BTV.device)
-        self.z_BTV.copy_(z_BTV)
-        self.alpha.copy_(torch.as_tensor(alpha))
-        if landscape not in self.graphs:
-            from seedbed.nn.cuda_graph import record
+        alphas = (torch.as_tensor(alpha, dtype=torch.float32, device=z_BTV.device),) if z_BTV.is_cuda else ()
+        return graphs(landscape, work, z_BTV, *alphas)
 
-            work = partial(optimize_step, model, contexts, self.z_BTV, landscape, self.alpha, space)
-            try:
-                self.graphs[landscape] = record(work)
-            except RuntimeError:
-                torch.cuda.synchronize()
-                self.is_possible = False
-                return work()
-        graph, step = self.graphs[landscape]
-        graph.replay()
-        return step
+    return take
 
 
 def optimize(

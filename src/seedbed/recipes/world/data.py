@@ -149,7 +149,7 @@ class CounterNoise(nn.Module):
         made = rng.normal(rng.keys(_TABLE_SEED, torch.arange(64), CONTEXT), TABLE // 64).flatten()
         self.register_buffer("table_J", made, persistent=False)
 
-    def forward(self, index_B: Tensor, stream: int, turn: int, shape: tuple[int, ...]) -> Tensor:
+    def forward(self, index_B: Tensor, stream: int, turn: int | Tensor, shape: tuple[int, ...]) -> Tensor:
         """(B, *shape) for the samples with these counters; `turn` distinguishes several draws of one sample."""
         num = int(np.prod(shape))
         reps = -(-num // (TABLE // 2))
