@@ -73,6 +73,7 @@ def _peaks(subject: Subject, device: torch.device) -> list[float]:
 
 @check("T2", "resume", "err", humbatova=(6,))
 def resume(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     settings = (*_NO_TOOLS, "batch=4", "accum=2")
     with tempfile.TemporaryDirectory() as scratch:
         whole = new_job(subject, *settings, folder=Path(scratch) / "whole")
@@ -223,6 +224,7 @@ def _depends_on_seed(subject: Subject, system: Any, batch: Any) -> bool:
 
 @check("T4", "side effects", "err", humbatova=(6, 11))
 def side_effects(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     with tempfile.TemporaryDirectory() as scratch:
         small_jobs = []
         for name, every in (("quiet", 0), ("busy", 2)):
@@ -284,6 +286,7 @@ def _roll_back_problem(subject: Subject) -> str:
 
 @check("T6", "crash safety", "err", humbatova=(6,))
 def crash_safety(subject: Subject) -> Finding:
+    subject = short_runs.learner(subject)
     with tempfile.TemporaryDirectory() as scratch:
         job = new_job(subject, "keep=3", folder=Path(scratch))
         folder = Path(scratch) / "checkpoints"
