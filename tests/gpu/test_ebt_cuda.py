@@ -1,5 +1,6 @@
 """What only a GPU can show of ebt: captured and compiled steps equal eager ones, and captured generation."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from helpers import newest, rows, train_once
 from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions
-from seedbed.recipes.ebt.optimize import graphed_steps, optimize
+from seedbed.recipes.ebt.optimize import graphed_step, optimize
 from seedbed.train.system import Sample
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -106,6 +107,6 @@ def test_graphed_steps_equal_eager_ones() -> None:
         z_BTV = torch.randn(4, 16, system.model.vocab, device="cuda")
         given = (system.model, contexts, z_BTV, 5, alpha, "prob")
         eager = [[x.clone() for x in step] for step in optimize(*given)]
-        captured = [[x.clone() for x in step] for step in optimize(*given, graphed_steps(graphs))]
+        captured = [[x.clone() for x in step] for step in optimize(*given, partial(graphed_step, graphs))]
         assert all(torch.equal(a, b) for one, other in zip(eager, captured, strict=True) for a, b in zip(one, other, strict=True))
     assert graphs.is_possible and len(graphs.recorded) == 2, "a graph for each landscape"

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from seedbed.data.text import TextData, TextSource, text_metrics, windows
 from seedbed.errors import UserError
 from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.recipes.ebt.data import CountedText
-from seedbed.recipes.ebt.optimize import EVALUATION, graphed_steps, initial_predictions, optimize, optimize_step
+from seedbed.recipes.ebt.optimize import EVALUATION, graphed_step, initial_predictions, optimize, optimize_step
 from seedbed.train.engine import Engine, EvalEngine, fork_rng
 from seedbed.train.stepper import Stepper
 from seedbed.train.system import System
@@ -145,7 +146,7 @@ def measure(
     parts = []
     for tokens_BT, counter_BT in windows_with_counters(source, model.vocab, model.embed.weight.device):
         contexts, targets_BT = model.encode_context(tokens_BT[:, :-1]), tokens_BT[:, 1:]
-        nats, energies, take = [], [], graphed_steps(GraphedCalls()) if max(steps) > MANY_STEPS else optimize_step
+        nats, energies, take = [], [], partial(graphed_step, GraphedCalls()) if max(steps) > MANY_STEPS else optimize_step
         given = {"alpha": factor * system.alpha(), "space": config.space, "take": take}
         for sample in range(num_samples):
             z_BTV = initial_predictions(system.noise, config, counter_BT, EVALUATION + sample, model.embed.weight.dtype)

@@ -6,7 +6,7 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -94,18 +94,13 @@ def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:
     return p_BTV * (grad_BTV - (p_BTV * grad_BTV).sum(-1, keepdim=True))
 
 
-def graphed_steps(graphs: "GraphedCalls") -> Callable[..., Step]:
+def graphed_step(
+    graphs: "GraphedCalls", model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Any, space: str
+) -> Step:
     """`optimize_step` for many steps on the same contexts, one CUDA graph for each landscape; valid until the next."""
-
-    def take(model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str) -> Step:
-        def work(z_BTV: Tensor, *alphas: Tensor) -> Step:
-            return optimize_step(model, contexts, z_BTV, landscape, alphas[0] if alphas else alpha, space)
-
-        landscape = min(number, len(contexts) - 1)
-        alphas = (torch.as_tensor(alpha, dtype=torch.float32, device=z_BTV.device),) if z_BTV.is_cuda else ()
-        return graphs(landscape, work, z_BTV, *alphas)
-
-    return take
+    landscape = min(number, len(contexts) - 1)
+    step = lambda z_BTV, alpha: optimize_step(model, contexts, z_BTV, landscape, alpha, space)  # noqa: E731
+    return graphs(landscape, step, z_BTV, torch.as_tensor(alpha, dtype=z_BTV.dtype, device=z_BTV.device))
 
 
 def optimize(

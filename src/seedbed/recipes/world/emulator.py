@@ -18,7 +18,7 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.recipes.world.curriculum import BLIND, OPEN, Curriculum, Stage
-from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData
+from seedbed.recipes.world.data import OWN, CounterNoise, Turn, WindowSource, WorldData
 from seedbed.recipes.world.evaluate import Evaluator
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
@@ -84,7 +84,7 @@ class Emulator(System):
         self._chunk = 0
         self._graphs: GraphedCalls | None = None
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int | Tensor, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         """The next frame, unclamped, in evaluation and play alike. Noise depends on the window counter and `turn` only."""
         raise NotImplementedError
 
@@ -116,27 +116,26 @@ class Emulator(System):
     @contextlib.contextmanager
     def long_rollouts(self) -> Iterator[None]:
         """`with_compiled_graph`, and on CUDA a step of a rollout is one CUDA graph for each number of rows."""
-        with self.with_compiled_graph():
-            self._graphs = GraphedCalls()
-            try:
+        self._graphs = GraphedCalls()
+        try:
+            with self.with_compiled_graph():
                 yield
-            finally:
-                recorded, self._graphs = bool(self._graphs.recorded), None
-                if recorded:  # their memory is their own until it is given back
-                    torch.cuda.empty_cache()
+        finally:
+            self._graphs = None
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # the memory of graphs is their own until it is given back
 
     def rollout_step(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Memory:
         """The memory after the frame that is predicted for this control."""
 
-        def step(action_BA: Tensor, index_B: Tensor, turn: int | Tensor, *tensors: Tensor) -> Memory:
+        def step(action_BA: Tensor, index_B: Tensor, turn: Turn, *tensors: Tensor) -> Memory:
             before = memory.of(tensors)
             return self.advance(before, action_BA, self.predict_frame(before, action_BA, index_B, turn, level))
 
-        tensors = memory.tensors().values()
         if self._graphs is None or not action_BA.is_cuda:
-            return step(action_BA, index_B, turn, *tensors)
-        turn_on_device = torch.full((), turn, device=action_BA.device)
-        after = self._graphs((len(action_BA), level), step, action_BA, index_B, turn_on_device, *tensors)
+            return step(action_BA, index_B, turn, *memory.tensors().values())
+        given = (action_BA, index_B, torch.full((), turn, device=action_BA.device), *memory.tensors().values())
+        after = self._graphs((len(action_BA), level), step, *given)
         return after.of(tensor.clone() for tensor in after.tensors().values())  # the next step overwrites them
 
     def call(self, memory: dict[str, Tensor], *inputs: Tensor) -> Tensor:
@@ -177,7 +176,7 @@ class Emulator(System):
         assert self.trunk.field is not None
         return memory.push(frame_B3HW, self.trunk.field.next_pose(memory.pose_BP, action_BA))
 
-    def own_noise(self, index_B: Tensor, turn: int | Tensor) -> Tensor:
+    def own_noise(self, index_B: Tensor, turn: Turn) -> Tensor:
         return self.noise_table(index_B, OWN, turn, (1, self.height, self.width))
 
     def rank_local_buffers(self) -> frozenset[str]:
