@@ -58,5 +58,6 @@ def test_sweep_is_packed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_typed_inputs_are_checked_beside_a_curriculum_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2 of a gated curriculum: its stage is on the GPU, the batch that is typed on the CPU."""
+    monkeypatch.undo()  # the check looks at what a real sample reads
     monkeypatch.chdir(tmp_path)
     assert main(["check", "thinker/prefix", "--only", "I2", "--dirty"]) == 0
