@@ -1,6 +1,5 @@
 """Configs as runs of this and of earlier versions have saved them."""
 
-import dataclasses
 import typing
 from typing import Any
 
@@ -67,29 +66,13 @@ def current_key(key: str) -> str:
 
 def from_json(like: Any, values: dict[str, Any]) -> Any:
     """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
-    if isinstance(values, dict):
-        found, values = translated(flat(values), flatten(like)), {}
-        for key, value in found.items():
-            *groups, name = key.split(".")
-            inner = values
-            for group in groups:
-                inner = inner.setdefault(group, {})
-            inner[name] = value
-    return replaced(like, _known(like, values))
-
-
-def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
-    """Saved values of one group, with lists converted to tuples."""
-    if not isinstance(values, dict):
-        raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
-    changes = {}
-    for name, value in values.items():
-        if name not in {f.name for f in dataclasses.fields(like)}:
-            raise UserError(f"the saved config has `{prefix}{name}`, which this version does not know; another version wrote it")
-        current = getattr(like, name)
-        grouped = dataclasses.is_dataclass(current)
-        changes[name] = _known(current, value, f"{prefix}{name}.") if grouped else _tuples(value)
-    return changes
+    known = flatten(like)
+    found = translated(flat(values), known)
+    for key in (key for key in found if key not in known):
+        if any(name.startswith(f"{key}.") for name in known):
+            raise UserError(f"the saved config is damaged: `{key}` should hold a group of values")
+        raise UserError(f"the saved config has `{key}`, which this version does not know; another version wrote it")
+    return replaced(like, {key: _tuples(value) for key, value in found.items()})
 
 
 def _tuples(value: Any) -> Any:
