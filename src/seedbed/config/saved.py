@@ -1,38 +1,15 @@
 """Configs as runs of this and of earlier versions have saved them."""
 
+import tomllib
 import typing
+from pathlib import Path
 from typing import Any
 
 from seedbed.config import PLAIN, flat, flatten, replaced
 from seedbed.errors import UserError
 
-# Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
-# line an old name is an error that states the new one.
-RENAMED: dict[str, str] = {
-    "recompute": "remat",
-    "model.odometer": "model.pose_tracking",
-    "model.map_cells": "model.plane_resolution",
-    "model.blank": "model.memory_dropout",
-    "model.warm_critic": "model.critic_warmup",
-    "model.walk.steps": "model.mcmc.num_steps",
-    "model.walk.fewest": "model.mcmc.min_steps",
-    "model.walk.landscapes": "model.mcmc.num_landscapes",
-    "model.walk.spread": "model.mcmc.random_alpha",
-    "model.walk.start": "model.mcmc.initial_condition",
-    "model.walk.through": "model.mcmc.backprop_through",
-    "model.walk.langevin": "model.mcmc.langevin_noise",
-    "model.walk.replay": "model.mcmc.replay_buffer",
-    "model.walk": "model.mcmc",
-    "model.spread": "model.random_alpha",
-    "model.t_law": "model.t_distribution",
-    "model.plan": "model.program",
-    "model.flow": "model.target_stream",
-}
-RENAMED_VALUES: dict[str, dict[Any, Any]] = {
-    "schedule.kind": {"gpt3": "cosine"},
-    "model.target_stream": {"beside": "both"},
-    "model.latent_init": {"placed": "positional"},
-}
+# Old keys, or groups of keys, with their new names; then, by new key, old values.
+RENAMED, RENAMED_VALUES = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text()).values()
 
 # Settings that may be changed when a run is resumed.
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
