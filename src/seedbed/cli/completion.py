@@ -1,13 +1,14 @@
 """Shell completion: candidates for the word at the cursor, and the scripts for bash, zsh and fish."""
 
 import argparse
+import itertools
 import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
-from seedbed.cli.parser import Parser, argument, verb
+from seedbed.cli.parser import argument, verb
 from seedbed.errors import UserError
 
 # The line up to the cursor is passed in an environment variable, so that it is not parsed as arguments.
@@ -65,14 +66,10 @@ def _after(before: list[str], word: str) -> Iterable[str]:
 
 def _leading(before: list[str]) -> tuple[Path, list[str]]:
     """The runs folder, and the words from the verb on."""
-    root = Path(os.environ.get("SEEDBED_RUNS") or "runs").expanduser()
-    for index, word in enumerate(before):
-        if word == "--runs" and index + 1 < len(before):
-            root = Path(before[index + 1]).expanduser()
-    first = 0
-    while first < len(before) and before[first].startswith("-"):
-        first += 2 if before[first] == "--runs" else 1
-    return root, before[first:]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--runs", nargs="?", default=os.environ.get("SEEDBED_RUNS"))
+    known, rest = parser.parse_known_args(before)
+    return Path(known.runs or "runs").expanduser(), [*itertools.dropwhile(lambda word: word.startswith("-"), rest)]
 
 
 def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str]:
@@ -82,25 +79,13 @@ def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str
     options = parser._option_string_actions
     if word.startswith("-"):
         return options
-    last = options.get(typed[-1]) if typed else None
-    places = _places(parser, typed)
-    if last is not None and last.nargs != 0:
-        return _values(last, word, places, root)
+    takes_value = {option for option, action in options.items() if action.nargs != 0}
+    # The positional words.
+    places = [w for last, w in itertools.pairwise(["", *typed]) if last not in takes_value and not w.startswith("-")]
+    if typed and typed[-1] in takes_value:
+        return _values(options[typed[-1]], word, places, root)
     actions = parser._get_positional_actions()
-    if not actions:
-        return []
-    return _values(actions[min(len(places), len(actions) - 1)], word, places, root)
-
-
-def _places(parser: Parser, typed: list[str]) -> list[str]:
-    """The positional words."""
-    out, skip = [], False
-    for word in typed:
-        action = parser._option_string_actions.get(word)
-        if not skip and action is None and not word.startswith("-"):
-            out.append(word)
-        skip = action is not None and action.nargs != 0
-    return out
+    return _values(actions[min(len(places), len(actions) - 1)], word, places, root) if actions else []
 
 
 def _values(action: argparse.Action, word: str, places: list[str], root: Path) -> Iterable[str]:
@@ -155,13 +140,7 @@ def _settings(name: str, word: str, root: Path) -> list[str]:
         key, equals, _ = word.partition("=")
         if not equals:
             return [f"{known}=" for known in configs.flatten(config)]
-        return [f"{key}={value}" for value in _choices(keys.kind_of(config, key))]
+        kind = keys.kind_of(config, key)
+        values = get_args(kind) if get_origin(kind) is Literal else ("true", "false") if kind is bool else ()
+        return [f"{key}={value}" for value in values]
     return []  # completion never executes a user's file
-
-
-def _choices(kind: Any) -> list[str]:
-    from typing import Literal
-
-    if get_origin(kind) is Literal:
-        return [str(value) for value in get_args(kind)]
-    return ["true", "false"] if kind is bool else []
