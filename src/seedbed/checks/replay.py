@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -227,36 +228,33 @@ def constant_rows(batch: Batch, rows: list[int], known: list[Batch]) -> str:
 
 def explain_data(ctx: ReplayContext, report: ReplayReport) -> bool:
     """Whether the failing rows hold values that are non-finite, out of declared ranges, or far above those of earlier batches."""
-    limits = _reference(ctx)
-    for part, batch in enumerate(report.examination.batches):
-        suspects = {r.row for r in report.rows if r.part == part} or set(range(num_rows(batch)) if report.all_rows else ())
-        ranges = {}
-        with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
-            probe = capabilities.probe(ctx.system, batch)
-            ranges = dict(probe.ranges or {}) if probe else {}
-        for name, value in batch.items():
-            size = limits.get(name, math.inf)
-            if bad := [row for row in _bad_rows(value, batch, *ranges.get(name, (-size, size))) if row in suspects]:
-                _describe_data(ctx, report, part, name, bad)
-                return True
+    suspects = {(row.part, row.row) for row in report.rows}
+    for part, name, rows in _out_of_range(ctx, report, OUTLIER, probing=True):
+        if bad := [row for row in rows if report.all_rows or (part, row) in suspects]:
+            _describe_data(ctx, report, part, name, bad)
+            return True
     return False
 
 
-def _bad_rows(value: Tensor, batch: Batch, low: float, high: float) -> list[int]:
-    if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
-        return []
-    flat = value.detach().reshape(len(value), -1).double()
-    return (~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)).nonzero().flatten().tolist()
-
-
-def _reference(ctx: ReplayContext) -> dict[str, float]:
-    """The largest plausible magnitude of each batch entry, from earlier batches."""
-    sizes: dict[str, float] = {}
-    for batch in _references(ctx):
+def _out_of_range(
+    ctx: ReplayContext, report: ReplayReport, factor: float, probing: bool = False
+) -> Iterator[tuple[int, str, list[int]]]:
+    """Part, entry and rows of values not finite, `factor` times those of earlier batches, or out of declared ranges."""
+    limits: dict[str, float] = {}
+    for name, value in (entry for batch in _references(ctx) for entry in batch.items()):
+        limits[name] = max(limits.get(name, 0.0), factor * largest(value))  # a NaN is never the larger one
+    for part, batch in enumerate(report.examination.batches):
+        ranges = {}
+        with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
+            probe = capabilities.probe(ctx.system, batch) if probing else None
+            ranges = dict(probe.ranges or {}) if probe else {}
         for name, value in batch.items():
-            size = largest(value)
-            sizes[name] = max(sizes.get(name, 0.0), 0.0 if math.isnan(size) else size)
-    return {name: OUTLIER * size for name, size in sizes.items() if size > 0}
+            limit = limits.get(name) or math.inf
+            low, high = ranges.get(name, (-limit, limit))
+            if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
+                continue
+            flat = value.detach().reshape(len(value), -1).double()
+            yield part, name, (~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)).nonzero().flatten().tolist()
 
 
 def _references(ctx: ReplayContext) -> list[Batch]:
@@ -346,16 +344,14 @@ def _explain_inputs(ctx: ReplayContext, report: ReplayReport) -> bool:
 
 def explain_spike_data(ctx: ReplayContext, report: ReplayReport) -> None:
     """Whether rows with values far above those of earlier batches explain the spike."""
-    sizes = {name: limit / OUTLIER * 10 for name, limit in _reference(ctx).items()}
-    for batch in report.examination.batches:
-        for name, value in batch.items():
-            size = sizes.get(name, math.inf)
-            if bad := _bad_rows(value, batch, -size, size):
-                why = f"`{name}` of row {bad[0]} goes up to {largest(value[bad[0]]):.3g}, ten times beyond the batches before"
-                fix = "check the item at its source; clamp or normalise it in `batch`"
-                report.finding = replace(report.finding, why=why, fix=fix)
-                report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
-                return
+    for part, name, bad in _out_of_range(ctx, report, 10.0):
+        if bad:
+            size = largest(report.examination.batches[part][name][bad[0]])
+            why = f"`{name}` of row {bad[0]} goes up to {size:.3g}, ten times beyond the batches before"
+            fix = "check the item at its source; clamp or normalise it in `batch`"
+            report.finding = replace(report.finding, why=why, fix=fix)
+            report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
+            return
 
 
 def blocks(exam: Examination, changes: dict[str, float]) -> list[dict[str, Any]]:
