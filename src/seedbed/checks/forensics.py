@@ -65,7 +65,6 @@ class Examination:
     calls: list[Call] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     draws: list[list[Tensor]] = field(default_factory=list)
-    bad_parts: list[int] = field(default_factory=list)
     forward: Origin | None = None
     backward: Origin | None = None
     grads: dict[str, float] = field(default_factory=dict)
@@ -266,10 +265,7 @@ class TracingEngine(Engine):
         found.batches.append({k: v.detach().clone() for k, v in batch.items()})  # the feed may use its memory again
         found.draws.append([])
         with self.replay_draws or RecordDraws(found.draws[-1]):
-            out = super()._update(batch, part)
-        if not all(finite(v.detach()) for v in out.values()):
-            found.bad_parts.append(part)
-        return out
+            return super()._update(batch, part)
 
     def minimize(self, loss: Tensor, name: str = "main") -> None:
         with self.tracer.paused() if self.tracer else contextlib.nullcontext():
