@@ -29,7 +29,6 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from seedbed.errors import UserError
-from seedbed.serve.messages import read_object
 from seedbed.serve.server import serve_app
 from seedbed.track.run import Run
 from seedbed.train.player import Player, Recorder
@@ -294,10 +293,16 @@ def encode(image_HWC: np.ndarray) -> tuple[str, bytes]:
 
 
 def _read(text: str | None) -> dict[str, Any]:
-    message = read_object(text) if text is not None and len(text) <= MAX_MESSAGE else None
-    if message is None:
-        known = f"messages are texts: JSON objects of at most {MAX_MESSAGE:,} characters"
-        raise UserError(f"the message is too long, not JSON or not a JSON object; {known}")
+    if text is None:
+        raise UserError("messages are text: JSON objects")
+    if len(text) > MAX_MESSAGE:
+        raise UserError(f"a message of {len(text):,} characters is too long; {MAX_MESSAGE:,} are allowed")
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError):
+        raise UserError("the message is not JSON") from None
+    if not isinstance(message, dict):
+        raise UserError("the message is not a JSON object")
     return message
 
 
