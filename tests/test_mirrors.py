@@ -248,16 +248,16 @@ def test_checkpoints_are_mirrored_on_request_if_they_still_exist(run: Run):
     [
         ("wandbb", r"no mirror 'wandbb'; there are: wandb, tensorboard"),
         ("wandb+weights", r"only \+checkpoints"),
-        ("tensorboard+checkpoints", r"keeps no checkpoints; these do: wandb, trackio"),
+        ("tensorboard+checkpoints", r"keeps no checkpoints; these do: wandb, trackio, mlflow"),
         ("tensorboard,tensorboard", r"twice"),
-        ("trackio", r'pip install "seedbed\[trackio\]"'),
+        ("mlflow", r'pip install "seedbed\[mlflow\]"'),
         ("wandb", r"`wandb login` once, or set WANDB_MODE=offline"),
         (",", r"no mirror ''"),
     ],
 )
 def test_mirror_option_is_validated_before_training(text: str, says: str, monkeypatch, tmp_path: Path):
     found = choose.importlib.util.find_spec
-    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None if name == "trackio" else found(name) or True)
+    monkeypatch.setattr(choose.importlib.util, "find_spec", lambda name: None if name == "mlflow" else found(name) or True)
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -384,7 +384,7 @@ def test_mirror_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monk
     assert len(Run.open(tmp_path, "one").rows()) == 12
 
 
-# ---- a service that is not installed here: a fake of the few calls we make ----------------------------------------------
+# ---- services that are not installed here: fakes of the few calls we make ----------------------------------------------
 
 FAKE_TRACKIO = """
 import json, os
@@ -406,17 +406,43 @@ def init(project, name, group, config, resume, embed):
     return _Run()
 """
 
+FAKE_MLFLOW = """
+import json, os, types
+def _say(*words):
+    with open(os.environ["FAKE_LOG"], "a") as file:
+        file.write(json.dumps(words, default=str) + chr(10))
+class MlflowClient:
+    def get_experiment_by_name(self, name): return None
+    def create_experiment(self, name): _say("experiment", name); return "7"
+    def create_run(self, place, run_name, tags):
+        _say("create", place, run_name, tags)
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="id-1"))
+    def update_run(self, run_id, status): _say("update", run_id, status)
+    def log_batch(self, run_id, metrics=(), params=(), tags=()): _say("batch", run_id, metrics, params, tags)
+    def log_text(self, run_id, text, path): _say("text", run_id, text, path)
+    def log_artifact(self, run_id, path, place): _say("artifact", run_id, path, place)
+    def log_artifacts(self, run_id, path, place): _say("artifacts", run_id, os.path.basename(path), place)
+    def set_terminated(self, run_id, status): _say("end", run_id, status)
+"""
+FAKE_ENTITIES = """
+def Metric(key, value, timestamp, step): return ["metric", key, value, step]
+def Param(key, value): return ["param", key, value]
+def RunTag(key, value): return ["tag", key, value]
+"""
+
 
 @pytest.fixture
 def fakes(tmp_path: Path, monkeypatch) -> Callable[[], list[list[Any]]]:
-    """trackio as a package that writes down what it is asked; calling reads it."""
-    path = tmp_path / "fakes" / "trackio.py"
-    path.parent.mkdir()
-    path.write_text(FAKE_TRACKIO)
+    """trackio and mlflow as packages that write down what they are asked; calling reads it."""
+    for name, text in (("trackio/__init__", FAKE_TRACKIO), ("mlflow/__init__", FAKE_MLFLOW), ("mlflow/entities", FAKE_ENTITIES)):
+        path = tmp_path / "fakes" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     log = tmp_path / "log"
     monkeypatch.setenv("FAKE_LOG", str(log))
     monkeypatch.syspath_prepend(str(tmp_path / "fakes"))
-    monkeypatch.delitem(sys.modules, "trackio", raising=False)
+    for name in ("trackio", "mlflow", "mlflow.entities"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     return lambda: [json.loads(line) for line in log.read_text().splitlines()]
 
 
@@ -431,6 +457,21 @@ def test_trackio_gets_the_run_and_resumes_it(tmp_path: Path, monkeypatch, fakes)
     assert any("sample" in c[2] for c in calls if c[0] == "log")
     assert ["add_dir", "step-000012"] in calls
     assert calls[-1] == ["finish"]
+
+
+def test_mlflow_gets_the_run_and_resumes_it(tmp_path: Path, monkeypatch, fakes):
+    stop_at(6, monkeypatch)
+    train(tmp_path, "one", "mlflow+checkpoints")
+    resume(tmp_path, "one")
+    calls = fakes()
+    assert [c[0] for c in calls if c[0] in ("create", "update", "end")] == ["create", "end", "update", "end"]
+    assert [c[2] for c in calls if c[0] == "end"] == ["KILLED", "FINISHED"]
+    metrics = [m for c in calls if c[0] == "batch" for m in c[2]]
+    losses = {step: value for _, key, value, step in metrics if key == "train/loss"}
+    assert losses == {row["step"]: row["loss"] for row in Run.open(tmp_path, "one").rows()}
+    params = [p for c in calls if c[0] == "batch" for p in c[3]]
+    assert ["param", "optim.lr", "0.01"] in params
+    assert ["artifacts", "id-1", "step-000012", "checkpoints/step-000012"] in calls
 
 
 def test_finished_run_is_mirrored_afterwards(tmp_path: Path, fakes):

@@ -75,9 +75,9 @@ def _runs_export(given: argparse.Namespace) -> int:
     return export.export(given.runs, given.names, kind="csv" if given.csv else "parquet", what=what, out=given.out)
 
 
-@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard or trackio after the fact")
+@verb("runs mirror", "RUN ... --to NAME", "copy runs to W&B, TensorBoard, trackio or MLflow after the fact")
 @argument("names", nargs="+", metavar="RUN")
-@argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio; +checkpoints")
+@argument("--to", required=True, metavar="NAME,...", help="wandb, tensorboard, trackio, mlflow; +checkpoints")
 def _runs_mirror(given: argparse.Namespace) -> int:
     from seedbed.report.mirrors import choose
     from seedbed.track.run import Run

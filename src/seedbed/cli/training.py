@@ -16,7 +16,7 @@ def _demo(given: argparse.Namespace) -> int:
 
 _UNTIL = "save and stop at this step; resume continues"
 until_argument = argument("--until", type=number(int, 1), default=0, metavar="STEP", help=_UNTIL)
-_MIRRORS = "wandb, tensorboard, trackio; NAME+checkpoints also sends checkpoints; none"
+_MIRRORS = "wandb, tensorboard, trackio, mlflow; NAME+checkpoints also sends checkpoints; none"
 mirror_argument = argument("--mirror", metavar="NAME,...", help=f"copy the run to {_MIRRORS}")
 
 

@@ -29,6 +29,7 @@ SINKS = {
     "wandb": "seedbed.report.mirrors.wandb:Wandb",
     "tensorboard": "seedbed.report.mirrors.tensorboard:Tensorboard",
     "trackio": "seedbed.report.mirrors.trackio:Trackio",
+    "mlflow": "seedbed.report.mirrors.mlflow:Mlflow",
 }
 
 
