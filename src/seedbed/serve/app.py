@@ -169,7 +169,7 @@ def workbench(root: Path) -> Starlette:
         Route("/api/runs/{name}/series", _reading(lambda r: views.series(index, r.path_params["name"], *_curves(r)))),
         Route("/api/runs/{name}/note", functools.partial(_note, index), methods=["POST"]),
         Route("/api/series", _reading(lambda request: views.series_of_runs(index, _names(request), *_curves(request)))),
-        Route("/api/compare", _reading(lambda request: views.compare(index, _names(request)))),
+        Route("/api/compare", _reading(lambda r: views.compare(index, _names(r), r.query_params.get("metric")))),
         Route("/api/studies", _reading(lambda request: views.studies(index))),
         Route("/api/sweeps/{name}", _of_run(index, views.sweep_page)),
         Route("/api/ablations/{name}", _of_run(index, views.ablation_page)),

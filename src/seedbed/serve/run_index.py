@@ -1,5 +1,6 @@
 """Cached index of the runs folder: summaries refreshed when files change, rows and events read incrementally."""
 
+import contextlib
 import copy
 import os
 import threading
@@ -35,6 +36,7 @@ class RunIndex:
         self._changed: dict[str, int] = {}
         self._columns: OrderedDict[str, Columns] = OrderedDict()
         self._events: OrderedDict[str, Objects] = OrderedDict()
+        self._configs: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
     def run(self, name: str) -> Run:
         """An existing run by its name; a UserError for anything else."""
@@ -78,6 +80,18 @@ class RunIndex:
             self.run(name)
             self._update(name)
             return self._summaries[name][1]
+
+    def configs(self) -> list[tuple[Run, dict[str, Any]]]:
+        """Every run that has a readable config.json, with its recipe and settings."""
+        with self._lock:
+            for name in (present := run_names(self.root)):
+                stamp = self.stamp(name, ("config.json",))
+                if self._configs.get(name, ((), {}))[0] != stamp:
+                    found: dict[str, Any] = {}
+                    with contextlib.suppress(UserError):
+                        found = Run(self.root / name).config_json()
+                    self._configs[name] = stamp, {key: found[key] for key in ("recipe", "config") if key in found}
+            return [(Run(self.root / name), about) for name in present if (about := self._configs[name][1])]
 
     def stamp(self, name: str, parts: tuple[str, ...] = (*_WATCHED, "console.log")) -> Stamp:
         """Inode, size and time of the files that pages show; all zeros when the run is gone."""

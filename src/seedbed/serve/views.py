@@ -245,18 +245,12 @@ def _moved(columns: Columns, steps: np.ndarray, axis: str, there: np.ndarray) ->
 # ---- several runs ----------------------------------------------------------------------------------------------------
 
 
-def compare(index: RunIndex, names: list[str]) -> dict[str, Any]:
-    """Comparison of runs: final losses with noise, difference from the first run, and settings that differ."""
-    found = [_level(index, name) for name in names]
+def compare(index: RunIndex, names: list[str], metric: str | None = None) -> dict[str, Any]:
+    """Comparison of runs: final losses, verdicts against the first run at equal steps and time, and settings that differ."""
+    found = [_level(index, name, metric) for name in names]
+    known = index.configs() if len(names) > 1 else []
     for one in found[1:]:
-        # Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses.
-        base = found[0]
-        by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
-        change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
-        word = "same" if abs(change) <= band else "better" if change < 0 else "worse"
-        if math.isnan(change) or math.isnan(band):
-            word = "unknown"
-        one["delta"] = {"by": f"best {one['metric']}" if by == "best" else "loss", "change": change, "band": band, "word": word}
+        one["verdicts"] = {axis: _verdict(index, one["name"], names[0], known, metric, axis) for axis in ("step", "seconds")}
     configs = {}
     for name in names:
         with contextlib.suppress(UserError):
@@ -270,15 +264,22 @@ def compare(index: RunIndex, names: list[str]) -> dict[str, Any]:
     return jsonl.finite({"runs": found, "settings": different, "num_equal": len(shown) - len(different), "keys": list(shared)})
 
 
-def _level(index: RunIndex, name: str) -> dict[str, Any]:
+def _verdict(index: RunIndex, name: str, base: str, known: Any, metric: str | None, axis: comparison.Axis) -> dict[str, Any]:
+    found = comparison.Outcome("unknown", "its config.json cannot be read")
+    with contextlib.suppress(UserError):
+        runs = index.run(name), index.run(base)
+        found = comparison.compare(*runs, known, metric=metric, axis=axis, events_of=lambda run: index.events(run.name))
+    return vars(found)
+
+
+def _level(index: RunIndex, name: str, metric: str | None) -> dict[str, Any]:
     """Final results of a run: loss over its last rows with standard deviation, best evaluation, speed."""
     short, columns = index.summary(name), index.columns(name)
     losses = np.array(columns.column("loss"))
     last = facts.last_of(losses[np.isfinite(losses)].tolist())
     mean, sd = facts.mean_and_sd(last)
-    metric, points = facts.evaluations(index.events(name))
-    best = min((value for _, value in points), default=None)
-    numbers = {"loss": mean, "sd": sd, "num_last": len(last), "metric": metric, "best": best}
+    (metric, _), best = facts.evaluations(index.events(name), metric), facts.best(index.events(name), metric)
+    numbers = {"loss": mean, "sd": sd, "num_last": len(last), "metric": metric, "best": best[1] if best else None}
     rate, seconds = _of_finite(np.median, columns.column("items_per_s")), _of_finite(itemgetter(-1), columns.column("seconds"))
     shown = {key: short[key] for key in ("name", "title", "status", "step", "why")}
     return {**shown, **numbers, "rate": rate, "seconds": seconds}

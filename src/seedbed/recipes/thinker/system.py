@@ -58,6 +58,7 @@ class ThinkerSystem(System):
     """A thinker on one task."""
 
     stage_metric = "longest"
+    higher_is_better = ("exact", "token")
     sample_options = SampleOptions
     stage: Tensor
 
