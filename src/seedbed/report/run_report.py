@@ -186,11 +186,10 @@ def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
     axis.set_ylabel("loss")
 
 
-def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]], found: tuple[int, float]) -> None:
-    step, best = found
+def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]], best: tuple[int, float]) -> None:
     steps, values = zip(*points, strict=True)
     axis.plot(steps, values, "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}")
-    axis.plot([step], [best], "*", color="tab:red", markersize=11, label=f"best {number(best)} at step {step}")
+    axis.plot(*best, "*", color="tab:red", markersize=11, label=f"best {number(best[1])} at step {best[0]}")
     low, high = axis.get_ylim()
     margin = 0.06 * (max(values) - min(values))
     axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))

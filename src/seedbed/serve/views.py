@@ -17,11 +17,13 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import comparison, facts, journal, summaries
 from seedbed.report.notes import conclusions, entries
+from seedbed.serve.actions import TRASH
 from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
 from seedbed.track.rows import Columns
 from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 from seedbed.track.text import format_value
 from seedbed.tune.sweep import importance
 from seedbed.tune.sweep import report as sweep_report
@@ -325,9 +327,29 @@ def ablation_page(index: RunIndex, name: str) -> dict[str, Any]:
 
 
 def run_list(index: RunIndex) -> dict[str, Any]:
-    """All runs, and the names of all sweeps."""
+    """All runs, or of many the newest and how many there are; the names of all sweeps, and what can be restored."""
     sweeps = sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
-    return {"runs": index.listing(), "version": index.version, "sweeps": sweeps, "root": str(index.root)}
+    trash = sorted(path.name for path in (index.root / TRASH).glob("*.*"))
+    # The version of before: what changes meanwhile is sent twice and not lost.
+    about = {
+        "version": index.version,
+        "sweeps": sweeps,
+        "root": str(index.root),
+        "trash": trash,
+        "num": len(run_names(index.root)),
+    }
+    return {**about, "runs": index.listing()}
+
+
+def settings(index: RunIndex) -> dict[str, Any]:
+    """Every setting of all runs, by columns: the values of a key, and for each run which one it has (-1 for none)."""
+    known = [(run.name, flat(about["config"])) for run, about in index.configs()]
+    keys: dict[str, Any] = {}
+    for key in dict.fromkeys(key for _, config in known for key in config):
+        values: dict[str, int] = {}
+        at = [values.setdefault(format_value(config[key]), len(values)) if key in config else -1 for _, config in known]
+        keys[key] = {"values": list(values), "at": at}
+    return {"names": [name for name, _ in known], "keys": keys}
 
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:
