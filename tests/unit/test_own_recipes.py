@@ -111,6 +111,22 @@ def test_best_follows_a_metric_of_which_more_is_better(write: Any, capsys: Any):
     assert "best         0.6" in shown and facts.best(run.events()) == (4, state["best"])
 
 
+def test_metric_may_be_a_python_number(write: Any, capsys: Any):
+    write(METRICS='"seen": 2.5, "count": 3, "half": error.detach() / 2')
+    for accum in (1, 2):
+        status, _, err = ask(capsys, "train", "own.py", f"accum={accum}", "--no-check", "--dirty", "--run", f"s{accum}")
+        rows = Run(Path(f"runs/s{accum}")).rows()
+        assert status == 0 and len(rows) == 4, err
+        assert all((row["seen"], row["count"]) == (2.5, 3.0) for row in rows)
+
+
+@pytest.mark.parametrize("value", ['"much"', "None", "[1.0]"])
+def test_metric_of_another_type_is_named(write: Any, capsys: Any, value: str):
+    write(METRICS=f'"seen": {value}')
+    status, _, err = ask(capsys, "train", "own.py", "--no-check", "--dirty", "--run", "s")
+    assert status == 2 and "the metric `seen` is of type" in err
+
+
 SAMPLES = {
     'Sample(text="some text")': ["some text"],
     'Sample(text="t", facts={"right": 0.5, "kinds": [1, 2]})': ["t", "right 0.5", "kinds 1,2"],

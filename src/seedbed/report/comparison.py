@@ -173,9 +173,6 @@ def _settings(config: dict[str, Any]) -> Any:
 
 def curve(events: Iterable[dict[str, Any]], metric: str, axis: Axis = "step") -> Curve:
     """The evaluations of one metric; a resumed run may have repeated some, of which the last ones count."""
-    found = {e[axis]: e[metric] for e in events if e.get("kind") == "eval" and facts.is_number(e.get(axis)) and _has(e, metric)}
-    return Curve(*zip(*sorted(found.items()), strict=True)) if found else Curve((), ())
-
-
-def _has(event: dict[str, Any], metric: str) -> bool:
-    return facts.is_number(event.get(metric))
+    both = [e for e in events if e.get("kind") == "eval" and all(facts.is_number(e.get(key)) for key in (axis, metric))]
+    found = sorted({event[axis]: event[metric] for event in both}.items())
+    return Curve(*zip(*found, strict=True)) if found else Curve((), ())

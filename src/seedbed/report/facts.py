@@ -15,10 +15,9 @@ NUM_LAST = 20
 
 def current_status(run: Run, saved: dict[str, Any]) -> str:
     """The current status: running while a process holds the lock; interrupted when none does and none was recorded."""
-    if run.is_running():
-        return "running"
     status = saved.get("status")
-    return status if isinstance(status, str) and status != "running" else "interrupted"
+    ended = status if isinstance(status, str) and status != "running" else "interrupted"
+    return "running" if run.is_running() else ended
 
 
 def final_status(run: Run, saved: dict[str, Any]) -> str:
@@ -30,9 +29,7 @@ def final_status(run: Run, saved: dict[str, Any]) -> str:
 def evaluations(events: Iterable[dict[str, Any]], metric: str | None = None) -> tuple[str | None, list[tuple[int, float]]]:
     """The number that decides `best`, or another one, by name, and its value at each step that measured it."""
     points, wanted = [], metric
-    for event in events:
-        if event.get("kind") != "eval":
-            continue
+    for event in (event for event in events if event.get("kind") == "eval"):
         numbers = {k: v for k, v in event.items() if k != "step" and is_number(v)}
         name = next(iter(numbers), None) if wanted is None else wanted if wanted in numbers else None
         if name is not None and name != "time" and metric in (None, name):

@@ -284,13 +284,8 @@ class Sweep:
 
 def _all_best(events: Sequence[dict[str, Any]]) -> tuple[dict[str, float], list[str]]:
     """The best value of every evaluated number by name, and the names of those of which more is better."""
-    names = dict.fromkeys(
-        k
-        for e in events
-        if e.get("kind") == "eval"
-        for k, v in e.items()
-        if run_facts.is_number(v) and k not in ("step", "time", "seconds")
-    )
+    evaluated = [event for event in events if event.get("kind") == "eval"]
+    names = {k: 0 for e in evaluated for k, v in e.items() if run_facts.is_number(v) and k not in ("step", "time", "seconds")}
     found = {name: point[1] for name in names if (point := run_facts.best(events, name))}
     return found, [name for name in found if run_facts.is_higher_better(events, name)]
 
