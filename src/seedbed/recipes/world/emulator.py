@@ -59,6 +59,7 @@ class Emulator(System):
     """Predicts the next frame from a memory and a control. Subclasses define the network and the training step."""
 
     stage_metric = "own_frames"
+    higher_is_better = ("psnr_*", "free_[0-9]*", "copy_[0-9]*", "mean_[0-9]*", "fade_[0-9]*", "listens")
     sample_options = SampleOptions
     evaluation_steers = True  # stages depend on evaluation results
     net: WorldNet | Trunk
