@@ -9,8 +9,6 @@ from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
-# ---- instruments -----------------------------------------------------------------------------------------------------
-
 
 @verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate")
 @settings()
@@ -134,9 +132,6 @@ def _doctor(given: argparse.Namespace) -> int:
     from seedbed.checks.doctor import doctor
 
     return doctor(given.name, given.settings, runs=given.runs, as_json=given.json, dirty=given.dirty)
-
-
-# ---- why it is not learning ------------------------------------------------------------------------------------------
 
 
 @verb("check", "RECIPE/PRESET [key=value ...] | script.py::make", "test data, model, loss and loop before training")

@@ -8,9 +8,6 @@ from pathlib import Path
 from seedbed.cli.parser import Act, Parser, argument, declares, number, verb
 from seedbed.errors import UserError
 
-# ---- in the terminal -------------------------------------------------------------------------------------------------
-
-
 _once = argument("--once", action="store_true", help="print once and exit")
 
 
@@ -31,9 +28,6 @@ def _watch(given: argparse.Namespace) -> int:
     from seedbed.report import top
 
     return top.watch(given.runs, given.name, given.key, log=given.log, once=given.once)
-
-
-# ---- for others ------------------------------------------------------------------------------------------------------
 
 
 @verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one HTML file")

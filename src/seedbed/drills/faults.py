@@ -66,9 +66,6 @@ def hang(job: loop.Job) -> None:
         time.sleep(1.0)
 
 
-# ---- the disk --------------------------------------------------------------------------------------------------------
-
-
 class OpenFiles:
     """The paths of file descriptors of the write layer, and the files that it created."""
 
@@ -142,9 +139,6 @@ def die() -> None:
     time.sleep(60)  # the signal may take an instant to arrive
 
 
-# ---- memory and numbers ----------------------------------------------------------------------------------------------
-
-
 @fault
 def out_of_memory(limit: int, from_step: int) -> None:
     """From a step on, memory suffices for `limit` items at a time."""
@@ -210,9 +204,6 @@ def _corrupt_at_step(step: int, num_steps: int, plant: Callable[[System, list[bo
         system.update = watched
         plant(system, due)
         return system
-
-
-# ---- data ------------------------------------------------------------------------------------------------------------
 
 
 @fault

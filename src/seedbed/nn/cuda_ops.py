@@ -10,8 +10,6 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW_WIDTHS, NARROW_DTYPES = (16, 32), (torch.bfloat16, torch.float16)
 
-# ---- norm and rotary embedding of queries and keys ----------------------------------------------------------------------
-
 
 def can_norm_and_rotate(qkv_BTAD: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
     """Whether `NormAndRotate` supports these: CUDA, one table for all rows of the batch, a head width that is a power of two."""
@@ -78,7 +76,6 @@ def _(dq_BTHD: Tensor, dk_BTKD: Tensor, dv_BTKD: Tensor, qkv_BTAD: Tensor, cos_T
     return qkv_BTAD.new_empty(qkv_BTAD.shape)
 
 
-# ---- attention for narrow heads -------------------------------------------------------------------------------------------
 # There exponentials cost more than matrix products; torch's kernels are optimised for the products.
 
 

@@ -214,8 +214,6 @@ def smoothed(values: Sequence[float]) -> list[float]:
     return out
 
 
-# ---- what bounded its speed ------------------------------------------------------------------------------------------------
-
 DATA, LAUNCHES, MEMORY, ATTENTION, MATMUL = "data", "host launches", "memory traffic", "attention", "matmul"
 DATA_MATTERS = 0.15  # the share of a step from which waiting for data is named first
 

@@ -68,9 +68,6 @@ def _cells(s: dict[str, Any]) -> list[str]:
     return [clip(s["name"], 40), recipe, bar, *numbers, rate, *shares, left, summaries.age(s["created"])]
 
 
-# ---- one run ---------------------------------------------------------------------------------------------------------
-
-
 def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
     """Plot one metric in the terminal until the run ends; with `once`, once."""
     run = Run.open(root, name)
