@@ -204,25 +204,15 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def attend(
-    q_BHTD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """torch's attention, or the kernel for narrow heads where the scope prefers it and the shapes allow it."""
-    if cuda_ops and _narrow_first and attn_mask is None and not dropout_p and not is_causal:
+def attend(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, scale: float | None = None, **how: Any) -> Tensor:
+    """torch's attention with its options, or the kernel for narrow heads where the scope prefers it and it supports them."""
+    plain = how.get("attn_mask") is None and not how.get("dropout_p") and not how.get("is_causal")
+    if cuda_ops and _narrow_first and plain:
         q_BTHD, k_BTHD, v_BTHD = (x.transpose(1, 2) for x in (q_BHTD, k_BKTD, v_BKTD))
         if cuda_ops.can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
             y_BTHD, *_ = cuda_ops.narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
             return y_BTHD.transpose(1, 2)
-    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask, **how)
+    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, scale=scale, **how)
 
 
 def choose_attention(
