@@ -46,14 +46,10 @@ def stream_dtype(weight: Tensor) -> torch.dtype:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last axis, without a weight unless asked."""
-
-    def __init__(self, width: int, *, weighted: bool = False) -> None:
-        super().__init__()
-        self.weight = declare(nn.Parameter(torch.ones(width)), "scalar") if weighted else None
+    """Root-mean-square norm over the last axis, without a weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+        return rms_norm(x)
 
 
 class LayerNorm(nn.Module):
@@ -298,10 +294,10 @@ class RotaryPositions(NoPositions):
         return rope_table(positions, self.sizes.head_dim, self.sizes.rope_base)
 
 
-class LearnedPositions(nn.Embedding):
+class LearnedPositions(nn.Embedding, NoPositions):
     """A learned vector per position."""
 
-    effect: Literal["absolute", "relative"] | None = "absolute"
+    effect = "absolute"
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes.length, sizes.width)
@@ -312,12 +308,8 @@ class LearnedPositions(nn.Embedding):
     def vectors(self, positions: Tensor) -> Tensor:
         return self(positions)
 
-    def rope(self, positions: Tensor) -> None:
-        return None
 
-
-PositionalEncoding = NoPositions | LearnedPositions
-ENCODINGS: dict[str, type[PositionalEncoding]] = {"rope": RotaryPositions, "learned": LearnedPositions, "none": NoPositions}
+ENCODINGS: dict[str, type[NoPositions]] = {"rope": RotaryPositions, "learned": LearnedPositions, "none": NoPositions}
 
 
 def rope_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype = torch.float32) -> Rope:
