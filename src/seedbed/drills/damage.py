@@ -191,8 +191,8 @@ def million_steps(sandbox: Sandbox, result: DrillResult) -> None:
         kills = (edge, edge + EVERY + 3) if sandbox.short else (edge - 1, edge, edge + 1, edge + EVERY + 3, edge + 3 * EVERY + 1)
         for at in kills:
             name = _put_before(sandbox, edge, f"killed-{at}")
-            child = sandbox.start("resume", name, f"steps={edge + STEPS}", fault=faults.at_step(at, faults.send(signal.SIGKILL)))
-            sandbox.require_killed(child)
+            kill = faults.at_step(at, faults.send(signal.SIGKILL))
+            sandbox.run("resume", name, f"steps={edge + STEPS}", fault=kill, code=-signal.SIGKILL)
             saved = max(edge - BEFORE, (at - 1) // EVERY * EVERY)
             output = sandbox.resume(name)
             result.steps_lost += max(0, saved - sandbox.events(name, "resume")[-1]["step"])

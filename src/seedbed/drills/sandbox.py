@@ -165,10 +165,6 @@ class Sandbox:
             self.require_same_end(same_as, name)
         return output
 
-    def require_killed(self, child: Child) -> None:
-        if self.wait(child) != -signal.SIGKILL:
-            raise Failed(f"the run outlived its kill: {child.output()[-200:]}")
-
     def require_resumed(self, name: str, kept: int) -> None:
         at = self.events(name, "resume")[-1]["step"]
         if at < kept:
