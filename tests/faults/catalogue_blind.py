@@ -306,10 +306,11 @@ WORLD_DATA, WORLD_MODEL, WORLD_OBJECTIVE, EMULATOR, CURRICULUM, MEMORY, CRITIC, 
 RECORDING = "seedbed/recipes/world/recording/recording.py"
 DIFFUSION, ADVERSARIAL = "model.kind=edm", "model.adversarial=0.5"
 _WINDOW = "return Window(memory, rows.action_BTA[newest],"
-_FREE_RUN = "memory = system.advance(memory, action_BA, frame)\n        yield step, memory.last"
+_ROLLOUT_STEP = "system.rollout_step(memory, action_BA, traj.index_B, step, level)"
+_FREE_RUN = f"memory = {_ROLLOUT_STEP}\n        yield step, memory.last"
 _FED_TRUE = (
-    "fed = frame if actions is not None else traj.target(step)\n"
-    "        memory = system.advance(memory, action_BA, fed)\n        yield step, quantise(frame)"
+    f"frame = {_ROLLOUT_STEP}.last\n        fed = frame if actions is not None else traj.target(step)\n"
+    "        memory = system.advance(memory, action_BA, fed)\n        yield step, frame"
 )
 _KEPT = "self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)\n"
 _PUSHED = "torch.cat((old_BMHW[:, 3:], new[name]), dim=1)"

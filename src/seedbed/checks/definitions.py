@@ -135,7 +135,7 @@ def _layer_norm(module: LayerNorm, x: Tensor, _: Tensor) -> tuple[Tensor, Tensor
 
 
 def _rms_norm(module: RMSNorm, x: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
-    return module(x), x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * (1.0 if module.weight is None else module.weight)
+    return module(x), x / (x.square().mean(-1, keepdim=True) + EPS).sqrt()
 
 
 # ---- optimizers ----------------------------------------------------------------------------------------------------------

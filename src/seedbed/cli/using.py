@@ -116,9 +116,6 @@ def _publish(given: argparse.Namespace) -> int:
     return publish(given.runs, given.name, given.to, given.form, given.checkpoint, private=given.private, dry=given.dry)
 
 
-# ---- options of a recipe, which is known only when the run is opened --------------------------------------------------
-
-
 def split_recipe_options(parser: Parser, words: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of this verb, and the options of the recipe, which is known later; each of these takes a value.
 

@@ -133,9 +133,6 @@ def subset_images(data: ImageData, config: ImageConfig, num_images: int = 2048) 
     return replace(data, train=train, valid=valid, shape=tuple(train.pick(np.zeros(1, np.int64))[0].shape[1:]))
 
 
-# ---- opening -------------------------------------------------------------------------------------------------------------
-
-
 def open_data(config: Config) -> ImageData:
     """The images that `config.data`, an `ImageConfig`, names; long work shows its progress on standard error."""
     name = config.data.images

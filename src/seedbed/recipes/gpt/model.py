@@ -25,7 +25,7 @@ class PositionTables(NamedTuple):
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    return layers.LayerNorm(config.width) if config.norm == "layer" else layers.RMSNorm(config.width)
+    return layers.LayerNorm(config.width) if config.norm == "layer" else layers.RMSNorm()
 
 
 class Block(nn.Module):
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
         padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embed = nn.Embedding(padded, config.width)
         sizes = layers.Sizes(block, config.width, config.width // config.heads, config.rope_base)
-        self.positions: layers.PositionalEncoding = layers.ENCODINGS[config.positions](sizes)
+        self.positions: layers.NoPositions = layers.ENCODINGS[config.positions](sizes)
         num_skips = config.depth // 2 if config.skips else 0
         self.blocks = module_list(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
         self.head = Head(config, vocab)

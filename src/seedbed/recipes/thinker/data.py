@@ -43,7 +43,8 @@ class TaskSource(Source):
         """The samples with these counters: x (B, N), y (B, M), keep and learn (B, M), length and index (B)."""
         index_B = index_B % self.period if self.period else index_B
         sample, size = self.streams
-        limit_or_all = self.length if limit is None else limit
+        # The stage is where its system is, which need not be where samples are wanted.
+        limit_or_all = self.length if limit is None else limit.to(index_B.device)
         length_B = curriculum.lengths(rng.keys(seed, index_B, size), limit_or_all, self.curriculum, self.length)
         made = self.task.make(rng.keys(seed, index_B, sample), length_B, self.shape)
         return _named(made, length_B, index_B)

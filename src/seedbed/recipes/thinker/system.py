@@ -54,6 +54,7 @@ class ThinkerSystem(System):
     """A thinker on one task."""
 
     stage_metric = "longest"
+    higher_is_better = ("exact", "token")
     sample_options = SampleOptions
     probe, onnx_network = build_probe, onnx_network
     stage: Tensor

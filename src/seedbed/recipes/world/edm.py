@@ -14,7 +14,7 @@ from seedbed.config import Config
 from seedbed.nn import rng
 from seedbed.recipes.world import probe
 from seedbed.recipes.world.curriculum import Stage
-from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
+from seedbed.recipes.world.data import DENOISE, SIGMA, Turn, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, hold_still, widths_of
@@ -76,11 +76,11 @@ class Denoiser(Emulator):
         outputs = F.pixel_shuffle(self.call(memory, numbers_BN, still).float(), 2)
         return by.skip * noisy + by.out * outputs, outputs
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         level_B = action_BA.new_full((len(action_BA),), level)
         return self.sample_frame(memory.tensors(), action_BA, level_B, index_B, turn)
 
-    def sample_frame(self, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: int) -> Tensor:
+    def sample_frame(self, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: Turn) -> Tensor:
         """`model.samples` Euler steps from unit noise, as in DIAMOND."""
         x = self.noise_table(index_B, DENOISE, 1024 + turn, (3, self.height, self.width))
         for here, there in pairwise(sigmas(self.config.model.samples)):

@@ -79,8 +79,7 @@ def free_run(
     memory = traj.memory(system)
     for step in range(1, num_steps + 1):
         action_BA = traj.action(step) if actions is None else actions[step - 1]
-        frame = system.predict_frame(memory, action_BA, traj.index_B, step, level)
-        memory = system.advance(memory, action_BA, frame)
+        memory = system.rollout_step(memory, action_BA, traj.index_B, step, level)
         yield step, memory.last
 
 

@@ -12,7 +12,7 @@ from seedbed.config import Config
 from seedbed.nn.modulate import full_precision
 from seedbed.recipes.world import critic as adversarial
 from seedbed.recipes.world.curriculum import Stage
-from seedbed.recipes.world.data import WorldData
+from seedbed.recipes.world.data import Turn, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import WorldNet, build_model
@@ -62,7 +62,7 @@ class World(Emulator):
     def named_optimizers(self) -> dict[str, nn.Module]:
         return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         level_B = action_BA.new_full((len(action_BA),), level)
         return self.call(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
 

@@ -58,6 +58,7 @@ class Denoiser(System):
 
     auto_compile = "whole"
     sample_options = SampleOptions
+    higher_is_better = ("psnr_*", "pooled_*")
     curve_options = NoOptions
     model: ImageEnergy | Regressor
 
