@@ -98,10 +98,11 @@ class Limit:
 
 @dataclass(frozen=True)
 class Dist:
-    """Degrees of parallelism: the number of replicas, and the number of shards of each replica."""
+    """Degrees of parallelism: the number of replicas, and the number of shards of each replica; and the dtype of averages."""
 
     replicate: int = number(1, low=1, high=65536)
     shard: int = number(1, low=1, high=65536)
+    reduce: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def world(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seedbed.config import Dist
@@ -65,9 +65,6 @@ class Ranks:
     def sum_over_shards(self, value: Tensor) -> Tensor:
         """The sum over the ranks that hold the shards of one replica."""
         return value
-
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        """The mean over all ranks, in place, in buckets."""
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every rank, in place."""

@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,8 +18,6 @@ from seedbed.errors import UserError
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
-# Gradients are reduced in buckets of this many bytes: large enough for the network, small compared to the weights.
-BUCKET_BYTES = 64 << 20
 
 
 def join(degrees: Dist, device: str) -> Ranks:
@@ -65,14 +63,6 @@ class GroupRanks(Ranks):
         dist.all_reduce(value, group=self.mesh.get_group("shard"))
         return value
 
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        for bucket in _buckets(tensors):
-            flat = torch.cat([t.reshape(-1) for t in bucket])
-            dist.all_reduce(flat)
-            flat /= self.world
-            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(part.view_as(tensor))
-
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
             dist.broadcast(tensor, 0)
@@ -103,21 +93,6 @@ class GroupRanks(Ranks):
     def close(self) -> None:
         self.barrier()
         dist.destroy_process_group()
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of one dtype, at most BUCKET_BYTES together."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and (size + num_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += num_bytes
-    if bucket:
-        yield bucket
 
 
 def require(degrees: Dist, num: int) -> None:

@@ -11,7 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
 from seedbed.dist import local
-from seedbed.dist.join import BUCKET_BYTES, fake_ranks, require_settings
+from seedbed.dist.join import fake_ranks, require_settings
+from seedbed.dist.reducer import BUCKET_BYTES
 from seedbed.dist.shards import apply_fsdp
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
@@ -28,6 +29,8 @@ from seedbed.tune.show import gib, grid, print_notes
 PER_NODE = 8
 # Assumed share of a link's nominal rate that collectives reach.
 REACHED = 0.75
+# The share of the backward pass in the compute of a step: two products for every one of the forward pass.
+BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,8 @@ def _sent_bytes(config: Config, sizes: _Sizes) -> dict[str, int]:
     degrees, parts = config.dist, config.accum
     ring, copies = (degrees.shard - 1) / degrees.shard, 2 * (degrees.replicate - 1) / degrees.replicate
     reduced = sizes.total / degrees.shard
+    if config.dist.reduce == "bf16":
+        reduced /= 2
     return {
         "gather weights": int(parts * ring * (2 * sum(sizes.units) + sizes.rest)),
         "scatter gradients": int(parts * ring * sizes.total),
@@ -180,13 +185,14 @@ def _sent_bytes(config: Config, sizes: _Sizes) -> dict[str, int]:
 
 
 def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int], flops: float, mfu: float) -> RankSpeed:
-    """Gathering and scattering shards overlaps with compute; averaging replicas after the backward pass does not."""
+    """Gathering and scattering shards overlaps with compute, averaging replicas with what that leaves of the backward pass."""
     world, shard = config.dist.world, config.dist.shard
     compute = flops * config.batch / (world * gpu.bf16 * TERA * mfu)
     pieces = (sent_bytes["gather weights"] + sent_bytes["scatter gradients"]) / _rate(link, shard)
     copies = sent_bytes["all-reduce gradients"] / _rate(link, world)
     hidden = min(pieces, compute)
-    step = compute + pieces - hidden + copies
+    hidden += min(copies, max(0.0, BACKWARD * compute - hidden))
+    step = compute + pieces + copies - hidden
     efficiency, items = (compute / step, config.batch / step) if step else (1.0, 0.0)
     return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items)
 
@@ -218,7 +224,7 @@ def show(found: Scale, out: Console) -> None:
         rows.append([e.gpu, e.link, *times, f"{e.efficiency:.0%}", text.scaled(e.tokens)])
     out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
     out.print(f"links {LEGEND}", markup=False)
-    overlap = "shards overlap with compute, replicas do not"
+    overlap = "shards overlap with compute, gradients of replicas with the backward pass"
     out.print(f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, {overlap}", markup=False)
     sizes = {gpu.name: gpu.gib for gpu in GPUS}
     tight = [f"{part} on {name} ({sizes[name]:g} GiB)" for name, part in found.fits.items() if part]
