@@ -250,7 +250,7 @@ class Engine(EvalEngine):
         scaled = loss * self.scale[name] if self.scale else loss
         is_last = self._part == self._num_parts - 1
         if self.shards:
-            scaled = self.shards.enter(scaled)
+            scaled = self.shards.enter(scaled, is_last)
         if is_last and name in self._reducers:
             self._reducers[name].start()
         with torch.autocast(self._kind, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():

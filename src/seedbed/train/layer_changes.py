@@ -23,4 +23,5 @@ def change_layers(system: System, config: Config, device: torch.device, ranks: R
     from seedbed.dist.shards import shard
     from seedbed.train.capabilities import shard_units
 
-    return shard(system, shard_units(system), ranks, device)
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    return shard(system, shard_units(system), ranks, device, dtype)

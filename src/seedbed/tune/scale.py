@@ -174,13 +174,12 @@ def _sent_bytes(config: Config, sizes: _Sizes) -> dict[str, int]:
     """Bytes that a rank sends in one step, by purpose; rings send (n - 1) / n of what they gather or reduce."""
     degrees, parts = config.dist, config.accum
     ring, copies = (degrees.shard - 1) / degrees.shard, 2 * (degrees.replicate - 1) / degrees.replicate
-    reduced = sizes.total / degrees.shard
-    if config.dist.reduce == "bf16":
-        reduced /= 2
+    gathered = 2 * sum(sizes.units) * (0.5 if config.precision == "bf16" else 1.0)
+    reduced = sizes.total * (0.5 if degrees.reduce == "bf16" else 1.0)
     return {
-        "gather weights": int(parts * ring * (2 * sum(sizes.units) + sizes.rest)),
-        "scatter gradients": int(parts * ring * sizes.total),
-        "all-reduce gradients": int((parts if degrees.shard > 1 else 1) * copies * reduced),
+        "gather weights": int(parts * ring * (gathered + sizes.rest)),
+        "scatter gradients": int(parts * ring * reduced),
+        "all-reduce gradients": int(copies * reduced / degrees.shard),
     }
 
 
