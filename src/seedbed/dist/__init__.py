@@ -23,6 +23,7 @@ class Ranks:
     """One process of `degrees.world`: there are `replicate` replicas, each sharded over `shard` ranks."""
 
     mesh: DeviceMesh | None = None
+    is_single = True
 
     def __init__(self, degrees: Dist, rank: int = 0) -> None:
         self.degrees, self.rank, self.world = degrees, rank, degrees.world
@@ -33,10 +34,6 @@ class Ranks:
     def is_primary(self) -> bool:
         """Whether this rank owns the run's folder and the console."""
         return self.rank == 0
-
-    @property
-    def is_single(self) -> bool:
-        return self.world == 1
 
     @property
     def shard_rank(self) -> int:

@@ -23,9 +23,9 @@ TIMEOUT = datetime.timedelta(hours=2)
 def join(degrees: Dist, device: str) -> Ranks:
     """Join the process group; the number of processes must be the one that the config asks for."""
     require(degrees, started())
-    if degrees.world == 1:
+    if not degrees.is_distributed:
         return SINGLE
-    rank, cuda = int(os.environ["RANK"]), device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    rank, cuda = int(os.environ.get("RANK", 0)), device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
         number = int(os.environ.get("LOCAL_RANK", 0))
         count = torch.cuda.device_count()
@@ -34,17 +34,20 @@ def join(degrees: Dist, device: str) -> Ranks:
         if number >= count:
             raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
         torch.cuda.set_device(number)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    alone = {} if started() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **alone)
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
-    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.shard > 1 else None  # costs seconds to load
+    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.is_sharded else None  # costs seconds to load
     ranks = GroupRanks(degrees, rank, mesh, control)
     ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
 
 
 class GroupRanks(Ranks):
-    """One rank of several, in torch's process group; `control` is the group of JSON messages."""
+    """One rank in torch's process group, of several as a rule; `control` is the group of JSON messages."""
+
+    is_single = False
 
     def __init__(self, degrees: Dist, rank: int, mesh: DeviceMesh | None = None, control: Any = None) -> None:
         super().__init__(degrees, rank)
@@ -56,9 +59,8 @@ class GroupRanks(Ranks):
         return value
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
-        if self.degrees.shard == 1:
+        if self.mesh is None:
             return value
-        assert self.mesh is not None
         value = value.detach().clone()
         dist.all_reduce(value, group=self.mesh.get_group("shard"))
         return value
@@ -127,9 +129,9 @@ _NOT_SHARDED = {
 
 def require_settings(config: Config) -> None:
     """Refuse settings that do not work with the degrees of parallelism, before the run is created."""
-    if config.dist.world > 1 and config.device == "mps":
+    if config.dist.is_distributed and config.device == "mps":
         raise UserError("device=mps is a single device; use dist.replicate=1 dist.shard=1")
-    for key, why in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
+    for key, why in _NOT_SHARDED.items() if config.dist.is_sharded else ():
         if getattr(config, key):
             raise UserError(f"{key}=true does not go with dist.shard={config.dist.shard}: {why}")
 

@@ -113,7 +113,7 @@ def train(
 
 def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
     """This process among those that train the run."""
-    if config.dist.world == 1 and started() <= 1:
+    if not config.dist.is_distributed and started() <= 1:
         return nullcontext(SINGLE)
     from seedbed.launch.ranks import join_ranks
 
@@ -223,7 +223,7 @@ def show_facts(job: Job, launch: Launch) -> None:
     console.units = launch.recipe.units(config)
     facts = {"model": f"{sum(p.numel() for p in job.system.parameters()):,} parameters"}
     facts |= {"data": console.units.describe(job.data.facts), "device": f"{device_name(job.engine.device)}, {config.precision}"}
-    if degrees.world > 1:
+    if degrees.is_distributed:
         shape = f"{degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {config.micro_batch}"
         facts["ranks"] = f"{degrees.world}: {shape}"
     if not launch.resumed:

@@ -107,7 +107,7 @@ class Engine(EvalEngine):
 
     def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = SINGLE) -> None:
         super().__init__(system, config, device, ranks)
-        if config.float8 or config.remat != "none" or ranks.degrees.shard > 1:
+        if config.float8 or config.remat != "none" or ranks.mesh:
             from seedbed.train.layer_changes import change_layers
 
             self.shards = change_layers(system, config, device, ranks)
