@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.dist import Ranks, local
+from seedbed.nn.init import init_deferred
 
 
 class Rows(NamedTuple):
@@ -61,10 +62,14 @@ class Shards:
 def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Shards:
     """Shard every parameter along its first axis, in place: a unit is gathered when it is called, the rest for a whole step.
 
-    The system is built on the host and moves to the device unit by unit, so that a device never holds all of it. Parameter
-    names stay. Scalars cannot be sharded and are replicated.
+    What is on the meta device gets storage for this rank's shards, and is then filled one parameter at a time, with the numbers
+    that one process would have drawn; what is on the host moves to the device unit by unit. So neither holds all of a model.
+    Parameter names stay. Scalars cannot be sharded and are replicated.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
+
+    def to_device(tensor: Tensor) -> Tensor:
+        return torch.full_like(tensor, float("nan"), device=device) if tensor.is_meta else tensor.to(device)
 
     declared = {name: vars(p).get("declaration") for name, p in system.named_parameters()}
     for param in system.parameters():
@@ -72,7 +77,7 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
             param.data = param.data.to(device)
     sharded_units = apply_fsdp(system, units, ranks, dtype)
     system.root_output = lambda loss: loss
-    system.to(device)
+    system._apply(to_device)
     for method in ("update", "root_output"):
         register_fsdp_forward_method(system, method)
     with torch.no_grad():
@@ -92,6 +97,7 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
             assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"
             shards.rows[name] = rows
             param.first_row = rows.first
+    init_deferred(system)
     return shards
 
 
