@@ -195,6 +195,10 @@ def saves_async(device: torch.device) -> bool:
 def open_job(launch: Launch, data: Data) -> Job:
     """Build a run's job, print its facts, and restore its newest checkpoint when it is resumed."""
     run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
+    if not launch.ranks.is_single:
+        from seedbed.launch.ranks import require_equal
+
+        require_equal(launch.ranks, launch.recipe, config, data)
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
     job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
