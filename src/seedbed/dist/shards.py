@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.dist import Ranks, local
-from seedbed.nn.init import init_deferred
+from seedbed.nn.deferred import init_deferred
 
 
 class Rows(NamedTuple):

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
 keeps_meta = False  # set by `shapes_only` of shapes_only.py
-defers = False  # set by `deferred_init`
+defers = False  # set by `deferred_init` of deferred.py
 
 
 def materialize(module: nn.Module, device: torch.device | str = "cpu", scalars_only: bool = False) -> nn.Module:
@@ -71,25 +71,6 @@ def on_meta() -> Iterator[None]:
     """Modules created inside have shapes and no storage; `materialize` or a checkpoint provides it."""
     with torch.device("meta"), _Unfilled():
         yield
-
-
-@contextlib.contextmanager
-def deferred_init() -> Iterator[None]:
-    """Models of `initialised_late` stay on the meta device inside: `init_deferred` fills them once their shards have storage."""
-    global defers
-    defers = True
-    try:
-        yield
-    finally:
-        defers = False
-
-
-def init_deferred(module: nn.Module) -> None:
-    """Fill the models in `module` that were built inside `deferred_init`: the numbers that `initialised` would have drawn."""
-    for model in module.modules():
-        if "deferred_seed" in vars(model):
-            model.init_weights(torch.Generator().manual_seed(model.deferred_seed))  # type: ignore[operator]
-            del model.deferred_seed
 
 
 def initialised(kind: type[M], seed: int, *given: Any) -> M:

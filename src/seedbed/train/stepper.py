@@ -23,7 +23,6 @@ from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Feed, Source
 from seedbed.dist import SINGLE, Ranks
-from seedbed.nn.init import deferred_init
 from seedbed.track import files, jsonl
 from seedbed.train.engine import Engine, EvalEngine, mix, pick_device
 
@@ -57,9 +56,13 @@ def build(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    # Shards are filled where they are: no rank ever holds the whole model.
-    with deferred_init() if ranks.mesh else nullcontext():
+    if ranks.mesh is None:
         system = recipe.build(config, data)
+    else:  # shards are filled where they are: no rank ever holds the whole model
+        from seedbed.nn.deferred import deferred_init
+
+        with deferred_init():
+            system = recipe.build(config, data)
     if config.dist.world > 1 or not ranks.is_single:
         from seedbed.train.capabilities import require_possible
 
