@@ -98,7 +98,10 @@ sys.exit(status)
 
 _TOUCHED = """
 import json, sys
+from pathlib import Path
+import seedbed
 from seedbed.train import loop
+ours = str(Path(seedbed.__file__).parent)
 files, take, count = set(), loop.take_step, 0
 def step(job):
     global count
@@ -113,7 +116,7 @@ def step(job):
 loop.take_step = step
 from seedbed.cli import main
 status = main(sys.argv[1:])
-print("\\nLOADED " + json.dumps(sorted(f for f in files if "/seedbed/" in f)))
+print("\\nLOADED " + json.dumps(sorted(f for f in files if f.startswith(ours))))
 sys.exit(status)
 """
 

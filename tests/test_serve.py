@@ -240,23 +240,40 @@ def test_events_have_a_position_on_every_axis(shared: Path):
 def test_comparison_distinguishes_noise_from_change(root: Path):
     for name, level in (("a", 2.0), ("b", 1.0), ("c", 2.001), ("d", 3.0)):
         make_flat(root / name, level)
+    for seed in (1, 2):
+        make_flat(root / f"a-{seed}", 2.0, seed=seed, shift=0.01 * seed)
     found = get(root, "/api/compare?run=a&run=b&run=c&run=d")
-    assert [run.get("delta", {}).get("word") for run in found["runs"]] == [None, "better", "same", "worse"]
+    words = [run.get("verdicts", {}).get("step", {}).get("word") for run in found["runs"]]
+    assert words == [None, "better", "equal", "worse"]
+    decided = found["runs"][1]["verdicts"]
+    assert decided["step"]["num_seeds"] == [1, 3] and decided["step"]["metric"] == "error" and decided["step"]["end"] == 40
+    assert decided["seconds"]["word"] == "better"
+    by_score = get(root, "/api/compare?run=a&run=b&metric=psnr")["runs"][1]
+    assert (by_score["verdicts"]["step"]["word"], by_score["metric"], by_score["best"]) == ("worse", "psnr", 1.0)
+    alone = get(root, "/api/compare?run=b&run=d")["runs"][1]["verdicts"]["step"]
+    assert alone["word"] == "unknown" and "one seed: unknown" in alone["why"]
+    (root / "d" / "config.json").write_text("{")
+    assert get(root, "/api/compare?run=a&run=d")["runs"][1]["verdicts"]["step"]["word"] == "unknown"
+    make_flat(root / "d", 3.0)
+    found = get(root, "/api/compare?run=a&run=b&run=c&run=d")
     assert found["settings"] == [{"key": "optim.lr", "values": {"a": "2.0", "b": "1.0", "c": "2.001", "d": "3.0"}}]
-    assert found["num_equal"] == 1
+    assert found["num_equal"] == 2
     with client(root) as asked:
         assert asked.get("/api/compare").status_code == 404
         assert asked.get("/api/compare?run=a&run=nothing").status_code == 404
         assert asked.get("/api/compare?" + "&".join(f"run=r{i}" for i in range(70))).status_code == 404
 
 
-def make_flat(path: Path, level: float) -> None:
-    (path / "checkpoints").mkdir(parents=True)
-    config = {"steps": 40, "optim": {"lr": level}}
+def make_flat(path: Path, level: float, seed: int = 0, shift: float = 0.0) -> None:
+    (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    config = {"steps": 40, "seed": seed, "optim": {"lr": level}}
     (path / "config.json").write_text(json.dumps({"recipe": "gpt", "preset": "demo", "config": config}))
     rng = random.Random(0)
     rows = [{"step": i, "loss": level + rng.gauss(0, 0.05), "seconds": i, "items": i} for i in range(1, 41)]
     (path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    numbers = {"error": level + shift, "psnr": level + shift}
+    evaluated = [{"step": i, "kind": "eval", **numbers, "seconds": i} for i in range(8, 41, 8)]
+    (path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in evaluated))
 
 
 def test_samples_console_and_files(root: Path):

@@ -16,7 +16,7 @@ from torch import nn
 
 from seedbed import config as configs
 from seedbed.config import Config
-from seedbed.data import inference_reading
+from seedbed.data import inference_data
 from seedbed.data.feed import Data, Source
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import EXIT_OK, UserError
@@ -207,7 +207,7 @@ def _inference_data(recipe: Recipe, config: Config, folder: Path) -> Data | None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
-        raise inference_reading.damaged(folder / INFERENCE, error) from None
+        raise inference_data.damaged(folder / INFERENCE, error) from None
 
 
 def _checkpoint(run: Run, name: str) -> checkpoint_loading.Checkpoint:

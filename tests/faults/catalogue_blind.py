@@ -213,7 +213,7 @@ _fault = partial(blind, EBT)
 EBT_MODEL, EBT_SYSTEM, EBT_OBJECTIVE, EBT_OPTIMIZE, EBT_GENERATE, EBT_EVALUATE = (
     f"seedbed/recipes/ebt/{n}.py" for n in ("model", "system", "objective", "optimize", "generate", "evaluate")
 )
-DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/denoise/{n}.py" for n in ("data", "system"))
+DENOISE_DATA, DENOISE_SYSTEM = (f"seedbed/recipes/ebt/{n}.py" for n in ("data", "denoise/system"))
 _KNOWN_PAIRS = "train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))"
 
 EBT_FAULTS = [
@@ -225,7 +225,7 @@ EBT_FAULTS = [
            EBT_OBJECTIVE, "noise(counter_BT, NOISE + number)", "noise(counter_BT, NOISE)", "model.mcmc.langevin_noise=1"),
     _fault("objective", "hard", "gradients never pass more than one step",
            "`backprop_through=all` is read and has no effect: earlier steps are not trained towards the last one.",
-           EBT_OBJECTIVE, 'z_BTV = z_BTV if config.backprop_through == "all" else z_BTV.detach()', "z_BTV = z_BTV.detach()",
+           EBT_OBJECTIVE, 'z_BTV = z_BTV if config.backprop_through == "all" else stop_gradient(z_BTV)', "z_BTV = z_BTV.detach()",
            "model.mcmc.backprop_through=all", "model.mcmc.loss=last"),
     _fault("data", "hard", "replayed predictions belong to other contexts",
            "The replay buffer stores the predictions of some rows with the tokens of others.",
@@ -306,10 +306,11 @@ WORLD_DATA, WORLD_MODEL, WORLD_OBJECTIVE, EMULATOR, CURRICULUM, MEMORY, CRITIC, 
 RECORDING = "seedbed/recipes/world/recording/recording.py"
 DIFFUSION, ADVERSARIAL = "model.kind=edm", "model.adversarial=0.5"
 _WINDOW = "return Window(memory, rows.action_BTA[newest],"
-_FREE_RUN = "memory = system.advance(memory, action_BA, frame)\n        yield step, memory.last"
+_ROLLOUT_STEP = "system.rollout_step(memory, action_BA, traj.index_B, step, level)"
+_FREE_RUN = f"memory = {_ROLLOUT_STEP}\n        yield step, memory.last"
 _FED_TRUE = (
-    "fed = frame if actions is not None else traj.target(step)\n"
-    "        memory = system.advance(memory, action_BA, fed)\n        yield step, quantise(frame)"
+    f"frame = {_ROLLOUT_STEP}.last\n        fed = frame if actions is not None else traj.target(step)\n"
+    "        memory = system.advance(memory, action_BA, fed)\n        yield step, frame"
 )
 _KEPT = "self.frames_PTHWC[torch.arange(num, device=rows.age_B.device), rows.age_B + before] = to_bytes(frame_P3HW)\n"
 _PUSHED = "torch.cat((old_BMHW[:, 3:], new[name]), dim=1)"

@@ -54,3 +54,10 @@ def test_sweep_is_packed_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         np.testing.assert_allclose([r["loss"] for r in one], [r["loss"] for r in other], rtol=1e-3)
         events = Run.open(tmp_path / "runs", f"together-{k:04d}").events()
         assert any("captured as one CUDA graph" in e["step_runs"] for e in events if e["kind"] == "pack")
+
+
+def test_typed_inputs_are_checked_beside_a_curriculum_on_the_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2 of a gated curriculum: its stage is on the GPU, the batch that is typed on the CPU."""
+    monkeypatch.undo()  # the check looks at what a real sample reads
+    monkeypatch.chdir(tmp_path)
+    assert main(["check", "thinker/prefix", "--only", "I2", "--dirty"]) == 0

@@ -1,5 +1,6 @@
 """What only a GPU can show of ebt: captured and compiled steps equal eager ones, and captured generation."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ from _uncached import UncachedEnergyDecoder
 from ebt_samples import CHARS, TEXT, make, written_rows
 from helpers import newest, rows, train_once
 
+from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.nn.decoding import Sampling
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions
+from seedbed.recipes.ebt.optimize import graphed_step, optimize
 from seedbed.train.system import Sample
 
 pytestmark = pytest.mark.usefixtures("no_report")
@@ -91,3 +94,19 @@ def test_generation_captured_equals_uncached(settings: list[str], options: Optim
     assert not captured.why_not_captured
     for a, b in zip(one, two, strict=True):
         assert a.tokens == b.tokens and a.energies == pytest.approx(b.energies, rel=1e-4, abs=1e-5)
+
+
+@torch.no_grad()
+def test_graphed_steps_equal_eager_ones() -> None:
+    """Those of several landscapes, on new predictions, and with another step size: the same kernels on the same shapes."""
+    system = make(tokenizer=CHARS).to("cuda").eval()
+    tokens_BT = torch.from_numpy(system.data.train.tokens[:64].astype("int64")).view(4, 16).to("cuda")
+    contexts, graphs = system.model.encode_context(tokens_BT), GraphedCalls()
+    for seed, alpha in ((1, system.alpha()), (2, 0.5 * system.alpha()), (3, 2.0)):
+        torch.manual_seed(seed)
+        z_BTV = torch.randn(4, 16, system.model.vocab, device="cuda")
+        given = (system.model, contexts, z_BTV, 5, alpha, "prob")
+        eager = [[x.clone() for x in step] for step in optimize(*given)]
+        captured = [[x.clone() for x in step] for step in optimize(*given, partial(graphed_step, graphs))]
+        assert all(torch.equal(a, b) for one, other in zip(eager, captured, strict=True) for a, b in zip(one, other, strict=True))
+    assert graphs.is_possible and len(graphs.recorded) == 2, "a graph for each landscape"

@@ -9,7 +9,8 @@ from helpers import rows, train_once
 from world_samples import TINY, made
 
 from seedbed.recipes.world.curriculum import Stage
-from seedbed.recipes.world.examine import examine
+from seedbed.recipes.world.evaluate import free_run
+from seedbed.recipes.world.examine import examine, trajectory_batch
 from seedbed.track.run import Run
 from seedbed.train.system import Sample
 
@@ -99,3 +100,31 @@ def test_full_evaluation_runs_on_the_device() -> None:
     system.cuda()
     found = examine(system, system.data.valid, None, 4)  # type: ignore[arg-type]
     assert found["frames_per_s"] > 0 and set(found["horizons"]) >= {"1", "4"}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize("kind", ["direct", "edm"])
+def test_graphed_rollouts_equal_ungraphed_ones(kind: str, compiled: bool) -> None:
+    """For two numbers of rows, other controls, another noise level, and rollouts that take turns: the same kernels and shapes."""
+    system, _, _ = made(f"model.kind={kind}", "model.closed=1", "model.adversarial=1")
+    system.cuda()
+    big, small = (trajectory_batch(system, system.data.valid, num, 6) for num in (11, 2))  # type: ignore[arg-type]
+    if compiled:  # as a step of training compiles it
+        system.net.compile(dynamic=False)
+        system.train()
+        system.trained_rows = system._chunk = 8
+        system.predict_frame(big.memory(system), big.action(1), big.index_B, 1)
+        system._chunk = 0
+    given = [(big, None, 0.0), (small, None, 0.0), (big, [big.action(1).roll(1, 0)] * 6, 0.0), (big, None, 0.05)]
+
+    def frames() -> list[torch.Tensor]:
+        both = zip(*(free_run(system, traj, 6, actions, level) for traj, actions, level in given), strict=True)
+        return [frame for shown in both for _, frame in shown]
+
+    with system.with_compiled_graph():
+        plain = frames()
+    with system.long_rollouts():
+        graphed, graphs = frames(), system._graphs
+        assert graphs is not None and graphs.is_possible and len(graphs.recorded) == 3
+    assert all(torch.equal(a, b) for a, b in zip(plain, graphed, strict=True))

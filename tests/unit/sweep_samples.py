@@ -19,7 +19,9 @@ def make(root: Path, *words: str, seeds: int | None = None, name: str = "some", 
     return Sweep.create_or_join(root, name, grid, cells, **facts, why="to see", code={"commit": None})
 
 
-def end(sweep: Sweep, trial: Trial, best: float | None, state: str = "done", error: str = "") -> None:
+def end(sweep: Sweep, trial: Trial, best: float | None, state: str = "done", error: str = "", **more: Any) -> None:
     """Let a trial have ended."""
-    found = TrialStatus(trial, state, sweep.run_name(trial), step=8, loss=1.0, metric="error", best=best, error=error)
+    found = TrialStatus(
+        trial, state, sweep.run_name(trial), step=8, loss=1.0, best=best, error=error, **{"metric": "error", **more}
+    )
     files.write_atomic(sweep.path / "results" / f"{trial.number:04d}.json", jsonl.pretty(found.to_json()))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from seedbed.checks.lint import RULES, lint
+from seedbed.checks.lint import RULES, TEXTS, lint
 
 WRONG = {
     "tuple_assert": "assert (x == 1, 'x')",
@@ -41,7 +41,7 @@ RIGHT = [
 
 
 def test_lint_rules_each_have_an_example():
-    assert {rule.__name__ for rule in RULES} == set(WRONG)
+    assert {rule.__name__ for rule in RULES} == set(WRONG) == TEXTS.keys()
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -51,7 +51,7 @@ def test_lint_finds_the_faulty_line(name: str, tmp_path: Path):
     hits = list(lint(path))
     assert len(hits) == 1, hits
     assert 2 <= hits[0].line <= 1 + WRONG[name].count("\n") + 1
-    assert hits[0].what and hits[0].why and hits[0].fix and hits[0].severity in ("err", "warn")
+    assert hits[0].what and "{" not in hits[0].what and hits[0].why and hits[0].fix and hits[0].severity in ("err", "warn")
 
 
 @pytest.mark.parametrize("code", RIGHT)

@@ -11,7 +11,7 @@ import pytest
 
 from seedbed.data import tokenizers
 from seedbed.data.bpe import ByteTokenizer, train_bpe
-from seedbed.data.splitting import split_text
+from seedbed.data.text_files import split_text
 from seedbed.data.tokenise import char_table
 from seedbed.data.tokenizers import TABLE_75, CharTokenizer, Tokenizer, load, token_dtype
 from seedbed.errors import UserError

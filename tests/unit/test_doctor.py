@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from seedbed.checks import doctor as verb
-from seedbed.checks.doctor import Plan, line
+from seedbed.checks.doctor import LEVELS, Plan
 from seedbed.checks.doctor_machine import Machine
 from seedbed.config import Config
 from seedbed.report.findings import Finding
@@ -217,6 +217,14 @@ def test_slow_machine_skips_compilation():
     assert any("not tried" in line.what for line in lines)
 
 
+def test_every_measured_speed_has_its_texts():
+    assert {f"P6 {name}" for name, _ in verb.UNITS.values()} <= verb.TEXTS.keys()
+
+
+def line(id: str, title: str, level: str, what: str, **texts: str) -> Finding:
+    return Finding(id, title, *(("pass", "") if level == "ok" else LEVELS[level]), what=what, **texts)
+
+
 def test_doctor_exit_codes():
     def code(*statuses: str) -> int:
         return verb.exit_code([Finding(status="broken") if s == "broken" else line("P1", "x", s, "seen") for s in statuses])
@@ -226,7 +234,7 @@ def test_doctor_exit_codes():
 
 
 def test_doctor_table_shows_fixes_and_no_colours_in_files():
-    lines = [line("P1", "x", "ok", "fine"), line("P2", "y", "failure", "bad\x1b[2J", "because", "do this")]
+    lines = [line("P1", "x", "ok", "fine"), line("P2", "y", "failure", "bad\x1b[2J", why="because", fix="do this")]
     text = verb.render(lines, "gpt/demo", 1.0, colour=False)
     assert "\x1b" not in text and "because" in text and "do this" in text and "1 failure" in text
     assert "\x1b[31mfailure" in verb.render(lines, None, 1.0, colour=True)

@@ -16,7 +16,7 @@ from seedbed.data.feed import Feed
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.recipes.ebt.denoise import data as images
+from seedbed.recipes.ebt import data as images
 from seedbed.recipes.ebt.denoise import system as denoise
 from seedbed.recipes.ebt.denoise import system as denoise_system
 from seedbed.recipes.ebt.denoise.model import ImageEnergy
@@ -197,24 +197,24 @@ def test_flops_equal_torch_counts(preset: str) -> None:
 @pytest.mark.parametrize(("level", "decibels"), [(0.1, 20.0), (0.2, 13.98), (0.05, 26.02)])
 def test_noise_level_in_decibels(level: float, decibels: float) -> None:
     image = torch.zeros(64, 3, 16, 16)
-    noisy = images.add_noise(image, torch.arange(64), 1, "sigma", level)
+    noisy = denoise.add_noise(image, torch.arange(64), 1, "sigma", level)
     square = ((noisy - image) / 2).square().mean()
     assert psnr(square.double()).item() == pytest.approx(decibels, abs=0.1)
 
 
 @pytest.mark.parametrize(("level", "signal", "noise"), [(0.1, 0.947, 0.321), (0.2, 0.812, 0.583)])
 def test_ddpm_noise_level_equals_the_original(level: float, signal: float, noise: float) -> None:
-    assert images.noise_scales("ddpm", level) == (pytest.approx(signal, abs=1e-3), pytest.approx(noise, abs=1e-3))
+    assert denoise.noise_scales("ddpm", level) == (pytest.approx(signal, abs=1e-3), pytest.approx(noise, abs=1e-3))
 
 
 def test_noise_follows_the_counter_alone() -> None:
     image = torch.rand(5, 3, 8, 8)
     index = torch.tensor([7, 1 << 40, 3, 9, 2])
-    whole = images.add_noise(image, index, 1, "sigma", 0.1)
-    parts = [images.add_noise(image[i : i + 1], index[i : i + 1], 1, "sigma", 0.1) for i in range(5)]
+    whole = denoise.add_noise(image, index, 1, "sigma", 0.1)
+    parts = [denoise.add_noise(image[i : i + 1], index[i : i + 1], 1, "sigma", 0.1) for i in range(5)]
     assert_close_in_float(whole, torch.cat(parts), NOISED_TERMS)
-    assert not torch.equal(whole, images.add_noise(image, index, 2, "sigma", 0.1))
-    assert not torch.equal(whole, images.add_noise(image, index, 1, "sigma", 0.1, evaluation=True))
+    assert not torch.equal(whole, denoise.add_noise(image, index, 2, "sigma", 0.1))
+    assert not torch.equal(whole, denoise.add_noise(image, index, 1, "sigma", 0.1, evaluation=True))
 
 
 def test_shape_colour_pairs_are_held_out() -> None:

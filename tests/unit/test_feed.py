@@ -15,7 +15,7 @@ from seedbed.data.feed import Feed, Source
 from seedbed.errors import UserError
 
 CPU = torch.device("cpu")
-DEVICES = [CPU] + ([torch.device("cuda")] if torch.cuda.is_available() else [])
+DEVICES = [CPU] + ([torch.device("cuda", 0)] if torch.cuda.is_available() else [])
 TIERS = {"device": None, "memory-map": 0}
 
 
@@ -291,7 +291,7 @@ def test_feed_unequal_parts_are_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
 def test_feed_parts_can_be_captured(limit):
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     feed = Feed(Numbers(), batch=8, parts=2, seed=1, device=device, limit_bytes=limit)
     feed.load(0)
     side = torch.cuda.Stream()
@@ -314,7 +314,7 @@ def test_feed_parts_can_be_captured(limit):
 @pytest.mark.parametrize("limit", TIERS.values(), ids=TIERS)
 def test_feed_buffers_are_not_overwritten_while_the_device_lags(limit):
     """The host runs many steps ahead of a busy device; sums are taken on the device and compared at the end."""
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     feed = Feed(Frames(), batch=8, parts=1, seed=1, device=device, limit_bytes=limit)
     work = torch.randn(2048, 2048, device=device)
     sums = []

@@ -43,6 +43,14 @@ def a_run(root: Path, name: str, rows: int = 40, shift: float = 0.0, **config: A
     return Run(path)
 
 
+def with_seeds(root: Path, name: str) -> Run:
+    """A run, and two more of it with other seeds."""
+    settings = {"steps": 40, "optim": {"lr": 0.01, "kind": "adamw"}, "shape": [1, 2]}
+    for seed in (1, 2):
+        a_run(root, f"{name}-seed-{seed}", shift=0.01 * seed, config={**settings, "seed": seed})
+    return a_run(root, name)
+
+
 class Reader(html.parser.HTMLParser):
     """Every tag and attribute of a page, and the text between them."""
 
@@ -110,7 +118,7 @@ def test_run_page_shows_the_content_of_the_folder(tmp_path: Path):
 
 
 def test_comparison_page_shows_differences(tmp_path: Path):
-    one = a_run(tmp_path, "one")
+    one = with_seeds(tmp_path, "one")
     other = a_run(tmp_path, "other", shift=0.7, config={"steps": 40, "optim": {"lr": 0.03, "kind": "adamw"}, "shape": [1, 2]})
     read = assert_harmless(html_report.compare_page([one, other]))
     for words in ("negative result: worse than one", "outside the noise band", "optim.lr", "0.03"):
@@ -275,8 +283,9 @@ def test_mistakes_are_told_in_a_line(tmp_path: Path, capsys, monkeypatch, words:
 
 
 def test_report_writes_a_page_and_prints_facts(tmp_path: Path, capsys, monkeypatch):
-    a_run(tmp_path / "runs", "one")
-    a_run(tmp_path / "runs", "two", shift=1.0)
+    with_seeds(tmp_path / "runs", "one")
+    settings = {"steps": 40, "optim": {"lr": 0.03, "kind": "adamw"}, "shape": [1, 2]}
+    a_run(tmp_path / "runs", "two", shift=1.0, config=settings)
     monkeypatch.chdir(tmp_path)
     assert command(capsys, "report", "one", "--html")[0] == 0
     assert_harmless((tmp_path / "one.html").read_text())

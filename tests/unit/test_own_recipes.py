@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from seedbed.cli import main
+from seedbed.report import facts
+from seedbed.track.run import Run
 
 RECIPE = """
 import numpy as np
@@ -72,6 +74,57 @@ def line_of(text: str) -> int:
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------
+
+RISING = '"accuracy": 0.5 + 0.1 * float(engine.progress), "error": 0.5'
+
+
+@pytest.mark.parametrize("name", ["accuracy", "valid_accuracy", "psnr", "exact", "psnr_out"])
+def test_score_that_would_be_minimised_is_refused_before_the_first_step(write: Any, capsys: Any, name: str):
+    write(EVALUATED=RISING.replace("accuracy", name))
+    status, _, err = ask(capsys, "train", "own.py", "--no-check", "--dirty", "--run", "s")
+    assert status == 2 and f"evaluate: {name} decides `best`" in err and f'higher_is_better = ("{name}",)' in err
+    assert not Path("runs/s/rows.jsonl").exists() and not list(Path("runs/s").glob("checkpoints/step-*"))
+
+
+def test_missing_evaluation_is_said_before_training(write: Any, capsys: Any):
+    text = Path(write()).read_text()
+    Path("own.py").write_text(text.replace("def evaluate(", "def not_there("))
+    for check in ("--force", "--no-check"):
+        status, _, err = ask(capsys, "train", "own.py", "--dirty", check, "--run", f"s{check}")
+        assert status == 2 and len(err.splitlines()) == 1 and "Own has no evaluate(self, source, engine)" in err
+        assert not Path(f"runs/s{check}/rows.jsonl").exists()
+
+
+def test_best_follows_a_metric_of_which_more_is_better(write: Any, capsys: Any):
+    text = Path(write(EVALUATED=RISING)).read_text()
+    Path("own.py").write_text(text.replace("class Own(System):", 'class Own(System):\n    higher_is_better = ("acc*",)\n'))
+    status, _, err = ask(capsys, "train", "own.py", "--no-check", "--dirty", "--run", "s")
+    assert status == 0, err
+    run = Run(Path("runs/s"))
+    evaluated = [e for e in run.events() if e["kind"] == "eval"]
+    assert [e["best"] for e in evaluated] == [True] * len(evaluated) and len(evaluated) > 1
+    assert all(e["higher_is_better"] == ["accuracy"] for e in evaluated)
+    state = run.status()
+    assert (state["metric"], state["higher_is_better"]) == ("accuracy", True)
+    assert state["best"] == max(e["accuracy"] for e in evaluated) and run.checkpoints()[1] == run.checkpoints()[0][-1]
+    shown = ask(capsys, "runs", "show", "s")[1]
+    assert "best         0.6" in shown and facts.best(run.events()) == (4, state["best"])
+
+
+def test_metric_may_be_a_python_number(write: Any, capsys: Any):
+    write(METRICS='"seen": 2.5, "count": 3, "half": error.detach() / 2')
+    for accum in (1, 2):
+        status, _, err = ask(capsys, "train", "own.py", f"accum={accum}", "--no-check", "--dirty", "--run", f"s{accum}")
+        rows = Run(Path(f"runs/s{accum}")).rows()
+        assert status == 0 and len(rows) == 4, err
+        assert all((row["seen"], row["count"]) == (2.5, 3.0) for row in rows)
+
+
+@pytest.mark.parametrize("value", ['"much"', "None", "[1.0]"])
+def test_metric_of_another_type_is_named(write: Any, capsys: Any, value: str):
+    write(METRICS=f'"seen": {value}')
+    status, _, err = ask(capsys, "train", "own.py", "--no-check", "--dirty", "--run", "s")
+    assert status == 2 and "the metric `seen` is of type" in err
 
 
 SAMPLES = {

@@ -7,12 +7,14 @@ import statistics
 from pathlib import Path
 
 import pytest
-from sweep_samples import end, make
+from sweep_samples import BASE, end, make
 
 from seedbed.report import heatmap, notes
 from seedbed.track import folders
+from seedbed.track.run import Run
 from seedbed.tune.sweep import report as reports
-from seedbed.tune.sweep.folder import Sweep
+from seedbed.tune.sweep import suggest, verbs
+from seedbed.tune.sweep.folder import Sweep, TrialStatus
 from seedbed.tune.sweep.screen import Screen
 
 PNG = b"\x89PNG"
@@ -63,6 +65,63 @@ NOISE = [
 def test_report_notes_differences_within_noise(root: Path, values: dict, printed: str):
     (note,) = reports.read_report(ended(root, values)).notes()
     assert printed in note
+
+
+def by_two_metrics(root: Path) -> Sweep:
+    """Three settings, of which the last one has the lowest error and the first one the highest psnr."""
+    sweep = make(root, "optim.lr=0.1,0.2,0.3", "batch=1..2")
+    for trial in sweep.trials():
+        rate = trial.settings["optim.lr"]
+        metrics = {"error": 1.0 - rate, "psnr": 30.0 - 10 * rate}
+        end(sweep, trial, 1.0 - rate, metrics=metrics, higher=["psnr"])
+    return sweep
+
+
+def test_sweep_ranks_by_any_metric_in_its_direction(root: Path, monkeypatch, capsys):
+    sweep = by_two_metrics(root)
+    plain, scored = reports.read_report(sweep), reports.read_report(sweep, "psnr")
+    assert [c.settings["optim.lr"] for c in plain.cells] == [0.3, 0.3, 0.2, 0.2, 0.1, 0.1]
+    assert [c.settings["optim.lr"] for c in scored.cells] == [0.1, 0.1, 0.2, 0.2, 0.3, 0.3]
+    assert (scored.goal, scored.to_json()["higher_is_better"]) == ("psnr, higher is better", True)
+    assert "optim.lr=0.1" in str(scored.command()) and "optim.lr=0.3" in str(plain.command())
+    assert [row[1] for row in reports.trial_rows(scored)[1]] == ["0.1", "0.1", "0.2", "0.2", "0.3", "0.3"]
+    seen = panels(monkeypatch)
+    reports.draw_map(scored, sweep.path / "heatmap.png")
+    assert tuple(seen[-1][-1].values()) == (27.0, 29.0), "the best is bright"
+    assert verbs.show(root, "some", False, "psnr") == 0
+    assert "optim.lr=0.1" in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("best: "))
+    (note,) = reports.read_report(sweep, "fid").notes()
+    assert note == "no trial has evaluated fid; there are: error, psnr"
+    assert sorted(score or 0.0 for _, score in suggest.points(scored.statuses)) == [-29.0, -29.0, -28.0, -28.0, -27.0, -27.0]
+
+
+def test_metric_of_a_sweep_is_kept_and_repeated(root: Path):
+    sweep = by_two_metrics(root)
+    sweep.facts["metric"] = "psnr"
+    assert reports.read_report(sweep).metric == "psnr" and "--metric psnr" in sweep.command()
+
+
+def test_metrics_of_trials_that_recorded_none_are_read_from_their_runs(root: Path):
+    sweep = make(root, "optim.lr=0.1,0.2")
+    for trial in sweep.trials():
+        run = Run.create(root, "gpt", "demo", BASE, name=sweep.run_name(trial), code={}, base=BASE)
+        for step in (1, 2):
+            run.event(step, "eval", error=1.0 / step, reward=step * trial.settings["optim.lr"], higher_is_better=["reward"])
+        run.close()
+        end(sweep, trial, 0.5)
+    found = reports.read_report(sweep, "reward")
+    assert [cell.mean for cell in found.cells] == [0.4, 0.2] and found.cells[0].settings == {"optim.lr": 0.2}
+
+
+def test_equal_settings_are_rarely_called_significant(root: Path):
+    """Two equal settings with three seeds each, 200 times."""
+    rng, called = random.Random(1), 0
+    sweep = make(root, "optim.lr=0.1,0.2", seeds=3)
+    for _ in range(200):
+        statuses = tuple(TrialStatus(t, "done", "r", best=rng.gauss(1, 0.1), metric="error") for t in sweep.trials())
+        cells = sorted(reports.cells_of(statuses), key=reports.Cell.rank)
+        called += "significant" in reports.Report(sweep, statuses, tuple(cells)).notes()[0]
+    assert called <= 10
 
 
 def test_settings_with_a_diverged_seed_rank_last(root: Path):

@@ -330,7 +330,7 @@ def test_every_number_of_a_demo_is_explained(recipe: str):
     run, known = Run.open(Path("runs"), "it"), registry()
     rows = {key for row in run.rows() for key in row}
     evaluated = {key for event in run.events() if event["kind"] in ("eval", "test") for key, value in event.items()}
-    common = {"step", "kind", "time", "weights", "best", "seconds"}
+    common = {"step", "kind", "time", "weights", "best", "higher_is_better", "seconds"}
     assert not [name for name in (rows | evaluated) - common if not explained(name, known)]
     units = find(f"{recipe}/demo")[0].units(find(f"{recipe}/demo")[0].preset("demo"))
     assert units.items != "items" and f"{units.items}/s" in (run.path / "console.log").read_text()

@@ -5,9 +5,12 @@ import dataclasses
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.nn import rng
+from seedbed.recipes import find
 from seedbed.recipes.thinker import curriculum
+from seedbed.recipes.thinker.data import open_data
 from seedbed.recipes.thinker.presets import CurriculumConfig
 
 KEYS = rng.keys(0, torch.arange(40_000), 1)
@@ -137,3 +140,12 @@ def test_curriculum_stage_resumes_from_a_copy():
     half = run(curriculum.first(GATED, 8), steps[:57], GATED)
     assert torch.equal(run(torch.tensor(half.tolist()), steps[57:], GATED), whole)
     assert entries(whole)["promotions"] > 0
+
+
+def test_curriculum_samples_are_made_on_another_device_than_the_stage() -> None:
+    """Checks read batches on the CPU while the stage is on a GPU. Fake tensors know devices, not numbers."""
+    source = open_data(find("thinker")[0].preset("prefix")).train
+    with FakeTensorMode():
+        source.limit = lambda: torch.zeros((), dtype=torch.int64, device="cuda")
+        batch = source.batch({"index": torch.arange(4)})
+    assert {value.device.type for value in batch.values()} == {"cpu"}

@@ -58,27 +58,44 @@ def test_finish_draws_the_plot_of_the_entry(root: Path):
 
 
 LEVELS = [
-    (2.0, "no clear difference from mother", "within the noise band"),
-    (2.005, "no clear difference from mother", "within the noise band"),
-    (1.5, "better than mother", "0.5000 lower than mother: outside the noise band of ±0.0097"),
-    (2.5, "negative result: worse than mother", "0.5000 higher than mother: outside the noise band"),
+    (2.0, "no clear difference from mother", "within the noise band of ±0.0804 (1 and 3 seeds)"),
+    (2.05, "no clear difference from mother", "0.0500 higher than mother at step 400: within the noise band"),
+    (1.5, "better than mother", "valid_loss 0.5000 lower than mother at step 400: outside the noise band of ±0.0804"),
+    (2.5, "negative result: worse than mother", "0.5000 higher than mother at step 400: outside the noise band"),
 ]
+
+
+def mothers(root: Path, *settings: str, num: int = 3) -> None:
+    """A run and the same with other seeds, whose levels have a standard deviation of 0.01."""
+    for seed in range(num):
+        train(make(root, f"mother-{seed}" if seed else "mother", f"seed={seed}", *settings), level=2.0 + 0.01 * (0, 1, -1)[seed])
 
 
 @pytest.mark.parametrize(("level", "title", "printed"), LEVELS)
 def test_verdict_compares_a_run_with_its_parent(root: Path, level: float, title: str, printed: str):
-    train(make(root, "mother", "optim.lr=0.25"))
-    journal.record(train(make(root, "child", "optim.lr=0.5", parent="mother"), level=level))
+    mothers(root, "optim.lr=0.25")
+    journal.record(train(make(root, "child", "seed=0", "optim.lr=0.5", parent="mother"), level=level))
     found = entry(root, "child")
     assert found["title"].endswith(f" · child · {title}")
-    assert printed in found["verdict"] and "evaluation valid_loss" in found["verdict"]
+    assert printed in found["verdict"] and "evaluation: best valid_loss" in found["verdict"]
     assert found["changed against parent mother"] == "optim.lr 0.25 -> 0.5"
 
 
-def test_verdict_compares_losses_where_metrics_differ(root: Path):
-    train(make(root, "mother"))
-    journal.record(train(make(root, "child", parent="mother"), level=1.0, metric="fid"))
-    assert "; loss 1.0000 lower than mother: outside" in entry(root, "child")["verdict"]
+def test_verdict_needs_the_same_metric(root: Path):
+    mothers(root)
+    journal.record(train(make(root, "child", "optim.lr=0.5", parent="mother"), level=1.0, metric="fid"))
+    found = entry(root, "child")
+    assert found["title"].endswith("done, not decided against mother")
+    assert found["verdict"].endswith("; no evaluation of the same metric")
+
+
+def test_verdict_on_one_seed_is_not_decided(root: Path):
+    """However large the difference: another seed might make it."""
+    mothers(root, num=1)
+    journal.record(train(make(root, "child", "optim.lr=0.5", parent="mother"), level=1.0))
+    found = entry(root, "child")
+    assert found["title"].endswith("done, not decided against mother")
+    assert "valid_loss 1.0000 lower than mother at step 400: one seed: unknown" in found["verdict"]
 
 
 @pytest.mark.parametrize("status", ["nan", "diverged", "failed"])

@@ -18,11 +18,10 @@ from seedbed.config import Config, Guard, Schedule
 from seedbed.train import alarms, guard, loop, watch
 from seedbed.train.engine import Engine
 from seedbed.train.guard import SpikeWatch
-from seedbed.train.memory_growth import DeviceMemory
 from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepHistory, StepResult, format_number
 from seedbed.train.system import System
-from seedbed.train.watch import CountedMemory, Evaluations, Floor, HostMemory, Layers, Loader, Point, Rates
+from seedbed.train.watch import DEVICE, HOST, Evaluations, Floor, Layers, Limits, Loader, Memory, Point, Rates
 
 
 def point(step: int, *, seconds: float = 0.0, wait: float = 0.0, rate: float = 1.0, last: int = 10_000) -> Point:
@@ -89,7 +88,7 @@ def test_memory_is_read_each_time() -> None:
 
 RECORDED = json.loads((Path(__file__).parent / "recorded_memory.json").read_text())
 EVALUATED = {"thinker/demo": 200, "gpt/demo": 150, "world/demo": 100}
-BOTH = pytest.mark.parametrize("kind", [HostMemory, DeviceMemory])
+BOTH = pytest.mark.parametrize("kind", [HOST, DEVICE], ids=["host", "device"])
 
 
 @dataclass
@@ -101,7 +100,7 @@ class Machine:
     log: int = 10
     eval: int = 250
 
-    def run(self, kind: type[HostMemory], num_steps: int, patch: pytest.MonkeyPatch) -> int | None:
+    def run(self, kind: Limits, num_steps: int, patch: pytest.MonkeyPatch) -> int | None:
         """The step at which a leak is first reported."""
         sweeps, swept_at, just_swept, now = 0, 0, False, 0
 
@@ -111,8 +110,7 @@ class Machine:
 
         patch.setattr(guard, "gc_collect", sweep)
         patch.setattr(guard, "num_collections", lambda: sweeps)
-        patch.setattr(kind, "read", lambda _: self.held(now) if just_swept else self.raw(now, now - swept_at))
-        memory = kind(torch.device("cpu")) if kind is DeviceMemory else kind()
+        memory = Memory(kind, lambda: self.held(now) if just_swept else self.raw(now, now - swept_at))
         for now in range(self.log, num_steps + 1, self.log):
             just_swept = False
             if memory.look(point(now, last=num_steps)):
@@ -146,13 +144,13 @@ LEAKS = {
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_demo_has_no_leak_however_long_it_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert recorded(name).run(HostMemory, 20_000, monkeypatch) is None
+    assert recorded(name).run(HOST, 20_000, monkeypatch) is None
 
 
 @pytest.mark.parametrize("leak", LEAKS)
 @pytest.mark.parametrize("name", RECORDED)
 def test_leak_in_a_demo_is_found_within_2000_steps(name: str, leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = recorded(name, LEAKS[leak]).run(HostMemory, 2000, monkeypatch)
+    found = recorded(name, LEAKS[leak]).run(HOST, 2000, monkeypatch)
     assert found and (leak != "fast" or found <= 640)
 
 
@@ -188,7 +186,7 @@ CLEAN = {
 @pytest.mark.parametrize("shape", CLEAN)
 @pytest.mark.parametrize(("log", "eval"), [(10, 500), (50, 500), (10, 0), (100, 1000)])
 def test_leak_alarm_ignores_bounded_growth(kind, shape: str, log: int, eval: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if kind is DeviceMemory and "noise" in shape:
+    if kind is DEVICE and "noise" in shape:
         pytest.skip("what tensors hold on a device is counted, not sampled")
     assert Machine(*CLEAN[shape], log, eval).run(kind, 20_000, monkeypatch) is None
 
@@ -216,13 +214,13 @@ def counted(name: str, leak: Callable[[int], float] = lambda step: 0.0) -> Machi
 @pytest.mark.parametrize("name", COUNTED)
 def test_counted_leak_is_found_by_the_middle_of_a_demo(name: str, leak: str, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = COUNTED[name][1]
-    found = counted(name, LEAKS[leak]).run(CountedMemory, steps, monkeypatch)
+    found = counted(name, LEAKS[leak]).run(watch.COUNTED, steps, monkeypatch)
     assert found and found <= steps / 2
 
 
 @pytest.mark.parametrize("name", COUNTED)
 def test_counted_memory_of_a_clean_demo_raises_no_alarm(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert counted(name).run(CountedMemory, 20_000, monkeypatch) is None
+    assert counted(name).run(watch.COUNTED, 20_000, monkeypatch) is None
 
 
 NOT_ALLOCATED = ("noise", "warm-up", "slowing down")  # of the process: pages and arenas, not what is in use
@@ -231,7 +229,7 @@ NOT_ALLOCATED = ("noise", "warm-up", "slowing down")  # of the process: pages an
 @pytest.mark.parametrize("shape", [shape for shape in CLEAN if shape not in NOT_ALLOCATED])
 @pytest.mark.parametrize(("log", "eval"), [(10, 500), (20, 100), (50, 500), (10, 0)])
 def test_counted_memory_ignores_bounded_growth(shape: str, log: int, eval: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Machine(*CLEAN[shape], log, eval).run(CountedMemory, 20_000, monkeypatch) is None
+    assert Machine(*CLEAN[shape], log, eval).run(watch.COUNTED, 20_000, monkeypatch) is None
     assert guard.num_collections() <= 16 + (20_000 // eval if eval else 0), "collections that confirm nothing become rarer"
 
 
@@ -282,15 +280,14 @@ def test_real_leak_in_a_demo_is_reported_by_its_middle(name: str, leaks: bool, t
 def test_leak_has_its_slope(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = []
     monkeypatch.setitem(alarms.ALARMS, "host_leak", lambda levels, slope, grown, at: printed.append((slope, grown)))
-    Machine(lambda step, since: 1e9 + 6e4 * step, lambda step: 9e8 + 6e4 * step).run(HostMemory, 1500, monkeypatch)
+    Machine(lambda step, since: 1e9 + 6e4 * step, lambda step: 9e8 + 6e4 * step).run(HOST, 1500, monkeypatch)
     assert printed[0][0] == pytest.approx(6e4, rel=0.1) and printed[0][1] > 5e6
 
 
 @pytest.mark.slow
-def test_leak_is_reported_even_when_the_run_rolls_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    memory, size = HostMemory(), [1e9]
-    monkeypatch.setattr(HostMemory, "read", lambda self: size[0])
-    found = []
+def test_leak_is_reported_even_when_the_run_rolls_back() -> None:
+    size, found = [1e9], []
+    memory = Memory(HOST, lambda: size[0])
     for taken in range(0, 1000, 5):
         size[0] = 1e9 + 3e5 * taken
         step = taken if taken < 300 else taken - 200

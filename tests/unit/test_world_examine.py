@@ -137,6 +137,16 @@ def test_rows_of_a_chunk_do_not_change_a_prediction(trained) -> None:
         assert (a - b).abs().max() <= 2.1 / 127.5 and ((a - b).abs() > 1e-6).float().mean() < 0.02
 
 
+def test_long_rollouts_equal_others_where_nothing_can_be_recorded(trained) -> None:
+    system, engine, _ = trained
+    traj = examine.trajectory_batch(system, valid(system), 5, 4)
+    with engine.evaluating():
+        plain = examine.rollout_frames(system, traj, 4)
+        with system.long_rollouts():
+            other = examine.rollout_frames(system, traj, 4)
+    assert all(torch.equal(a, b) for a, b in zip(plain, other, strict=True))
+
+
 def test_rollout_copies_the_counters_of_its_noise_once() -> None:
     system, _, _ = made()
     traj = examine.trajectory_batch(system, valid(system), 3, 4)

@@ -18,7 +18,7 @@ from seedbed.recipes.world.critic import Critic, adversarial_weight, critic_loss
 from seedbed.recipes.world.curriculum import OPEN, Stage
 from seedbed.recipes.world.data import WorldData
 from seedbed.recipes.world.emulator import Emulator
-from seedbed.recipes.world.evaluate import free_run, teacher_forced
+from seedbed.recipes.world.evaluate import baselines, free_run, teacher_forced
 from seedbed.recipes.world.examine import action_sensitivity, examine, rollout_frames, table, trajectory_batch
 from seedbed.recipes.world.memory import Memory, to_float
 from seedbed.recipes.world.system import World
@@ -113,7 +113,7 @@ def test_critics_penalty_has_the_gradient_of_twice_backward(gamma: float) -> Non
     found = critic_loss(critic, real, fake, memory, action, gamma)
     scores, squares = [], []
     for frame in (real.requires_grad_(), fake.requires_grad_()):
-        scores.append(critic(frame, memory, action).x)
+        scores.append(critic(frame, memory, action))
         (slope,) = torch.autograd.grad(scores[-1].sum(), frame, create_graph=True)
         squares.append(slope.square().sum((1, 2, 3)).mean())
     asked = F.softplus(scores[1] - scores[0]).mean() + 0.5 * gamma * (squares[0] + squares[1])
@@ -259,7 +259,7 @@ def test_fade_baseline_is_at_least_as_good_as_its_parts() -> None:
     source = system.data.train
     for horizon in (1, 4, 16):
         traj = trajectory_batch(system, source, 64, horizon)
-        found = {n: controls.psnr(p, traj.target(horizon)).mean() for n, p in system.evaluator.baselines(traj, horizon).items()}
+        found = {n: controls.psnr(p, traj.target(horizon)).mean() for n, p in baselines(system.data, traj, horizon).items()}
         assert found["fade"] > max(found["copy"], found["mean"]) - 0.35, horizon
     assert system.data.fade(1) > system.data.fade(16)
 
@@ -304,10 +304,10 @@ def test_examination_is_whole_and_can_be_read(tmp_path: Path, monkeypatch: pytes
 
 def test_blind_and_drifting_runs_raise_alarms() -> None:
     system, _, _ = made()
-    system.evaluator.latest = {"listens": 0.0, "copy_1": 20.0, "free_1": 19.0, "sharp_16": 0.1}
+    system.evaluated = {"listens": 0.0, "copy_1": 20.0, "free_1": 19.0, "sharp_16": 0.1}
     assert {a.kind for a in system.alarms({}, 0.9)} == {"blind", "below_copy", "drift"}
     assert system.alarms({}, 0.1) == []
-    system.evaluator.latest = {}
+    system.evaluated = {}
     sick = {"loss_critic": 1.0, "critic_won": 1.0, "critic_margin": 9.0, "r1": 1e5}
     assert {a.kind for a in system.alarms(sick, 0.9)} == {"critic_balance", "critic_steep"}
     assert system.alarms({**sick, "loss_critic": 0.0}, 0.9) == []

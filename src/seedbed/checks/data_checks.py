@@ -69,11 +69,13 @@ def data_split(subject: Subject) -> Finding:
     for name, other in (("validation", valid), ("test", subject.real_data.test)):
         if other is None:
             continue
-        is_whole, (known, held) = True, _all_rows(train, other)
+        known, held = _all_rows(train, other)
         if not known:
-            is_whole, known, held = train.num_items <= len(seen), seen, [_hash(row) for row in _draw(subject, other)]
+            if train.num_items > len(seen):  # nothing follows from a part of the training data
+                continue
+            known, held = seen, [_hash(row) for row in _draw(subject, other)]
         overlap, most = _known(known, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
-        if overlap > most and is_whole:
+        if overlap > most:
             what = f"{overlap:.1%} of the {name} samples are training samples"
             why = "the score would be earned on what was trained on"
             where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def show(name: str, assignments: list[str], *, folder: Path, batch_number: int =
         batch = feed.part(0)
     entries = [facts(key, value) for key, value in batch.items()]
     items = Order(data.train.num_items, config.seed).at(first, config.batch)[1].tolist() if data.train.arrays else []
-    rows = decode(engine.system, batch, num)
+    rows = decode(engine.system, batch, range(min(num, num_rows(batch))))
     pictures = [str(draw(key, value, folder)) for key, value in batch.items() if images(value) is not None]
     title = f"batch {batch_number} of {full_name(recipe.name, preset or '')}: samples {first} to {first + config.batch - 1}"
     if as_json:
@@ -81,15 +82,19 @@ def _table(entries: list[dict[str, Any]]) -> Table:
     return table
 
 
-def decode(system: System, batch: Batch, num: int) -> list[str]:
-    """The first rows, decoded by the recipe or as numbers."""
+def decode(system: System, batch: Batch, rows: Iterable[int]) -> list[str]:
+    """Rows, decoded by the recipe or as numbers."""
     with torch.no_grad():
         probe = capabilities.probe(system.eval(), batch)
     if probe and probe.decode and probe.inputs:
-        return [repr(probe.decode(row)) for row in probe.batch[probe.inputs][:num]]
-    count = num_rows(batch)
-    whole = {k: v for k, v in batch.items() if v.ndim and len(v) == count}
-    return [" ".join(f"{k}={_numbers(v[row])}" for k, v in whole.items()) for row in range(min(num, count))]
+        return [repr(probe.decode(probe.batch[probe.inputs][row].detach().cpu())) for row in rows]
+    return [as_numbers(batch, row) for row in rows]
+
+
+def as_numbers(batch: Batch, row: int) -> str:
+    """The first numbers of every entry of a row."""
+    whole = {k: v for k, v in batch.items() if v.ndim and len(v) == num_rows(batch) and k != "index"}
+    return " ".join(f"{k}={_numbers(v[row])}" for k, v in whole.items())
 
 
 def _numbers(value: Tensor, most: int = 6) -> str:

@@ -20,7 +20,7 @@ from seedbed.checks.calls import change, contents, places, record, used_only_by
 from seedbed.checks.data_checks import NUM_PAIRED, unpaired
 from seedbed.checks.device_checks import inference_engine, perturbed_engine
 from seedbed.checks.inference_checks import mode_problem
-from seedbed.checks.learning_checks import MEMORISED, first_baseline, overfit_run
+from seedbed.checks.learning_checks import MEMORISED, overfit_run
 from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import NUM_ROWS, advance_global_rng, evaluate, loss_now, small_source
 from seedbed.checks.subject import CPU, Subject, probe_of, source_line
@@ -240,7 +240,7 @@ def shuffled_inputs(subject: Subject) -> Finding:
     finally:
         system.train(was)
     # An initial loss far above chance halves without anything being learned.
-    if max(trace.losses[-1], own) > min(MEMORISED * trace.first, first_baseline(subject)):
+    if max(trace.losses[-1], own) > min(MEMORISED * trace.first, short_runs.first_baseline(subject)):
         return skipped("one batch was not memorised, so there is no verdict (see E1)")
     kept, by_noise = ((trace.first - score) / max(trace.first - own, 1e-12) for score in (other, noisy))
     if by_noise <= LEAK_LIMIT < kept:

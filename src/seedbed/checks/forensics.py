@@ -65,7 +65,6 @@ class Examination:
     calls: list[Call] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     draws: list[list[Tensor]] = field(default_factory=list)
-    bad_parts: list[int] = field(default_factory=list)
     forward: Origin | None = None
     backward: Origin | None = None
     grads: dict[str, float] = field(default_factory=dict)
@@ -102,10 +101,11 @@ def _next_node() -> int:
     return torch.autograd._get_sequence_nr()  # pyright: ignore[reportPrivateImportUsage]
 
 
-class Tracer:
+class Tracer(DispatchMode):
     """Hooks on every module, every operation and every backward node, which write into `found`."""
 
     def __init__(self, system: System, found: Examination) -> None:
+        super().__init__()
         self.system, self.found = system, found
         self.names = {m: n for n, m in system.named_modules()}
         self.stack: list[Call] = []
@@ -118,7 +118,7 @@ class Tracer:
             for module in (module for module, name in self.names.items() if name):
                 hooks.enter_context(module.register_forward_pre_hook(self._enter, prepend=True, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(self._leave, with_kwargs=True))
-            with torch.autograd.set_detect_anomaly(True, check_nan=False), _Operations(self):
+            with torch.autograd.set_detect_anomaly(True, check_nan=False), self:
                 yield
 
     # ---- forward -----------------------------------------------------------------------------------------------------
@@ -153,17 +153,24 @@ class Tracer:
         given = f"input up to {call.given:.4g}, weights up to {call.weight:.4g}" if call else ""
         return Origin("forward", name, where_of(module), given=given, dtype=call.dtype if call else "")
 
-    def operation(self, func: Any, given: list[Any], out: Any) -> None:
-        """Records the first operation with a non-finite output from finite inputs."""
-        if self.by_op or not any(isinstance(x, Tensor) for x in given) or "empty" in func._schema.name or all_finite(out):
-            return
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Every operation; the first with a non-finite output from finite inputs is recorded."""
+        kwargs = kwargs or {}
+        given = tree_leaves((args, kwargs)) if self.looking and not self.by_op else []
+        # Before the call: it may write into what it was given.
+        sound = any(isinstance(x, Tensor) for x in given) and "empty" not in func._schema.name and all(map(finite, given))
+        out = func(*args, **kwargs)
+        if sound and not all_finite(out):
+            self.by_op = self._origin_of_operation(func, given)
+        return out
+
+    def _origin_of_operation(self, func: Any, given: list[Any]) -> Origin:
         module = self.stack[-1].module if self.stack else self.system
         tensors = [x.detach() for x in given if isinstance(x, Tensor) and x.is_floating_point()]
         ranges = [f"{float(x.min()):.4g} to {float(x.max()):.4g}" if x.numel() else "nothing" for x in tensors[:3]]
         dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else ""
         op = func._schema.name.removeprefix("aten::")
-        line, shown = caller(), "; ".join(ranges)
-        self.by_op = Origin("forward", self.names[module], where_of(module), op, line, shown, dtype)
+        return Origin("forward", self.names[module], where_of(module), op, caller(), "; ".join(ranges), dtype)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -223,24 +230,6 @@ class Tracer:
         return min(inside, key=lambda call: call.last - call.first).module if inside else self.system
 
 
-class _Operations(DispatchMode):
-    def __init__(self, tracer: Tracer) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if not self.tracer.looking:
-            return func(*args, **kwargs)
-        given = tree_leaves((args, kwargs))
-        sound = all(map(finite, given))  # before the call: it may write into what it was given
-        out = func(*args, **kwargs)
-        if sound:
-            with self.tracer.paused():
-                self.tracer.operation(func, given, out)
-        return out
-
-
 class TracingEngine(Engine):
     """An engine that can trace a step without updating anything."""
 
@@ -276,10 +265,7 @@ class TracingEngine(Engine):
         found.batches.append({k: v.detach().clone() for k, v in batch.items()})  # the feed may use its memory again
         found.draws.append([])
         with self.replay_draws or RecordDraws(found.draws[-1]):
-            out = super()._update(batch, part)
-        if not all(finite(v.detach()) for v in out.values()):
-            found.bad_parts.append(part)
-        return out
+            return super()._update(batch, part)
 
     def minimize(self, loss: Tensor, name: str = "main") -> None:
         with self.tracer.paused() if self.tracer else contextlib.nullcontext():

@@ -1,6 +1,5 @@
 """Checks H and E: hyperparameters suit the task, and the model learns from its inputs."""
 
-import math
 import statistics
 
 from seedbed.checks import short_runs
@@ -150,20 +149,13 @@ def _compare_inputs(subject: Subject, more_seed: int) -> Finding:
         if gain >= GAIN_LIMIT:
             return passed(f"real inputs {seeing:.3g}, blank ones {blind:.3g} on held-out batches", gain, GAIN_LIMIT)
         # Slow learners get a longer run.
-    floor = first_baseline(subject)
+    floor = short_runs.first_baseline(subject)
     if blind > BLIND_LIMIT * floor:
         return skipped(f"inconclusive: with blank inputs it ends at {blind:.3g}, and frequencies alone give {floor:.3g}")
     what = f"held-out loss after {short_runs.NUM_MORE_STEPS} steps: {seeing:.4g} with real inputs, {blind:.4g} with blank ones"
     why = "inputs are ignored, or targets do not belong to them"
     fix = "see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)"
     return failed(what, where=subject.loss_line(), why=why, fix=fix, value=gain, limit=GAIN_LIMIT)
-
-
-def first_baseline(subject: Subject) -> float:
-    """The score of the simplest predictor, which ignores the inputs; infinite when there is none."""
-    if subject.declared.baselines is None:
-        return math.inf
-    return next(iter(subject.declared.baselines(subject.declared.batch).values()), math.inf)
 
 
 @check("E3", "loss decreases", "warn", humbatova=(6,))

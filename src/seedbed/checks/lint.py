@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ _DEVICES = {"cpu", "cuda", "mps", "xpu"}
 _STEP, _LOOKUP = {"loss", "update", "forward"}, {"locate", "batch", "__getitem__"}
 _EMPTY = ("[]", "{}", "list()", "dict()", "set()")
 
-# What is wrong, why, the fix, and the severity.
-Found = Iterator[tuple[str, str, str, str]]
+# What is wrong, why, the fix and the severity, by the name of a rule. A rule yields what is filled into the first of them.
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+Found = Iterator[tuple[object, ...]]
 
 
 def lint(path: Path) -> Iterator[Hit]:
@@ -25,7 +27,9 @@ def lint(path: Path) -> Iterator[Hit]:
         line = getattr(node, "lineno", 0)
         if line and ALLOW not in lines[line - 1]:
             for rule in RULES:
-                yield from (Hit(path, line, *hit) for hit in rule(node, scope))
+                texts = TEXTS[rule.__name__]
+                what = (texts["what"].format(*values) for values in rule(node, scope))
+                yield from (Hit(path, line, **{**texts, "what": seen}) for seen in what)
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ def _buffers(node: ast.ClassDef) -> Iterator[str]:
 
 def tuple_assert(node: ast.AST, scope: Scope) -> Found:
     if isinstance(node, ast.Assert) and isinstance(node.test, ast.Tuple) and node.test.elts:
-        yield "an assert on a tuple is always true", "what it guards is not guarded", "drop the parentheses", "err"
+        yield ()
 
 
 def device_as_text(node: ast.AST, scope: Scope) -> Found:
@@ -81,16 +85,14 @@ def device_as_text(node: ast.AST, scope: Scope) -> Found:
     devices = [s for s in sides if isinstance(s, ast.Attribute) and s.attr == "device"]
     # A config's device is a string; a tensor's or an engine's is not.
     if texts and devices and not ast.unparse(devices[0].value).endswith(("config", "cfg", "args", "given")):
-        what = f"`{ast.unparse(node)}` compares a device with a text"
-        yield what, "it is False for a device with a number, so the branch is never taken", "compare device.type", "err"
+        yield (ast.unparse(node),)
 
 
 def legacy_tensor(node: ast.AST, scope: Scope) -> Found:
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and len(node.args) == 2:
         kind = ast.unparse(node.args[1])
         if kind.startswith("torch.") and kind.endswith("Tensor") and kind != "torch.Tensor":
-            what = f"isinstance with {kind} is a test of dtype and of device"
-            yield what, "it is False on a GPU", "compare x.dtype", "err"
+            yield (kind,)
 
 
 def truncated_pixels(node: ast.AST, scope: Scope) -> Found:
@@ -99,15 +101,14 @@ def truncated_pixels(node: ast.AST, scope: Scope) -> Found:
     cast = node.func.attr == "byte" or (node.func.attr == "to" and any("uint8" in ast.unparse(a) for a in node.args))
     inner = ast.unparse(node.func.value)
     if cast and "255" in inner and "round" not in inner and "0.5" not in inner:
-        yield "numbers become bytes without rounding", "every pass darkens the picture", "round() before the cast", "warn"
+        yield ()
 
 
 def waits_for_device(node: ast.AST, scope: Scope) -> Found:
     if scope.function not in _STEP or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
     if node.func.attr in ("item", "cpu", "tolist", "numpy") and not node.args:
-        why = "the host synchronises with the device in every step, and the step cannot be captured"
-        yield f".{node.func.attr}() inside {scope.function}()", why, "return tensors", "warn"
+        yield node.func.attr, scope.function
 
 
 def buffer_written(node: ast.AST, scope: Scope) -> Found:
@@ -117,23 +118,20 @@ def buffer_written(node: ast.AST, scope: Scope) -> Found:
             continue
         owner = target.value
         if isinstance(owner, ast.Attribute) and ast.unparse(owner.value) == "self" and owner.attr in scope.buffers:
-            what = f"self.{owner.attr} is written in place inside {scope.function}()"
-            yield what, "the backward pass may read the new values, and batches touch each other", "make a new tensor", "err"
+            yield owner.attr, scope.function
 
 
 def shared_state(node: ast.AST, scope: Scope) -> Found:
     value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
     if scope.in_class and value is not None and ast.unparse(value) in _EMPTY:
-        what = f"`{ast.unparse(node)}` in a class body is one object for all instances"
-        yield what, "training and validation would share it", "make it in __init__", "err"
+        yield (ast.unparse(node),)
 
 
 def literal_modulo(node: ast.AST, scope: Scope) -> Found:
     if scope.function not in _LOOKUP or not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Mod):
         return
     if isinstance(node.right, ast.Constant) and isinstance(node.right.value, int) and not isinstance(node.left, ast.Constant):
-        what = f"`{ast.unparse(node)}` in {scope.function}() folds the data onto {node.right.value} items"
-        yield what, "a left-over of debugging: the model sees the same few items", "remove the modulo", "err"
+        yield ast.unparse(node), scope.function, node.right.value
 
 
 def unsafe_load(node: ast.AST, scope: Scope) -> Found:
@@ -142,7 +140,7 @@ def unsafe_load(node: ast.AST, scope: Scope) -> Found:
     name, words = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
     unsafe = name in ("pickle.load", "pickle.loads", "joblib.load", "dill.load") or words.get("allow_pickle") == "True"
     if unsafe or (name == "torch.load" and words.get("weights_only") != "True"):
-        yield f"{name}() executes code from the file", "a file from others can run any code", "safetensors", "err"
+        yield (name,)
 
 
 def misspelt_grad(node: ast.AST, scope: Scope) -> Found:
@@ -150,8 +148,7 @@ def misspelt_grad(node: ast.AST, scope: Scope) -> Found:
         if not isinstance(target, ast.Attribute) or target.attr in ("requires_grad", "requires_grad_"):
             continue
         if difflib.SequenceMatcher(None, target.attr, "requires_grad").ratio() > 0.85:
-            what = f"`.{target.attr} =` makes a new attribute; torch knows `requires_grad`"
-            yield what, "nothing is frozen or thawed by it", "write requires_grad", "err"
+            yield (target.attr,)
 
 
 RULES = (

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seedbed.checks import short_runs
 from seedbed.checks.calls import influence_ends_in
 from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.small_jobs import loss_now
@@ -236,6 +237,7 @@ def _rounding(probe: Probe, base: Tensor) -> float:
 @check("M5", "dead units", "warn", humbatova=(14,))
 def dead_units(subject: Subject) -> Finding:
     """Units behind an activation are neither dead nor saturated, at initialisation and after 20 steps."""
+    subject = short_runs.learner(subject)
     engine = subject.fresh_engine("schedule.kind=constant", "batch=16", "accum=1")
     worst, seen = 0.0, 0
     for num_steps in (0, 20):

@@ -112,9 +112,6 @@ def failed(
     return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)
 
 
-# ---- one fault, one finding ------------------------------------------------------------------------------------------
-
-
 def explained_by(error: BaseException, own: Path) -> str:
     """The check that tests what an error interrupted, by the names of the functions that were running; empty if unknown."""
     frames = (f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(str(own)))

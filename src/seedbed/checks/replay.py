@@ -3,6 +3,8 @@
 import contextlib
 import json
 import math
+import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from seedbed.train.system import Batch
 OUTLIER = 1e3
 NUM_REFERENCES = 8
 NUM_CALLS = 14
+# Reasons and fixes by kind, and fixes by operation.
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+REMEDIES = TEXTS.pop("remedies")
 
 
 @dataclass
@@ -88,8 +93,13 @@ def investigate(root: Path, run_name: str, step: int | None, on_status: OnStatus
         return report
 
 
-def _failed(kind: str, what: str, where: str, why: str, fix: str) -> Finding:
-    return Finding(kind, kind, "fail", "err", what=what, where=where, why=why, fix=fix)
+def _failed(kind: str, what: str, where: str, texts: str = "", **values: Any) -> Finding:
+    """A finding with the reason and the fix of replay.toml under `texts`, or under its kind, filled with `values`."""
+    return Finding(kind, kind, "fail", "err", what=what, where=where, **_filled(texts or kind, values))
+
+
+def _filled(texts: str, values: dict[str, Any]) -> dict[str, Any]:
+    return {part: text.format(**values) for part, text in TEXTS[texts].items()}
 
 
 def _note_difference(ctx: ReplayContext, report: ReplayReport) -> None:
@@ -99,9 +109,7 @@ def _note_difference(ctx: ReplayContext, report: ReplayReport) -> None:
     report.notes.insert(0, f"not reproduced: step {step} recorded a loss of {recorded}, here it is {loss:.9g}")
     if report.kind == "clean":
         what = f"the step cannot be reproduced: step {step} recorded {recorded}, here it is {loss:.9g}"
-        why = "something that is not in the checkpoint decides the loss"
-        fix = "look for code or data changed since, other threads or devices, or random state that the engine does not seed"
-        report.finding = _failed("clean", what, f"first step that differs: {step}", why, fix)
+        report.finding = _failed("clean", what, f"first step that differs: {step}", "not reproduced")
 
 
 # ---- a step that is not finite ---------------------------------------------------------------------------------------
@@ -142,19 +150,16 @@ def _explain_weight(ctx: ReplayContext, report: ReplayReport, bad: dict[str, Ten
     module = ctx.system.get_submodule(name.rpartition(".")[0])
     report.origin = Origin("weight", name.rpartition(".")[0], source_line(type(module)), op=name)
     what = f"{name}{more} holds {count} of {tensor.numel()} values that are not finite before the step is taken"
-    report.finding = _failed("weight", what, f"{name}, {report.origin.where}", *_history_of_weight(ctx, name))
-
-
-def _history_of_weight(ctx: ReplayContext, name: str) -> tuple[str, str]:
-    """When a weight became non-finite: after the newest checkpoint in which it was finite."""
+    where = f"{name}, {report.origin.where}"
+    # It became non-finite after the newest checkpoint in which it was finite.
     for saved in replay_context.intact_before(ctx.run, ctx.step):
         if finite(saved.tensors["model"][name]):
             optim = [n for n, t in saved.tensors["optim"].items() if not finite(t)]
             state = f"; but its optimizer state is not ({optim[0]})" if optim else ""
-            why = "it was written in between, by an update or by code outside the step"
-            fix = f"continue from there: seedbed resume {ctx.run.name}; look for in-place writes, then for eps and lr"
-            return f"it was finite in {saved.path.name}{state}: {why}", fix
-    return "no checkpoint holds a finite value of it", "check the initialisation; start the run again"
+            values = {"checkpoint": saved.path.name, "state": state, "run": ctx.run.name}
+            report.finding = _failed("weight", what, where, **values)
+            return
+    report.finding = _failed("weight", what, where, "weight / never finite")
 
 
 def _explain_code(ctx: ReplayContext, report: ReplayReport, found: Origin) -> None:
@@ -168,13 +173,9 @@ def _explain_code(ctx: ReplayContext, report: ReplayReport, found: Origin) -> No
     where = f"{found.line}, called in {found.where}" if found.line else found.where
     if found.line.rpartition(".")[2].rpartition(" ")[2] == found.where.rpartition(".")[2]:
         where = f"{found.line.partition(' ')[0]} {found.where.partition(' ')[2]}"
-    if wide and wide.finite:
-        why = f"finite in float64: the mathematics is sound, {found.dtype or 'the arithmetic'} overflows or loses it"
-        fix = f"compute {name} in float32 or wider, or keep its input small (norm, clamp, scale)"
-    else:
-        why = "not finite in float64 either: a root, a logarithm or a division at its edge, not the precision"
-        fix = _remedy(found.op, found.direction)
-    report.finding = _failed(found.direction, what, where, why, fix)
+    values = {"name": name, "dtype": found.dtype or "the arithmetic", "remedy": _remedy(found.op, found.direction)}
+    texts = "arithmetic / precision" if wide and wide.finite else "arithmetic / edge"
+    report.finding = _failed(found.direction, what, where, texts, **values)
 
 
 def _remedy(op: str, direction: str) -> str:
@@ -182,17 +183,7 @@ def _remedy(op: str, direction: str) -> str:
     low = op.lower()
     if direction == "forward" and "sqrt" in low and "rsqrt" not in low:
         return "keep what goes into the root at or above 0 (clamp_min)"
-    table = {
-        ("sqrt", "pow", "norm", "std", "hypot"): "add a small eps inside the root, where the gradient at 0 is infinite",
-        ("div", "reciprocal", "mean"): "add an eps to the denominator, or clamp it away from 0",
-        ("log",): "clamp what goes into the logarithm above 0, or use log_softmax, logsumexp or log1p",
-        ("exp", "sinh", "cosh"): "subtract the maximum first, or clamp what goes into the exponential",
-        ("softmax",): "leave at least one entry of every row unmasked",
-        ("acos", "asin", "atanh", "erfinv"): "clamp its input inside the open interval",
-        ("hook",): "look at the hook that is registered there",
-    }
-    found = next((text for words, text in table.items() if any(word in low for word in words)), None)
-    return found or "look at that line with the rows above, and guard that case"
+    return next(remedy["fix"] for remedy in REMEDIES if any(word in low for word in remedy["words"]))
 
 
 def _explain_gradient(report: ReplayReport) -> None:
@@ -201,15 +192,12 @@ def _explain_gradient(report: ReplayReport) -> None:
     if written:
         report.origin = Origin("gradient", written[0].rpartition(".")[0], written[0], op=written[0])
         what = f"the gradient of {written[0]} is not finite although the backward pass gave finite ones"
-        why = "something wrote to .grad between backward and the optimizer"
-        fix = "look for post-accumulate hooks and for code that touches .grad"
-        report.finding = _failed("gradient", what, written[0], why, fix)
+        report.finding = _failed("gradient", what, written[0])
         return
     name, size = max(report.examination.grads.items(), key=lambda item: item[1], default=("?", math.nan))
     report.origin = Origin("gradient", name.rpartition(".")[0], name, op=name)
     what = f"every gradient is finite, but their norm overflows; the largest is that of {name} ({size:.3g})"
-    why = "gradients of this size come from an explosion in depth or in a recurrence, not from one operation"
-    report.finding = _failed("overflow", what, name, why, "lower optim.lr, normalise inside the block, or scale the loss down")
+    report.finding = _failed("overflow", what, name)
 
 
 def constant_rows(batch: Batch, rows: list[int], known: list[Batch]) -> str:
@@ -227,36 +215,33 @@ def constant_rows(batch: Batch, rows: list[int], known: list[Batch]) -> str:
 
 def explain_data(ctx: ReplayContext, report: ReplayReport) -> bool:
     """Whether the failing rows hold values that are non-finite, out of declared ranges, or far above those of earlier batches."""
-    limits = _reference(ctx)
-    for part, batch in enumerate(report.examination.batches):
-        suspects = {r.row for r in report.rows if r.part == part} or set(range(num_rows(batch)) if report.all_rows else ())
-        ranges = {}
-        with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
-            probe = capabilities.probe(ctx.system, batch)
-            ranges = dict(probe.ranges or {}) if probe else {}
-        for name, value in batch.items():
-            size = limits.get(name, math.inf)
-            if bad := [row for row in _bad_rows(value, batch, *ranges.get(name, (-size, size))) if row in suspects]:
-                _describe_data(ctx, report, part, name, bad)
-                return True
+    suspects = {(row.part, row.row) for row in report.rows}
+    for part, name, rows in _out_of_range(ctx, report, OUTLIER, probing=True):
+        if bad := [row for row in rows if report.all_rows or (part, row) in suspects]:
+            _describe_data(ctx, report, part, name, bad)
+            return True
     return False
 
 
-def _bad_rows(value: Tensor, batch: Batch, low: float, high: float) -> list[int]:
-    if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
-        return []
-    flat = value.detach().reshape(len(value), -1).double()
-    return (~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)).nonzero().flatten().tolist()
-
-
-def _reference(ctx: ReplayContext) -> dict[str, float]:
-    """The largest plausible magnitude of each batch entry, from earlier batches."""
-    sizes: dict[str, float] = {}
-    for batch in _references(ctx):
+def _out_of_range(
+    ctx: ReplayContext, report: ReplayReport, factor: float, probing: bool = False
+) -> Iterator[tuple[int, str, list[int]]]:
+    """Part, entry and rows of values not finite, `factor` times those of earlier batches, or out of declared ranges."""
+    limits: dict[str, float] = {}
+    for name, value in (entry for batch in _references(ctx) for entry in batch.items()):
+        limits[name] = max(limits.get(name, 0.0), factor * largest(value))  # a NaN is never the larger one
+    for part, batch in enumerate(report.examination.batches):
+        ranges = {}
+        with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
+            probe = capabilities.probe(ctx.system, batch) if probing else None
+            ranges = dict(probe.ranges or {}) if probe else {}
         for name, value in batch.items():
-            size = largest(value)
-            sizes[name] = max(sizes.get(name, 0.0), 0.0 if math.isnan(size) else size)
-    return {name: OUTLIER * size for name, size in sizes.items() if size > 0}
+            limit = limits.get(name) or math.inf
+            low, high = ranges.get(name, (-limit, limit))
+            if not value.ndim or len(value) != num_rows(batch) or not (value.is_floating_point() or math.isfinite(high)):
+                continue
+            flat = value.detach().reshape(len(value), -1).double()
+            yield part, name, (~(torch.isfinite(flat) & (flat >= low) & (flat <= high)).all(1)).nonzero().flatten().tolist()
 
 
 def _references(ctx: ReplayContext) -> list[Batch]:
@@ -278,9 +263,8 @@ def _describe_data(ctx: ReplayContext, report: ReplayReport, part: int, name: st
     report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
     item = f"item {row.item} of the data set (sample {row.sample})" if row.item is not None else f"sample {row.sample}"
     what = f"the batch itself is bad: `{name}` of row {row.row}, {item}, holds {kind}"
-    why = "whatever the model computes from it is not finite either; the model is not to blame"
-    fix = f"repair or drop item {row.item if row.item is not None else row.sample} at the source, or clamp it in `batch`"
-    report.finding = _failed("data", what, f"{source_line(type(ctx.data.train).batch)}; {item}", why, fix)
+    where = f"{source_line(type(ctx.data.train).batch)}; {item}"
+    report.finding = _failed("data", what, where, item=row.sample if row.item is None else row.item)
 
 
 # ---- a step that is finite -------------------------------------------------------------------------------------------
@@ -290,9 +274,7 @@ def _explain_finite(ctx: ReplayContext, report: ReplayReport, changes: dict[str,
     exam = report.examination
     if bad := [n for n, t in ctx.engine.tensors()["optim"].items() if not finite(t)]:
         what = f"the optimizer's state {bad[0]} is not finite before the step ({len(bad)} tensors)"
-        why = "a squared gradient overflowed: such a weight never moves again"
-        fix = "go back to a checkpoint from before; lower optim.clip or scale the loss down"
-        report.finding = _failed("optimizer", what, bad[0], why, fix)
+        report.finding = _failed("optimizer", what, bad[0])
         return
     on_status("weighing the rows")
     report.rows = replay_context.worst_rows(ctx, exam)
@@ -303,27 +285,22 @@ def _explain_finite(ctx: ReplayContext, report: ReplayReport, changes: dict[str,
         top = report.rows[0] if report.rows else None
         share = f"; row {top.row} alone has {top.loss:.4g}" if top else ""
         what = f"loss {exam.loss:.4g} against {median:.4g} in the steps before{share}"
-        why = "one batch far from the others, or weights that an earlier step has moved too far"
-        fix = "look at the worst rows; if they are ordinary, lower optim.lr or optim.clip"
-        report.finding = _failed("spike", what, f"largest gradient: {block['block']}", why, fix)
+        report.finding = _failed("spike", what, f"largest gradient: {block['block']}")
         explain_spike_data(ctx, report)
     if _explain_inputs(ctx, report) or exam.loss > high:
         return
     if exam.loss < low:
         what = f"loss {exam.loss:.4g} against {median:.4g} in the steps before: a sudden dip"
-        why = "an easy batch, targets that became inputs, or a mask that leaves few targets"
-        report.finding = _failed("dip", what, source_line(type(ctx.data.train).batch), why, "look at the rows and at the mask")
+        report.finding = _failed("dip", what, source_line(type(ctx.data.train).batch))
         return
     found = f"loss {exam.loss:.6g}, gradient norm {max(exam.norms.values()):.4g}"
     if near := replay_context.neighbour_out_of_band(ctx):
         step, loss, usual = near
         what = f"this step is inside its band ({found}), but step {step} has a loss of {loss:.4g} against {usual:.4g}"
-        why = "what went wrong there may have begun here: weights, moments and data of neighbouring steps depend on each other"
-        fix = f"seedbed replay {ctx.run.name} {step}"
-        report.finding = _failed("neighbour", what, f"step {step}", why, fix)
+        report.finding = _failed("neighbour", what, f"step {step}", run=ctx.run.name, step=step)
         return
-    why, fix = "every value is finite and inside its band", "name another step"
-    report.finding = Finding("clean", what=f"nothing is wrong with this step: {found}", where=ctx.start, why=why, fix=fix)
+    what = f"nothing is wrong with this step: {found}"
+    report.finding = Finding("clean", what=what, where=ctx.start, **_filled("clean", {}))
 
 
 def _explain_inputs(ctx: ReplayContext, report: ReplayReport) -> bool:
@@ -336,26 +313,21 @@ def _explain_inputs(ctx: ReplayContext, report: ReplayReport) -> bool:
         where = source_line(type(ctx.data.train).batch)
         report.origin = Origin("data", "", where)
         report.rows = [replay_context.row_facts(ctx, report.examination, part, row) for row in rows[:8]]
-        why = "the step learns from fewer items than it counts, and its loss says little"
-        fix = "look at what makes the batch: an index that repeats, a buffer that is written twice, an item that was not decoded"
-        loss = f", loss {report.examination.loss:.4g}"
-        report.finding = _failed("data", f"the batch is degenerate: {what}, unlike the batches before{loss}", where, why, fix)
+        seen = f"the batch is degenerate: {what}, unlike the batches before, loss {report.examination.loss:.4g}"
+        report.finding = _failed("data", seen, where, "data / degenerate")
         return True
     return False
 
 
 def explain_spike_data(ctx: ReplayContext, report: ReplayReport) -> None:
     """Whether rows with values far above those of earlier batches explain the spike."""
-    sizes = {name: limit / OUTLIER * 10 for name, limit in _reference(ctx).items()}
-    for batch in report.examination.batches:
-        for name, value in batch.items():
-            size = sizes.get(name, math.inf)
-            if bad := _bad_rows(value, batch, -size, size):
-                why = f"`{name}` of row {bad[0]} goes up to {largest(value[bad[0]]):.3g}, ten times beyond the batches before"
-                fix = "check the item at its source; clamp or normalise it in `batch`"
-                report.finding = replace(report.finding, why=why, fix=fix)
-                report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
-                return
+    for part, name, bad in _out_of_range(ctx, report, 10.0):
+        if bad:
+            size = largest(report.examination.batches[part][name][bad[0]])
+            values = {"name": name, "row": bad[0], "size": size}
+            report.finding = replace(report.finding, **_filled("spike / data", values))
+            report.origin = Origin("data", "", source_line(type(ctx.data.train).batch), op=name)
+            return
 
 
 def blocks(exam: Examination, changes: dict[str, float]) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from seedbed.checks import data_show
 from seedbed.checks.forensics import Examination, TracingEngine
 from seedbed.checks.subject import num_rows, take_rows, to_dtype
 from seedbed.checks.watch_ops import ReplayDraws
@@ -26,7 +27,7 @@ from seedbed.recipes.saved import open_saved
 from seedbed.track.console import Console
 from seedbed.track.edits import verified_config
 from seedbed.track.run import Run
-from seedbed.train import capabilities, checkpoint, checkpoint_loading, loop, progress, stepper
+from seedbed.train import checkpoint, checkpoint_loading, loop, progress, stepper
 from seedbed.train.engine import cpu_threads
 from seedbed.train.stepper import build
 from seedbed.train.system import Batch, System
@@ -338,12 +339,8 @@ def row_facts(ctx: ReplayContext, exam: Examination, part: int, row: int, loss: 
 def show_row(ctx: ReplayContext, batch: Batch, row: int) -> str:
     """A row decoded by the recipe, or its first numbers."""
     with contextlib.suppress(Exception), ctx.engine.evaluating():  # a probe may fail on the very values under investigation
-        probe = capabilities.probe(ctx.system, batch)
-        if probe and probe.decode and probe.inputs:
-            return repr(probe.decode(probe.batch[probe.inputs][row].detach().cpu()))[:120]
-    whole = {n: v[row].flatten() for n, v in batch.items() if v.ndim and len(v) == num_rows(batch) and n != "index"}
-    numbers = {n: ", ".join(f"{x:.4g}" for x in v[:5].tolist()) + ", ..." * (len(v) > 5) for n, v in whole.items()}
-    return " ".join(f"{n}=[{shown}]" for n, shown in numbers.items())[:160]
+        return data_show.decode(ctx.system, batch, [row])[0][:120]
+    return data_show.as_numbers(batch, row)[:160]
 
 
 def worst_rows(ctx: ReplayContext, exam: Examination) -> list[Row]:

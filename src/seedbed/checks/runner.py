@@ -109,9 +109,6 @@ def source_line_of_error(error: BaseException) -> str:
     return f"{short(outside[-1].filename)}:{outside[-1].lineno} {outside[-1].name}" if outside else ""
 
 
-# ---- verdicts that are kept ----------------------------------------------------------------------------------------
-
-
 def key_of(recipe: Recipe, config: configs.Config, fingerprint: str) -> str:
     """A hash of all that a verdict depends on: config, data, torch, device type, code of the recipe and of this package."""
     try:

@@ -206,10 +206,13 @@ def lr_factor(subject: Subject, wanted: float = FAST_LR) -> float:
 
 
 def paired_runs(subject: Subject, more_seed: int = 0) -> Iterator[tuple[ShortRun, ShortRun]]:
-    """Pairs of runs of growing length, with real and with blank inputs; first at the preset's lr unless it is low."""
+    """Pairs of runs of growing length, with real and with blank inputs; first at the preset's lr unless it is low.
+
+    Or unless a run at that lr ends above the score of the simplest predictor: its inputs can hardly have helped yet.
+    """
     rate = lr_factor(subject)
     seeing, blind = None, None
-    if rate <= MAX_FACTOR:
+    if rate == 1.0 or (rate <= MAX_FACTOR and real_run(subject, more_seed).held_out_loss[1] < first_baseline(subject)):
         seeing, blind = real_run(subject, more_seed), train(subject, blank=True, more_seed=more_seed)
         yield seeing, blind
     if seeing and blind and rate == 1.0:  # goes on; what other checks read of the real run stays as it is
@@ -218,6 +221,13 @@ def paired_runs(subject: Subject, more_seed: int = 0) -> Iterator[tuple[ShortRun
         seeing, blind = begin(subject, rate, False, more_seed), begin(subject, rate, True, more_seed)
     for num_steps in LENGTHS if rate > 1.0 else LENGTHS[1:]:
         yield continue_run(subject, seeing, num_steps), continue_run(subject, blind, num_steps)
+
+
+def first_baseline(subject: Subject) -> float:
+    """The score of the simplest predictor, which ignores the inputs; infinite when there is none."""
+    if subject.declared.baselines is None:
+        return math.inf
+    return next(iter(subject.declared.baselines(subject.declared.batch).values()), math.inf)
 
 
 def _blank_inputs(system: System) -> None:

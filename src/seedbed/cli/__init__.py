@@ -9,9 +9,10 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from seedbed.cli.parser import REGISTERED, Parser, Verb
 from seedbed.errors import EXIT_INTERRUPTED, EXIT_PIPE, UserError
@@ -34,24 +35,15 @@ _MODULES = {
 }
 
 
-class _Verbs(Mapping[str, Verb]):
-    """All verbs by name. The module of a verb is imported on first access, so that a command loads only its own."""
-
-    def __init__(self) -> None:
-        self._modules = {name: module for module, names in _MODULES.items() for name in names}
+class _Verbs(UserDict[str, Any]):
+    """All verbs by name. The module of a verb is imported on access, so that a command loads only its own."""
 
     def __getitem__(self, name: str) -> Verb:
-        importlib.import_module(f"seedbed.cli.{self._modules[name]}")
+        importlib.import_module(f"seedbed.cli.{self.data[name]}")
         return REGISTERED[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._modules)
 
-    def __len__(self) -> int:
-        return len(self._modules)
-
-
-VERBS = _Verbs()
+VERBS = _Verbs({name: module for module, names in _MODULES.items() for name in names})
 GROUPS = {"runs": "list", "data": None}
 
 
@@ -128,8 +120,7 @@ def dispatch(words: list[str]) -> int:
     lead.add_argument("-h", "--help", action="store_true")
     lead.add_argument("--version", action="store_true")
     _common(lead)
-    places = (i for i, word in enumerate(words) if not word.startswith("-") and words[max(i - 1, 0)] != "--runs")
-    first = next(places, len(words))
+    first = place_of_verb(words)
     options = lead.read(words[:first])
     if options.version:
         from seedbed.track.code import version
@@ -157,6 +148,12 @@ def dispatch(words: list[str]) -> int:
 
         extend(parser, rest)
     return VERBS[name].act(parser.read(rest))
+
+
+def place_of_verb(words: list[str]) -> int:
+    """The number of leading options, and of the value of --runs."""
+    places = (i for i, word in enumerate(words) if not word.startswith("-") and words[max(i - 1, 0)] != "--runs")
+    return next(places, len(words))
 
 
 def _verb_name(words: list[str]) -> tuple[str, list[str]]:

@@ -1,6 +1,7 @@
 """Shell completion: candidates for the word at the cursor, and the scripts for bash, zsh and fish."""
 
 import argparse
+import itertools
 import os
 import shlex
 from collections.abc import Iterable
@@ -50,10 +51,10 @@ def _split(line: str) -> list[str]:
 
 
 def _after(before: list[str], word: str) -> Iterable[str]:
-    from seedbed.cli import GROUPS
+    from seedbed.cli import GROUPS, place_of_verb
     from seedbed.cli import VERBS as KNOWN
 
-    root, rest = _leading(before)
+    root, rest = _runs_folder(before), before[place_of_verb(before) :]
     if not rest:
         return ["--runs", "--help", "--version"] if word.startswith("-") else [name.partition(" ")[0] for name in KNOWN]
     if rest[0] in GROUPS and len(rest) == 1:
@@ -63,16 +64,9 @@ def _after(before: list[str], word: str) -> Iterable[str]:
     return _of_verb(name, rest[1 + (name == two) :], word, root) if name in KNOWN else []
 
 
-def _leading(before: list[str]) -> tuple[Path, list[str]]:
-    """The runs folder, and the words from the verb on."""
-    root = Path(os.environ.get("SEEDBED_RUNS") or "runs").expanduser()
-    for index, word in enumerate(before):
-        if word == "--runs" and index + 1 < len(before):
-            root = Path(before[index + 1]).expanduser()
-    first = 0
-    while first < len(before) and before[first].startswith("-"):
-        first += 2 if before[first] == "--runs" else 1
-    return root, before[first:]
+def _runs_folder(before: list[str]) -> Path:
+    given = [after for word, after in itertools.pairwise(before) if word == "--runs"]
+    return Path((given or [os.environ.get("SEEDBED_RUNS") or "runs"])[-1]).expanduser()
 
 
 def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str]:

@@ -8,8 +8,6 @@ from seedbed.cli.parser import Parser, argument, declares, number, settings, ver
 from seedbed.errors import UserError
 from seedbed.recipes import catalogue, find
 
-# ---- data ------------------------------------------------------------------------------------------------------------
-
 
 @declares
 def _prepare_options_of_kinds(parser: Parser) -> None:
@@ -99,9 +97,6 @@ def _data_show(given: argparse.Namespace) -> int:
 
     chosen = {"batch_number": given.batch, "num": given.num, "as_json": given.json}
     return data_show.show(given.name, given.settings, folder=output_folder(given.runs, "data-show", given.name), **chosen)
-
-
-# ---- listings --------------------------------------------------------------------------------------------------------
 
 
 @verb("runs list", "", "all runs: status, step, loss, best, age, reason")

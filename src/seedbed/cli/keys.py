@@ -99,9 +99,6 @@ def _range(info: dataclasses.Field) -> str:
     return "" if low == -math.inf else f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}"
 
 
-# ---- help of verbs ----------------------------------------------------------------------------------------------------
-
-
 def extend(parser: Parser, words: Sequence[str]) -> None:
     """Add examples from examples.toml, and the keys of the preset among the words."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter

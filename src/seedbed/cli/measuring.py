@@ -9,8 +9,6 @@ from seedbed.cli.slurm import dry_argument, refuse_dry
 from seedbed.cli.trusting import confirm, trust_argument
 from seedbed.errors import UserError
 
-# ---- instruments -----------------------------------------------------------------------------------------------------
-
 
 @verb("find-lr", "RECIPE/PRESET [key=value ...]", "suggest a learning rate")
 @settings()
@@ -69,6 +67,7 @@ def _plan(given: argparse.Namespace) -> int:
 @argument("--no-pack", action="store_true", help="train the trials one by one")
 @argument("--suggest", type=number(int, 1), metavar="N", help="choose N settings one after the other instead of a grid")
 @argument("--sampler", choices=("optuna", "random"), default="optuna", help="the sampler of --suggest")
+@argument("--metric", metavar="NAME", help="rank by this metric; default: the one that decides `best`")
 @argument("--no-check", action="store_true", help="start without the quick checks")
 @argument("--retry", action="store_true", help="try failed trials again")
 @argument("--join", metavar="NAME", help="work on an existing sweep")
@@ -80,7 +79,7 @@ def _sweep(given: argparse.Namespace) -> int:
     from seedbed.tune.sweep import verbs
 
     if given.show:
-        return verbs.show(given.runs, given.show, given.json)
+        return verbs.show(given.runs, given.show, given.json, given.metric)
     options = verbs.Options(
         root=given.runs,
         dirty=given.dirty,
@@ -96,7 +95,7 @@ def _sweep(given: argparse.Namespace) -> int:
         raise UserError("name a RECIPE/PRESET and what to vary, or a sweep with --show or --join; see: seedbed sweep --help")
     confirm(given)
     options_of_sweep = {"num_seeds": given.seeds, "patience": given.patience, "sampler": given.sampler}
-    facts = {"name": given.sweep, "why": given.why, **options_of_sweep}
+    facts = {"name": given.sweep, "why": given.why, "metric": given.metric, **options_of_sweep}
     if not runs_here(given):
         from seedbed.cli import slurm
 
@@ -133,9 +132,6 @@ def _doctor(given: argparse.Namespace) -> int:
     from seedbed.checks.doctor import doctor
 
     return doctor(given.name, given.settings, runs=given.runs, as_json=given.json, dirty=given.dirty)
-
-
-# ---- why it is not learning ------------------------------------------------------------------------------------------
 
 
 @verb("check", "RECIPE/PRESET [key=value ...] | script.py::make", "test data, model, loss and loop before training")

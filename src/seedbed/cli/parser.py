@@ -30,9 +30,9 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"{name} needs a value; -- is not one")  # argparse would drop the dashes and return a list
         own, extra = list(words), []
         if self.takes_recipe_options:
-            from seedbed.cli.recipe_options import split
+            from seedbed.cli.using import split_recipe_options
 
-            own, extra = split(self, words)
+            own, extra = split_recipe_options(self, words)
         found, rest = self.parse_known_intermixed_args(own)
         if rest:
             from seedbed.cli.failures import refuse_option

@@ -8,9 +8,6 @@ from pathlib import Path
 from seedbed.cli.parser import Act, Parser, argument, declares, number, verb
 from seedbed.errors import UserError
 
-# ---- in the terminal -------------------------------------------------------------------------------------------------
-
-
 _once = argument("--once", action="store_true", help="print once and exit")
 
 
@@ -33,20 +30,19 @@ def _watch(given: argparse.Namespace) -> int:
     return top.watch(given.runs, given.name, given.key, log=given.log, once=given.once)
 
 
-# ---- for others ------------------------------------------------------------------------------------------------------
-
-
 @verb("report", "RUN|SWEEP|A..B --html [--out FILE]", "a run, a sweep or a comparison as one HTML file")
 @argument("names", nargs="+", metavar="RUN|SWEEP|A..B")
 @argument("--html", action="store_true", help="write one self-contained HTML file")
 @argument("--out", type=Path, metavar="FILE", help="the HTML file; default: NAME.html")
+@argument("--metric", metavar="NAME", help="compare and rank by this metric; default: the one that decides `best`")
 def _report(given: argparse.Namespace) -> int:
     from seedbed.report import html_report
 
-    return html_report.report_runs(given.runs, given.names, as_html=given.html, out=given.out, open_sweep=_sweep_page)
+    how = {"as_html": given.html, "out": given.out, "metric": given.metric}
+    return html_report.report_runs(given.runs, given.names, **how, open_sweep=_sweep_page)
 
 
-def _sweep_page(root: Path, name: str) -> tuple[str, str] | None:
+def _sweep_page(root: Path, name: str, metric: str | None) -> tuple[str, str] | None:
     """Page and text of the sweep of that name, if there is one."""
     from seedbed.tune.sweep import folder
     from seedbed.tune.sweep import report as reports
@@ -54,7 +50,8 @@ def _sweep_page(root: Path, name: str) -> tuple[str, str] | None:
     if not (folder.folder_of(root) / name / "sweep.json").is_file():
         return None
     sweep = folder.Sweep(root, name)
-    return reports.sweep_page(sweep), "\n".join(reports.lines_of(reports.read_report(sweep)))
+    found = reports.read_report(sweep, metric)
+    return reports.sweep_page(found), "\n".join(reports.lines_of(found))
 
 
 @verb("runs export", "[RUN ...] --csv|--parquet [--out FILE]", "rows of runs, or a table of all runs")

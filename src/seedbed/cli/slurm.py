@@ -13,7 +13,7 @@ def train(given: argparse.Namespace) -> int:
     if given.anomaly:
         raise UserError("--anomaly is for a run on this machine; drop it, or --on slurm")
     facts = {"run_name": given.run, "why": given.why, "parent": given.parent}
-    return slurm.train(given.name, given.settings, _submit_options(given, _run_flags(given)), **facts)
+    return slurm.train(given.name, given.settings, _submit_options(given), **facts)
 
 
 def resume(given: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def resume(given: argparse.Namespace) -> int:
     run = Run.open(given.runs, given.name)
     own = [word for word in given.settings if not word.startswith("slurm.")]
     recipe, _, config = config_to_resume(run, own, given.force)
-    return slurm.resume(run, recipe, config, given.settings, _submit_options(given, _run_flags(given)))
+    return slurm.resume(run, recipe, config, given.settings, _submit_options(given))
 
 
 def sweep(given: argparse.Namespace, options: Any, facts: dict[str, Any]) -> int:
@@ -33,8 +33,7 @@ def sweep(given: argparse.Namespace, options: Any, facts: dict[str, Any]) -> int
     from seedbed.tune.sweep.folder import Sweep
 
     resources, own = slurm_script.read(given.settings)
-    flags = [f"--{name.replace('_', '-')}" for name in ("no_check", "no_pack") if getattr(given, name)]
-    submit = _submit_options(given, [*flags, *(["--pack", str(given.pack)] if given.pack else [])])
+    submit = _submit_options(given)
     if given.join:
         found = Sweep.open(given.runs, given.join)
         return slurm.sweep(slurm.sweep_job_of(found, given.retry), resources, submit, lambda: found)
@@ -46,20 +45,18 @@ def sweep(given: argparse.Namespace, options: Any, facts: dict[str, Any]) -> int
     )
 
 
-def _submit_options(given: argparse.Namespace, flags: list[str]) -> Any:
+def _submit_options(given: argparse.Namespace) -> Any:
     from seedbed.launch import slurm
-
-    words = {"dry": given.dry, "json": given.json, "dirty": given.dirty}
-    return slurm.SubmitOptions(root=given.runs, **words, retry=getattr(given, "retry", False), flags=tuple(flags))
-
-
-def _run_flags(given: argparse.Namespace) -> list[str]:
     from seedbed.report.mirrors import choose
 
-    choose.read(given.mirror or "")
-    mirror = [] if given.mirror is None else ["--mirror", given.mirror]
-    until = ["--until", str(given.until)] if given.until else []
-    return [*(f"--{name.replace('_', '-')}" for name in ("no_check", "force") if getattr(given, name)), *until, *mirror]
+    options = vars(given)
+    choose.read(options.get("mirror") or "")
+    flags: list[str] = []  # of the command inside the job
+    for name in ("no_check", "force", "no_pack", "pack", "until", "mirror"):
+        if (value := options.get(name)) not in (None, False, 0):
+            flags += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words = {"dry": given.dry, "json": given.json, "dirty": given.dirty}
+    return slurm.SubmitOptions(root=given.runs, **words, retry=options.get("retry", False), flags=tuple(flags))
 
 
 dry_argument = argument("--dry", action="store_true", help="with --on slurm: print script and command, submit nothing")

@@ -1,5 +1,6 @@
 """Configs: frozen dataclasses, dotted key=value overrides, ranges, hash, diff and JSON. Does not import torch."""
 
+import contextlib
 import dataclasses
 import hashlib
 import importlib
@@ -223,12 +224,7 @@ def override(config: Any, assignments: typing.Sequence[str]) -> Any:
         key, equals, value = text.partition("=")
         if not equals:
             raise UserError(f"`{text}` is not key=value; for example: steps=500")
-        *groups, name = key.split(".")
-        inner = changes
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = parsed(config, key, value)
-    # All at once: two changes may be valid together and not one by one.
+        changes[key] = parsed(config, key, value)
     return replaced(config, changes)
 
 
@@ -291,12 +287,15 @@ def to_json(config: Any) -> dict[str, Any]:
     return {f.name: to_json(v) if dataclasses.is_dataclass(v) else _plain(v) for f, v in _items(config)}
 
 
-def replaced(config: Any, changes: dict[str, Any]) -> Any:
-    """A copy with nested changes, every group built once."""
+def replaced(config: Any, changes: dict[str, Any], prefix: str = "") -> Any:
+    """A copy with other values by dotted key, every group built once: two changes may be valid together and not one by one."""
     new = {}
-    for name, value in changes.items():
-        current = getattr(config, name)
-        new[name] = replaced(current, value) if dataclasses.is_dataclass(current) else value
+    for info, value in _items(config):
+        key = prefix + info.name
+        if dataclasses.is_dataclass(value) and any(changed.startswith(f"{key}.") for changed in changes):
+            new[info.name] = replaced(value, changes, f"{key}.")
+        elif key in changes:
+            new[info.name] = changes[key]
     return dataclasses.replace(config, **new)
 
 
@@ -358,52 +357,43 @@ def _fits(kind: Any, value: Any) -> bool:
     return isinstance(value, kind) if kind in (bool, str, type(None)) else True
 
 
-def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
-    """Read `text` as a value of type `kind`; the error says what was expected."""
-    if get_origin(kind) in (types.UnionType, typing.Union):
-        if text.lower() in ("none", "null", "") and type(None) in get_args(kind):
-            return None
-        kind = next(k for k in get_args(kind) if k is not type(None))
-    if get_origin(kind) is Literal:
-        options = [str(o) for o in get_args(kind)]
-        if text in options:
-            return get_args(kind)[options.index(text)]
-        raise _not_valid(kind, text, key)
-    if get_origin(kind) is tuple:
-        return _parse_tuple(kind, text, key)
-    if kind is str:
-        return text
-    if kind in (bool, int, float):
-        return _parse_scalar(kind, text, key, duration)
-    raise UserError(f"{key} cannot be set from the command line; change it in the preset")
-
-
-def _parse_tuple(kind: Any, text: str, key: str) -> tuple[Any, ...]:
-    parts, kinds = text.split(",") if text else [], get_args(kind)
-    if Ellipsis in kinds:
-        kinds = kinds[:1] * len(parts)
-    if len(parts) != len(kinds):
-        raise _not_valid(kind, text, key)
-    return tuple(parse(k, part, key) for k, part in zip(kinds, parts, strict=True))
-
-
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _TRUTH = {"true": True, "yes": True, "1": True, "on": True, "false": False, "no": False, "0": False, "off": False}
 
 
-def _parse_scalar(kind: Any, text: str, key: str, duration: bool) -> Any:
+def parse(kind: Any, text: str, key: str, duration: bool = False) -> Any:
+    """Read `text` as a value of type `kind`; the error says what was expected."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        if text.lower() in ("none", "null", "") and type(None) in inner:
+            return None
+        return parse(next(k for k in inner if k is not type(None)), text, key, duration)
+    if kind is str:
+        return text
+    if origin is tuple:
+        parts = text.split(",") if text else []
+        kinds = inner[:1] * len(parts) if Ellipsis in inner else inner
+        if len(parts) == len(kinds):
+            return tuple(parse(k, part, key) for k, part in zip(kinds, parts, strict=True))
+    elif origin is Literal or kind in (bool, int, float):
+        with contextlib.suppress(KeyError, ValueError):
+            if origin is Literal:
+                return {str(option): option for option in inner}[text]
+            return _TRUTH[text.lower()] if kind is bool else _number(kind, text, duration)
+    else:
+        raise UserError(f"{key} cannot be set from the command line; change it in the preset")
+    raise _not_valid("duration" if duration else kind, text, key)
+
+
+def _number(kind: Any, text: str, duration: bool) -> int | float:
+    """A finite number, with a unit of time where it is a duration; else a ValueError."""
     unit = _UNITS.get(text[-1:]) if duration else None
     digits = text[:-1] if unit else text
-    try:
-        if kind is bool:
-            return _TRUTH[text.lower()]
-        if kind is int and re.fullmatch(r"[+-]?\d[\d_]*", digits):
-            return int(digits)
-        value = float(digits)
-        if not math.isfinite(value) or (kind is int and value != int(value)):
-            raise ValueError
-    except (KeyError, ValueError):
-        raise _not_valid("duration" if duration else kind, text, key) from None
+    if kind is int and re.fullmatch(r"[+-]?\d[\d_]*", digits):
+        return int(digits)
+    value = float(digits)
+    if not math.isfinite(value) or (kind is int and value != int(value)):
+        raise ValueError
     return int(value) if kind is int else value * (unit or 1.0)
 
 

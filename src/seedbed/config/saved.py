@@ -1,39 +1,15 @@
 """Configs as runs of this and of earlier versions have saved them."""
 
-import dataclasses
+import tomllib
 import typing
+from pathlib import Path
 from typing import Any
 
 from seedbed.config import PLAIN, flat, flatten, replaced
 from seedbed.errors import UserError
 
-# Old keys, or groups of keys, with their new names; then, by new key, old values. Saved configs are translated; on the command
-# line an old name is an error that states the new one.
-RENAMED: dict[str, str] = {
-    "recompute": "remat",
-    "model.odometer": "model.pose_tracking",
-    "model.map_cells": "model.plane_resolution",
-    "model.blank": "model.memory_dropout",
-    "model.warm_critic": "model.critic_warmup",
-    "model.walk.steps": "model.mcmc.num_steps",
-    "model.walk.fewest": "model.mcmc.min_steps",
-    "model.walk.landscapes": "model.mcmc.num_landscapes",
-    "model.walk.spread": "model.mcmc.random_alpha",
-    "model.walk.start": "model.mcmc.initial_condition",
-    "model.walk.through": "model.mcmc.backprop_through",
-    "model.walk.langevin": "model.mcmc.langevin_noise",
-    "model.walk.replay": "model.mcmc.replay_buffer",
-    "model.walk": "model.mcmc",
-    "model.spread": "model.random_alpha",
-    "model.t_law": "model.t_distribution",
-    "model.plan": "model.program",
-    "model.flow": "model.target_stream",
-}
-RENAMED_VALUES: dict[str, dict[Any, Any]] = {
-    "schedule.kind": {"gpt3": "cosine"},
-    "model.target_stream": {"beside": "both"},
-    "model.latent_init": {"placed": "positional"},
-}
+# Old keys, or groups of keys, with their new names; then, by new key, old values.
+RENAMED, RENAMED_VALUES = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text()).values()
 
 # Settings that may be changed when a run is resumed.
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
@@ -67,29 +43,13 @@ def current_key(key: str) -> str:
 
 def from_json(like: Any, values: dict[str, Any]) -> Any:
     """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
-    if isinstance(values, dict):
-        found, values = translated(flat(values), flatten(like)), {}
-        for key, value in found.items():
-            *groups, name = key.split(".")
-            inner = values
-            for group in groups:
-                inner = inner.setdefault(group, {})
-            inner[name] = value
-    return replaced(like, _known(like, values))
-
-
-def _known(like: Any, values: Any, prefix: str = "") -> dict[str, Any]:
-    """Saved values of one group, with lists converted to tuples."""
-    if not isinstance(values, dict):
-        raise UserError(f"the saved config is damaged: `{prefix.rstrip('.')}` should hold a group of values")
-    changes = {}
-    for name, value in values.items():
-        if name not in {f.name for f in dataclasses.fields(like)}:
-            raise UserError(f"the saved config has `{prefix}{name}`, which this version does not know; another version wrote it")
-        current = getattr(like, name)
-        grouped = dataclasses.is_dataclass(current)
-        changes[name] = _known(current, value, f"{prefix}{name}.") if grouped else _tuples(value)
-    return changes
+    known = flatten(like)
+    found = translated(flat(values), known)
+    for key in (key for key in found if key not in known):
+        if any(name.startswith(f"{key}.") for name in known):
+            raise UserError(f"the saved config is damaged: `{key}` should hold a group of values")
+        raise UserError(f"the saved config has `{key}`, which this version does not know; another version wrote it")
+    return replaced(like, {key: _tuples(value) for key, value in found.items()})
 
 
 def _tuples(value: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from seedbed.data.corpus import Corpus
-from seedbed.data.splitting import split_text
 from seedbed.data.store import Progress, digest
+from seedbed.data.text_files import split_text
 from seedbed.data.tokenizers import FORMAT, Tokenizer
 from seedbed.errors import UserError
 

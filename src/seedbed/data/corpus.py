@@ -100,7 +100,7 @@ def memory_chunks(text: str, document: int, offset: int, total: int) -> Iterator
         yield Chunk("", document, 0, True, 0)
     rest: Iterable[str] = [text[offset:]] if offset < len(text) else []
     if len(text) - offset > CHUNK:
-        from seedbed.data.splitting import split_text
+        from seedbed.data.text_files import split_text
 
         rest = split_text(text[offset:], CHUNK)
     for part in rest:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.data import inference_data, inference_reading, shapes
+from seedbed.data import inference_data, shapes
 from seedbed.data.feed import Data, Source
 from seedbed.data.image_store import partition, prepare_images, shuffled_split
 from seedbed.data.images import ImageConfig, random_images
@@ -133,9 +133,6 @@ def subset_images(data: ImageData, config: ImageConfig, num_images: int = 2048) 
     return replace(data, train=train, valid=valid, shape=tuple(train.pick(np.zeros(1, np.int64))[0].shape[1:]))
 
 
-# ---- opening -------------------------------------------------------------------------------------------------------------
-
-
 def open_data(config: Config) -> ImageData:
     """The images that `config.data`, an `ImageConfig`, names; long work shows its progress on standard error."""
     name = config.data.images
@@ -218,7 +215,7 @@ def save_for_inference(data: ImageData, folder: Path, rows_N: np.ndarray | None 
 
 def open_for_inference(config: Config, folder: Path) -> ImageData:
     """Data whose splits are both the validation images that `save_for_inference` saved."""
-    about, arrays = inference_reading.read(folder)
+    about, arrays = inference_data.read(folder)
     train, valid = (ImageSource(arrays["image"], arrays["class"], config.data, config.seed, train=part) for part in (True, False))
     channels, height, width = about["shape"]
     return ImageData(train, valid, about["facts"], tuple(about["class_names"]), (channels, height, width))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from seedbed.errors import UserError
 from seedbed.track import files
 
 FACTS, ARRAYS = "data.json", "valid.safetensors"
@@ -17,3 +18,22 @@ def write(folder: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) ->
     folder.mkdir(exist_ok=True)
     files.write_atomic(folder / ARRAYS, safetensors.numpy.save(arrays))
     files.write_atomic(folder / FACTS, json.dumps(about, indent=1))
+
+
+def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `write` wrote."""
+    from seedbed.data import limits
+
+    try:
+        about = limits.read_json(folder / FACTS)
+        limits.require_header(folder / ARRAYS)
+        arrays = safetensors.numpy.load_file(folder / ARRAYS)
+        if not isinstance(about, dict) or not isinstance(about.get("facts"), dict):
+            raise ValueError(f"{FACTS} does not describe data")
+        return about, arrays
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise damaged(folder, error) from None
+
+
+def damaged(folder: Path, error: Exception) -> UserError:
+    return UserError(f"{folder} is damaged ({error}); copy it again, or move it away, and the training data is opened instead")

@@ -95,9 +95,6 @@ def map_array(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray
         return np.frombuffer(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
 
 
-# ---- building ---------------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def building(path: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Let only one process build a store; the others wait and then use it."""

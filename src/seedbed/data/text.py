@@ -157,9 +157,7 @@ def save_for_inference(data: TextData, folder: Path) -> None:
 
 def open_for_inference(config: Config, folder: Path) -> TextData:
     """Data whose splits are both the validation tokens that `save_for_inference` saved."""
-    from seedbed.data import inference_reading
-
-    about, arrays = inference_reading.read(folder)
+    about, arrays = inference_data.read(folder)
     tokenizer = tokenizers.load(folder) if (folder / tokenizers.NAME).is_file() else None
     made = about["facts"]["tokenizer"]
     if made["kind"] != "random" and (tokenizer is None or tokenizer.fingerprint != made["fingerprint"]):

@@ -18,6 +18,8 @@ from seedbed.errors import UserError
 # Larger texts are not searched for a batch.
 MAX_TEXT = 256 << 20
 NUM_REENCODED, MAX_REENCODED, TORN = 2000, 8000, 16
+# Ids of random tokens in the checks: nothing that they test depends on how many there are, and a step takes as long as that.
+FEW_IDS = 512
 
 
 def next_token_facts(data: TextData, model: Any) -> dict[str, Any]:
@@ -78,12 +80,15 @@ def reencode(data: TextData) -> tuple[np.ndarray, np.ndarray]:
 
 
 def subset_text(data: TextData, block: int, num_tokens: int = 200_000) -> TextData:
-    """The first tokens of both parts of an open text, in blocks of another length."""
+    """The first tokens of both parts of an open text, in blocks of another length; random tokens of fewer ids."""
+    num_ids = data.vocab_size if data.tokenizer else min(data.vocab_size, FEW_IDS)
 
     def subset(source: TextSource) -> TextSource:
-        return type(source)(source.tokens[: max(num_tokens, 2 * block + 1)], block, source.mode, source.seed, source.token_bytes)
+        tokens = source.tokens[: max(num_tokens, 2 * block + 1)]
+        few = tokens % num_ids if num_ids < data.vocab_size else tokens
+        return type(source)(few, block, source.mode, source.seed, source.token_bytes)
 
-    return replace(data, train=subset(data.train), valid=subset(data.valid))
+    return replace(data, train=subset(data.train), valid=subset(data.valid), vocab_size=num_ids)
 
 
 def given_text(config: Config, data: TextData, given: Any) -> Any:

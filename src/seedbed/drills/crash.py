@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
     sandbox.train("straight")
     report = sandbox.folder / "kills.jsonl"
     num = 16 if sandbox.short else 120
-    sandbox.require_killed(sandbox.start(*training("killed"), fault=_fork_at_save(2 * EVERY, num, report)))
+    sandbox.train("killed", fault=_fork_at_save(2 * EVERY, num, report), code=-signal.SIGKILL)
     found = [json.loads(line) for line in report.read_text().splitlines()]
     for one in found:
         result.injected += 1
@@ -44,38 +45,22 @@ def _fork_at_save(step: int, num: int, report: Path) -> None:
     def save(real: Any, job: loop.Job) -> None:
         if job.step != step:
             return real(job)
-        num_bytes, num_calls = _measure(job, real, report.with_suffix(".size"))
+        size = report.with_suffix(".size")
+        _save_in_copy(job, real, size)
+        checkpoint.remove(job.run.path / "checkpoints" / checkpoint.folder_name(step))
+        num_bytes, num_calls = map(int, size.read_text().split())
         rng = random.Random(0)
         for k in range(num):
             at = ("call", rng.randrange(num_calls)) if k % 6 == 5 else ("byte", rng.randrange(num_bytes))
             with report.open("a") as lines:
-                lines.write(json.dumps(_kill_one(job, real, at)) + "\n")
+                lines.write(json.dumps(_kill_one(job, real, size, at)) + "\n")
         faults.WriteCounter(at_byte=num_bytes // 2)
         _save_and_wait(job, real)
 
 
-def _measure(job: loop.Job, save: Any, note: Path) -> tuple[int, int]:
-    """The bytes and calls of a save, measured by a forked copy that survives."""
-
-    def work() -> None:
-        meter = faults.WriteCounter()
-        _save_and_wait(job, save)
-        note.write_text(f"{meter.num_bytes} {meter.num_calls}")
-
-    _in_copy(work)
-    checkpoint.remove(job.run.path / "checkpoints" / checkpoint.folder_name(job.step))
-    num_bytes, num_calls = note.read_text().split()
-    return int(num_bytes), int(num_calls)
-
-
-def _kill_one(job: loop.Job, save: Any, at: tuple[str, int]) -> dict[str, Any]:
+def _kill_one(job: loop.Job, save: Any, size: Path, at: tuple[str, int]) -> dict[str, Any]:
     kind, where = at
-
-    def work() -> None:
-        faults.WriteCounter(**{f"at_{kind}": where})
-        _save_and_wait(job, save)
-
-    code = _in_copy(work)
+    code = _save_in_copy(job, save, size, **{f"at_{kind}": where})
     problems: list[str] = []
     saved = checkpoint_loading.load_newest(job.run.path / "checkpoints", warn=problems.append)
     step = saved.step if saved else 0
@@ -92,11 +77,14 @@ def _save_and_wait(job: loop.Job, save: Any) -> None:
             thread.join()
 
 
-def _in_copy(work: Any) -> int:
+def _save_in_copy(job: loop.Job, save: Any, size: Path, **at: int) -> int:
+    """The exit code of a forked copy that saves; if it is not killed at a byte or call, it writes down how many there were."""
     pid = os.fork()
     if not pid:
         try:
-            work()
+            meter = faults.WriteCounter(**at)
+            _save_and_wait(job, save)
+            size.write_text(f"{meter.num_bytes} {meter.num_calls}")
         finally:
             os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -213,9 +201,8 @@ class Recorder:
         self.synced: dict[str, int] = {}  # bytes of a file that are on the disk
         self.renames: list[dict[str, str]] = []  # those whose folder has not been synced since
         self.durable: list[str] = []
-        self.real = {name: getattr(files, name) for name in ("write", "fsync", "replace", "sync_folder")}
-        for name in self.real:
-            setattr(files, name, getattr(self, name))
+        for name in ("write", "fsync", "replace", "sync_folder"):
+            faults.wrap(files, name)(getattr(self, name))
 
     def _tick(self) -> None:
         self.left -= 1
@@ -225,22 +212,22 @@ class Recorder:
             self.note.write_text(json.dumps(facts))
             die()
 
-    def write(self, fd: int, data: bytes) -> None:
+    def write(self, real: Callable[[int, bytes], None], fd: int, data: bytes) -> None:
         self._tick()
-        self.real["write"](fd, data)
+        real(fd, data)
         path = self.open_files.paths[fd]
         self.synced.setdefault(str(path), 0 if str(path) in self.open_files.new else os.fstat(fd).st_size - len(data))
 
-    def fsync(self, fd: int) -> None:
+    def fsync(self, real: Callable[[int], None], fd: int) -> None:
         self._tick()
-        self.real["fsync"](fd)
+        real(fd)
         if fd in self.open_files.paths:
             self.synced[str(self.open_files.paths[fd])] = os.fstat(fd).st_size
 
-    def replace(self, source: Path, target: Path) -> None:
+    def replace(self, real: Callable[[Path, Path], None], source: Path, target: Path) -> None:
         self._tick()
         old = self._keep(target)
-        self.real["replace"](source, target)
+        real(source, target)
         self._move(str(source), str(target))
         self.renames.append({"source": str(source), "target": str(target), "old": old})
 
@@ -261,9 +248,9 @@ class Recorder:
                 # Renamed over another file: only the rename can be undone.
                 self.open_files.new |= {moved} if path != source else set()
 
-    def sync_folder(self, path: Path) -> None:
+    def sync_folder(self, real: Callable[[Path], None], path: Path) -> None:
         self._tick()
-        self.real["sync_folder"](path)
+        real(path)
         self.open_files.new = {p for p in self.open_files.new if Path(p).parent != Path(path)}
         done = [r for r in self.renames if Path(r["target"]).parent == Path(path)]
         self.durable += [r["target"] for r in done]

@@ -66,9 +66,6 @@ def hang(job: loop.Job) -> None:
         time.sleep(1.0)
 
 
-# ---- the disk --------------------------------------------------------------------------------------------------------
-
-
 class OpenFiles:
     """The paths of file descriptors of the write layer, and the files that it created."""
 
@@ -142,9 +139,6 @@ def die() -> None:
     time.sleep(60)  # the signal may take an instant to arrive
 
 
-# ---- memory and numbers ----------------------------------------------------------------------------------------------
-
-
 @fault
 def out_of_memory(limit: int, from_step: int) -> None:
     """From a step on, memory suffices for `limit` items at a time."""
@@ -170,49 +164,36 @@ def corrupt_moment(job: loop.Job) -> None:
     optim[name].view(-1)[0] = float("nan")
 
 
-def corrupt_input(step: int, num_steps: int) -> Fault:
+@fault
+def corrupt_input(step: int, num_steps: int) -> None:
     """At one step, in training and in replay, the embedded batch is not finite."""
-
-    def plant(system: System, due: list[bool]) -> None:
-        module = next(m for m in system.modules() if isinstance(m, torch.nn.Embedding))
-
-        def spoil(_module: Any, _given: Any, out: torch.Tensor) -> torch.Tensor:
-            return out * float("nan") if due[0] else out
-
-        module.register_forward_hook(spoil)
-
-    return _corrupt_at_step(step, num_steps, plant)
-
-
-def corrupt_gradient(step: int, num_steps: int) -> Fault:
-    """At one step, in training and in replay, a parameter's gradient is not finite."""
-
-    def plant(system: System, due: list[bool]) -> None:
-        param = next(p for name, p in system.named_parameters() if "mlp" in name)
-        param.register_hook(lambda grad: grad * float("nan") if due[0] else grad)
-
-    return _corrupt_at_step(step, num_steps, plant)
+    factor = _factor_at_step(step, num_steps)
+    wrap(torch.nn.Embedding, "forward")(lambda real, *given: real(*given) * factor[0])
 
 
 @fault
-def _corrupt_at_step(step: int, num_steps: int, plant: Callable[[System, list[bool]], None]) -> None:
-    """Every system built from now on has a fault at one step, identified by the run's progress."""
+def corrupt_gradient(step: int, num_steps: int) -> None:
+    """At one step, in training and in replay, a parameter's gradient is not finite."""
+    factor = _factor_at_step(step, num_steps)
 
     @wrap(Recipe, "build")
     def build(real: Any, *given: Any) -> System:
-        system, due = real(*given), [False]
-        update: Any = system.update
-
-        def watched(batch: Any, engine: Engine) -> Any:
-            due[0] = abs(float(engine.progress) * num_steps - step) < 0.1
-            return update(batch, engine)
-
-        system.update = watched
-        plant(system, due)
+        system = real(*given)
+        param = next(p for name, p in system.named_parameters() if "mlp" in name)
+        param.register_hook(lambda grad: grad * factor[0])
         return system
 
 
-# ---- data ------------------------------------------------------------------------------------------------------------
+def _factor_at_step(step: int, num_steps: int) -> list[float]:
+    """NaN at one step, identified by the run's progress; 1 at all others."""
+    factor = [1.0]
+
+    @wrap(Engine, "begin")
+    def begin(real: Any, engine: Engine, taken: int, progress: float, *lr_factor: float) -> None:
+        factor[0] = float("nan") if abs(progress * num_steps - step) < 0.1 else 1.0
+        real(engine, taken, progress, *lr_factor)
+
+    return factor
 
 
 @fault

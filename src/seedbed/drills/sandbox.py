@@ -144,9 +144,9 @@ class Sandbox:
         if child.poll() is not None:
             raise Failed(f"{name} ended too early: {child.output()[-300:]}")
 
-    def run(self, *words: str, fault: Fault | None = None, code: int = 0) -> str:
+    def run(self, *words: str, fault: Fault | None = None, code: int = 0, num_ranks: int = 0) -> str:
         """Runs a command that must end with this exit code; returns its output."""
-        child = self.start(*words, fault=fault)
+        child = self.start_fresh(*words, num_ranks=num_ranks) if num_ranks else self.start(*words, fault=fault)
         found = self.wait(child)
         if found != code:
             raise Failed(f"`{words[0]}` ended with {found} instead of {code}: {last_line(child.output())}")
@@ -155,19 +155,15 @@ class Sandbox:
     def train(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0) -> str:
         return self.run(*training(name, *settings), fault=fault, code=code)
 
-    def resume(self, name: str, *settings: str, fault: Fault | None = None, code: int = 0, same_as: str = "") -> str:
+    def resume(self, name: str, *settings: str, same_as: str = "", code: int = 0, **how: Any) -> str:
         """Resumes a run, which must continue at its newest intact checkpoint, and end as the run `same_as`."""
         kept = self.kept(name)
-        output = self.run("resume", name, *settings, fault=fault, code=code)
+        output = self.run("resume", name, *settings, code=code, **how)
         if not code:
             self.require_resumed(name, kept)
         if same_as:
             self.require_same_end(same_as, name)
         return output
-
-    def require_killed(self, child: Child) -> None:
-        if self.wait(child) != -signal.SIGKILL:
-            raise Failed(f"the run outlived its kill: {child.output()[-200:]}")
 
     def require_resumed(self, name: str, kept: int) -> None:
         at = self.events(name, "resume")[-1]["step"]

@@ -209,6 +209,10 @@ def open_job(launch: Launch, data: Data) -> Job:
         restore_newest(job, launch.recipe)
     else:
         run.event(0, "start", device=device_name(engine.device), data=data.facts)
+        if launch.recipe.code and not engine.shards:
+            from seedbed.checks.own_evaluation import look_at_evaluation
+
+            look_at_evaluation(job)
     if primary:
         with suppress(OSError):  # not needed for training
             launch.recipe.save_inference_data(data, run.path)

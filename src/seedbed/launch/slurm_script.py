@@ -1,4 +1,4 @@
-"""The sbatch script of a run or a sweep: plain bash that can be read, edited and submitted by hand."""
+"""The sbatch script of a run or a sweep, from job.bash: plain bash that can be read, edited and submitted by hand."""
 
 import math
 import re
@@ -126,9 +126,20 @@ class Script:
     trust: tuple[str, ...] = ()  # hashes of the user's code that the job may execute on any node
 
     def text(self) -> str:
-        setup = f"# slurm.setup\n{self.resources.setup}" if self.resources.setup else ""
-        parts = [self._head(), self._code(), setup, self._ranks(), self._traps(), self._step(), _END]
-        return "\n\n".join(part for part in parts if part) + "\n"
+        """The sections of job.bash with this job's values; those that mention an empty value are left out."""
+        values = {
+            "head": self._head(),
+            "code": shlex.quote(str(self.folder / "code")),
+            "trust": f"{trust.VARIABLE}={shlex.quote(','.join(self.trust))}" if self.trust else "",
+            "setup": self.resources.setup,
+            "world": f"{self.layout.world}" if self.layout.world > 1 else "",
+            "processes": f"{self.layout.processes}",
+            "runs": shlex.quote(str(self.saved)) + ("-*" if self.workers else ""),
+            "step": self._step(),
+        }
+        sections = Path(__file__).with_name("job.bash").read_text(encoding="utf-8").rstrip().split("\n\n")
+        needed = [text for text in sections if all(values[name] for name in re.findall(r"@(\w+)@", text))]
+        return "\n\n".join(re.sub(r"@(\w+)@", lambda found: values[found[1]], text) for text in needed) + "\n"
 
     def _head(self) -> str:
         resources, plan = self.resources, self.layout
@@ -154,36 +165,6 @@ class Script:
             ["#!/bin/bash", about, *lines, "#SBATCH --requeue", *([f"#SBATCH {resources.extra}"] if resources.extra else [])]
         )
 
-    def _code(self) -> str:
-        return (
-            "# The code at the time of submission; later changes do not affect the job.\n"
-            f"export SEEDBED_CODE={shlex.quote(str(self.folder / 'code'))}\n"
-            'export PYTHONPATH="$SEEDBED_CODE${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1'
-            + (f"\nexport {trust.VARIABLE}={shlex.quote(','.join(self.trust))}" if self.trust else "")
-        )
-
-    def _ranks(self) -> str:
-        if self.layout.world == 1:
-            return ""
-        return (
-            "# One process per rank, with torchrun's environment variables; the first node is the master.\n"
-            'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
-            "export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\n"
-            f"export WORLD_SIZE={self.layout.world} LOCAL_WORLD_SIZE={self.layout.processes}"
-        )
-
-    def _traps(self) -> str:
-        # The run folders whose checkpoints show progress.
-        runs = shlex.quote(str(self.saved)) + ("-*" if self.workers else "")
-        return (
-            "# USR1 (time limit) is passed on, so that the run saves. TERM (preemption, scancel) reaches it directly.\n"
-            "warned=\n"
-            """trap 'warned=yes; kill -USR1 "$step"' USR1\n"""
-            "trap : TERM\n"
-            f"saved() {{ ls -d {runs}/checkpoints/step-* 2>/dev/null; }}\n"
-            "before=$(saved)"
-        )
-
     def _step(self) -> str:
         container = shlex.split(self.resources.container)
         inside = bool(container) and container[0].startswith("-")
@@ -193,21 +174,6 @@ class Script:
         command = [*([] if inside else container), python, "-P", "-m", "seedbed", *self.words]
         ranked = ["bash", "-c", 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID exec "$@"', "rank"] if self.layout.world > 1 else []
         return f"{shlex.join(srun)} \\\n    {shlex.join([*ranked, *command])} &\nstep=$!"
-
-
-_END = """\
-while kill -0 "$step" 2>/dev/null; do wait "$step"; done # a signal interrupts wait
-wait "$step"
-status=$?
-
-if [ -n "$warned" ] && [ "$status" -gt 128 ]; then
-    if [ "$(saved)" = "$before" ]; then
-        echo "seedbed: no new checkpoint was saved before the time limit, so the job is not requeued; increase slurm.time"
-    else
-        scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}"
-    fi
-fi
-exit "$status\""""
 
 
 def _quoted(text: str) -> str:

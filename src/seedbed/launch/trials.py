@@ -48,9 +48,6 @@ def check(workspace: Workspace, trial: Trial) -> list[Finding]:
     return report.of("err")
 
 
-# ---- who trains with whom --------------------------------------------------------------------------------------------
-
-
 def groups(workspace: Workspace, trials: Sequence[Trial], most: int | None) -> list[Group]:
     """Group trials into packs, and print why some must train one by one."""
     try:
@@ -121,9 +118,6 @@ def _print_packs(workspace: Workspace, packs: list[list[Trial]], reasons: list[s
     if sum(sizes) > sum(together):
         why = "; ".join(reasons[:3]) or "masked work would be more than half"
         workspace.say(f"one by one: {sum(sizes) - sum(together)} trials ({why})")
-
-
-# ---- training --------------------------------------------------------------------------------------------------------
 
 
 def train(workspace: Workspace, trials: Sequence[Trial]) -> Outcome:

@@ -10,8 +10,6 @@ from torch import Tensor
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 NARROW_WIDTHS, NARROW_DTYPES = (16, 32), (torch.bfloat16, torch.float16)
 
-# ---- norm and rotary embedding of queries and keys ----------------------------------------------------------------------
-
 
 def can_norm_and_rotate(qkv_BTAD: Tensor, rope: tuple[Tensor, Tensor]) -> bool:
     """Whether `NormAndRotate` supports these: CUDA, one table for all rows of the batch, a head width that is a power of two."""
@@ -44,17 +42,13 @@ def norm_and_rotate(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads
     """Normed and rotated queries (B, T, H, D) and keys (B, T, K, D)."""
     from seedbed.nn import kernels
 
-    q_BTHD, k_BTKD = _queries_and_keys(qkv_BTAD, kv_heads)
+    q_BTHD, k_BTKD = _queries_and_keys(qkv_BTAD, cos_T1F, sin_T1F, kv_heads)
     kernels.norm_and_rotate((qkv_BTAD.contiguous(), cos_T1F.contiguous(), sin_T1F.contiguous()), (q_BTHD, k_BTKD))
     return q_BTHD, k_BTKD
 
 
 @norm_and_rotate.register_fake
-def _(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
-    return _queries_and_keys(qkv_BTAD, kv_heads)
-
-
-def _queries_and_keys(qkv_BTAD: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
+def _queries_and_keys(qkv_BTAD: Tensor, cos_T1F: Tensor, sin_T1F: Tensor, kv_heads: int) -> tuple[Tensor, Tensor]:
     batch, length, heads, head_dim = qkv_BTAD.shape
     q_BTHD = qkv_BTAD.new_empty(batch, length, heads - 2 * kv_heads, head_dim)
     return q_BTHD, qkv_BTAD.new_empty(batch, length, kv_heads, head_dim)
@@ -67,7 +61,7 @@ def norm_and_rotate_backward(
     """The gradient of the projection from those of queries, keys and values, which may have any strides."""
     from seedbed.nn import kernels
 
-    dqkv_BTAD = torch.empty(qkv_BTAD.shape, dtype=qkv_BTAD.dtype, device=qkv_BTAD.device)
+    dqkv_BTAD = qkv_BTAD.new_empty(qkv_BTAD.shape)
     given = (qkv_BTAD.contiguous(), cos_T1F.contiguous(), sin_T1F.contiguous())
     kernels.norm_and_rotate_backward((dq_BTHD, dk_BTKD, dv_BTKD), given, dqkv_BTAD)
     return dqkv_BTAD
@@ -78,7 +72,6 @@ def _(dq_BTHD: Tensor, dk_BTKD: Tensor, dv_BTKD: Tensor, qkv_BTAD: Tensor, cos_T
     return qkv_BTAD.new_empty(qkv_BTAD.shape)
 
 
-# ---- attention for narrow heads -------------------------------------------------------------------------------------------
 # There exponentials cost more than matrix products; torch's kernels are optimised for the products.
 
 
@@ -99,17 +92,13 @@ def narrow_attention(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: floa
     (B, T, H, D), and the log-sum-exps (B, H, P)."""
     from seedbed.nn import narrow_kernels
 
-    outputs = _outputs(q_BTHD)
+    outputs = _outputs(q_BTHD, k_BTHD, v_BTHD, scale)
     narrow_kernels.forward((q_BTHD, k_BTHD, v_BTHD), outputs, scale)
     return outputs
 
 
 @narrow_attention.register_fake
-def _(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(q_BTHD)
-
-
-def _outputs(q_BTHD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
     batch, length, heads, _ = q_BTHD.shape
     lse_BHP = q_BTHD.new_empty(batch, heads, -(-length // 16) * 16, dtype=torch.float32)
     return q_BTHD.new_empty(q_BTHD.shape), q_BTHD.new_empty(q_BTHD.shape), lse_BHP

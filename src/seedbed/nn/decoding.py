@@ -101,7 +101,7 @@ class CachedDecoder(Decoder):
         if full:
             self._fill(full)
         if self.graph is None and not self.why_not_captured:
-            from seedbed.nn.decode_graph import capture
+            from seedbed.nn.cuda_graph import capture
 
             capture(self)
         if self.graph is None:

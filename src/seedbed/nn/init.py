@@ -98,8 +98,6 @@ def module_list(modules: Iterable[T]) -> list[T]:
     return nn.ModuleList(modules)  # type: ignore[arg-type, return-value]
 
 
-# ---- how an optimizer treats a parameter, declared where it is created ---------------------------------------------------
-
 KINDS = ("matrix", "embed", "head", "scalar")
 
 

@@ -46,14 +46,10 @@ def stream_dtype(weight: Tensor) -> torch.dtype:
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square norm over the last axis, without a weight unless asked."""
-
-    def __init__(self, width: int, *, weighted: bool = False) -> None:
-        super().__init__()
-        self.weight = declare(nn.Parameter(torch.ones(width)), "scalar") if weighted else None
+    """Root-mean-square norm over the last axis, without a weight."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
+        return rms_norm(x)
 
 
 class LayerNorm(nn.Module):
@@ -204,25 +200,15 @@ class Attention(nn.Module):
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
-def attend(
-    q_BHTD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """torch's attention, or the kernel for narrow heads where the scope prefers it and the shapes allow it."""
-    if cuda_ops and _narrow_first and attn_mask is None and not dropout_p and not is_causal:
+def attend(q_BHTD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, *, scale: float | None = None, **how: Any) -> Tensor:
+    """torch's attention with its options, or the kernel for narrow heads where the scope prefers it and it supports them."""
+    plain = how.get("attn_mask") is None and not how.get("dropout_p") and not how.get("is_causal")
+    if cuda_ops and _narrow_first and plain:
         q_BTHD, k_BTHD, v_BTHD = (x.transpose(1, 2) for x in (q_BHTD, k_BKTD, v_BKTD))
         if cuda_ops.can_be_narrow(q_BTHD, k_BTHD, v_BTHD):
             y_BTHD, *_ = cuda_ops.narrow_attention(q_BTHD, k_BTHD, v_BTHD, scale or q_BTHD.shape[3] ** -0.5)
             return y_BTHD.transpose(1, 2)
-    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, attn_mask, **how)
+    return F.scaled_dot_product_attention(q_BHTD, k_BKTD, v_BKTD, scale=scale, **how)
 
 
 def choose_attention(
@@ -308,10 +294,10 @@ class RotaryPositions(NoPositions):
         return rope_table(positions, self.sizes.head_dim, self.sizes.rope_base)
 
 
-class LearnedPositions(nn.Embedding):
+class LearnedPositions(nn.Embedding, NoPositions):
     """A learned vector per position."""
 
-    effect: Literal["absolute", "relative"] | None = "absolute"
+    effect = "absolute"
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__(sizes.length, sizes.width)
@@ -322,12 +308,8 @@ class LearnedPositions(nn.Embedding):
     def vectors(self, positions: Tensor) -> Tensor:
         return self(positions)
 
-    def rope(self, positions: Tensor) -> None:
-        return None
 
-
-PositionalEncoding = NoPositions | LearnedPositions
-ENCODINGS: dict[str, type[PositionalEncoding]] = {"rope": RotaryPositions, "learned": LearnedPositions, "none": NoPositions}
+ENCODINGS: dict[str, type[NoPositions]] = {"rope": RotaryPositions, "learned": LearnedPositions, "none": NoPositions}
 
 
 def rope_table(positions: Tensor, head_dim: int, base: float, dtype: torch.dtype = torch.float32) -> Rope:

@@ -69,9 +69,6 @@ def _launch(kernel, rows: tuple[Tensor, ...], numbers: tuple[Tensor, ...], scale
     kernel[grid](rows, strides, numbers, length, numbers[0].shape[2], scale, **options)
 
 
-# ---- forward -----------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def _narrow_attention(rows, strides, numbers, length, padded, scale, dim: tl.constexpr, held: tl.constexpr, step: tl.constexpr):
     # First without subtracting a maximum, whose search would cost as much as the sum: the range of float32 and bfloat16
@@ -127,9 +124,6 @@ def _gather(s_MN, v_ND, acc_MD, total_M, top_M, scale, careful: tl.constexpr):
     # The sum is of the rounded weights that values are multiplied by: outputs are exact means of values.
     p_MN = p_MN.to(v_ND.dtype)
     return _dot(p_MN, v_ND, acc_MD), total_M + tl.sum(p_MN.to(tl.float32), 1), top_M
-
-
-# ---- backward ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -206,9 +200,6 @@ def _from_queries(kept, sums, rows, strides, numbers, start, length, scale, step
     dv_ND = _dot(p_NM.to(dy_MD.dtype), dy_MD, dv_ND)
     ds_NM = (p_NM * (_dot(v_ND, tl.trans(dy_MD)) - delta_M[None, :])).to(q_MD.dtype)
     return _dot(ds_NM, q_MD, dk_ND), dv_ND
-
-
-# ---- parts -------------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

@@ -14,7 +14,7 @@ _GOLDEN = 0x9E3779B9
 _NUM_ROUNDS = 3
 
 
-def keys(seed: Tensor | int, index_B: Tensor, stream: int) -> Tensor:
+def keys(seed: Tensor | int, index_B: Tensor, stream: Tensor | int) -> Tensor:
     """One key per sample; within one seed and stream no two indices share a key. `stream` names what the draws are for.
 
     Seeds are in [0, 2**32).

@@ -60,21 +60,18 @@ class Recipe:
 
     def evaluation_source(self, config: Config, data: "Data", given: Any) -> Any:
         """Given data as a source to evaluate on, by the recipe's `evaluation_source(config, data, given)`; else as they are."""
-        found = getattr(self._module("data"), "evaluation_source", None)
-        return found(config, data, given) if found else given
+        return getattr(self._module("data"), "evaluation_source", lambda config, data, given: given)(config, data, given)
 
     def build(self, config: Config, data: "Data") -> "System":
         return self.function("system", "build")(config, data)
 
     def check_settings(self, config: Config) -> dict[str, Any]:
         """The settings of a small copy of a config, by key, from the recipe's `check_settings(config)`."""
-        found = getattr(self._module("presets"), "check_settings", None)
-        return found(config) if found else {}
+        return getattr(self._module("presets"), "check_settings", lambda config: {})(config)
 
     def units(self, config: Config) -> Units:
         """What is counted and measured, by the recipe's `units(config)`."""
-        found = getattr(self._module("presets"), "units", None)
-        return found(config) if found else Units()
+        return getattr(self._module("presets"), "units", lambda config: Units())(config)
 
     @property
     def is_playable(self) -> bool:

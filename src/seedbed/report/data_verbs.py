@@ -76,7 +76,7 @@ def prepare_image_store(path: str, *, size: int, width: int = 0, out: str | Path
     words = ["seedbed", "train", "flow/cifar10", f"data.images={store.path if out else path}", f"data.size={size}"]
     words += [f"data.width={width}"] if width else []
     result = {**image_facts(store), "seconds": round(time.monotonic() - start, 2), "train on it": shlex.join(words)}
-    return _print_result(result, {name: _shown(value) for name, value in result.items()}, json)
+    return _print_result(result, result, json)
 
 
 def _prepared(make: Callable[..., Store], config: TextConfig | ImageConfig, out: str | Path | None) -> Store | None:
@@ -95,7 +95,7 @@ def inspect(path: str, *, json: bool = False, open_recipe: Callable[[str], Any] 
     is_preset = "/" in path and not path.startswith("hf:") and not Path(path).expanduser().exists()
     data = open_recipe(path) if open_recipe and is_preset else None
     if plain := _without_tokens(path, data):
-        return _print_result(plain, {name: _shown(value) for name, value in plain.items()}, json)
+        return _print_result(plain, plain, json)
     found = facts(*((data.store, data.train.block) if data else _find(path)))
     _print_result(found, _facts_in_words(found), json)
     for sample in () if json else found["samples"]:
@@ -199,14 +199,14 @@ def _facts_in_words(found: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _print_result(result: dict[str, Any], shown: dict[str, str], json: bool) -> int:
+def _print_result(result: dict[str, Any], shown: dict[str, Any], json: bool) -> int:
     """The result as JSON, or what is shown of it as aligned lines."""
     if json:
         print(dumps(result))
         return EXIT_OK
     width = max(map(len, shown))
     for name, value in shown.items():
-        _CONSOLE.print(Text(f"{name:<{width}}  ", style="bold").append(Text(value, style="not bold")), soft_wrap=True)
+        _CONSOLE.print(Text(f"{name:<{width}}  ", style="bold").append(Text(_shown(value), style="not bold")), soft_wrap=True)
     return EXIT_OK
 
 

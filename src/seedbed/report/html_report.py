@@ -89,7 +89,7 @@ def _head(run: Run, config: dict[str, Any], status: dict[str, Any]) -> str:
 
 
 def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]:
-    metric, points = facts.evaluations(events)
+    (metric, _), best = facts.evaluations(events), facts.best(events)
     mean, _ = facts.mean_and_sd(facts.last_losses(rows))
     # Total time of the run; without a status, that of its rows.
     clock = status.get("clock")
@@ -101,7 +101,7 @@ def _numbers(rows: Rows, events: Rows, status: dict[str, Any]) -> dict[str, str]
     last = status.get("last_step")
     return {
         "loss at the end": number(mean) if math.isfinite(mean) else "",
-        f"best {metric}": number(min(value for _, value in points)) if points else "",
+        f"best {metric}": number(best[1]) if best else "",
         "steps" + (f" of {number(last)}" if last and last != step else ""): number(step),
         "time": duration(seconds) if seconds else "",
         "items per second": scaled(rate) if rate is not None else "",
@@ -119,8 +119,8 @@ def _verdict(run: Run, parent: Run | None, status: dict[str, Any]) -> str:
     return card(*parts)
 
 
-def _verdict_lines(run: Run, base: Run | None, name: str = "") -> str:
-    title, numbers = journal.verdict(run, base)
+def _verdict_lines(run: Run, base: Run | None, name: str = "", metric: str | None = None) -> str:
+    title, numbers = journal.verdict(run, base, metric)
     kind = "bad" if title.startswith("negative") else "good" if title.startswith("better") else ""
     return f'<p class="verdict {kind}">{text(name + title)}</p><p>{text(numbers)}</p>'
 
@@ -226,7 +226,7 @@ def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:
 # ---- several runs ----------------------------------------------------------------------------------------------------
 
 
-def compare_page(runs: Sequence[Run]) -> str:
+def compare_page(runs: Sequence[Run], metric: str | None = None) -> str:
     """Comparison of runs: settings that differ, results, and whether the difference exceeds the noise."""
     names = [run.name for run in runs]
     configs = [run.config_json() for run in runs]
@@ -237,7 +237,7 @@ def compare_page(runs: Sequence[Run]) -> str:
     results = [(key, *(found[key] for found in shown)) for key in shown[0]]
     parts = [
         f"<header><h1>{text(title)}</h1>{why}</header>",
-        section("verdict", *[card(_verdict_lines(other, runs[0], f"{other.name}: ")) for other in runs[1:]]),
+        section("verdict", *[card(_verdict_lines(other, runs[0], f"{other.name}: ", metric)) for other in runs[1:]]),
         section("curves", *overlays(runs)),
         section("what came of it", card(table(("", *names), results, keys=()))),
         section("what differs", card(_differences(names, configs))),
@@ -273,32 +273,34 @@ def last_sample(run: Run) -> str:
     return sample_card(run, last, f"{run.name} at step {number(last.get('step'))}") if last else ""
 
 
-# Page and text of the sweep of that name, or None; passed in, since sweeps are not known here.
-SweepPage = Callable[[Path, str], tuple[str, str] | None]
+# Page and text of the sweep of that name by a metric, or None; passed in, since sweeps are not known here.
+SweepPage = Callable[[Path, str, str | None], tuple[str, str] | None]
 
 
-def report_text(runs: Sequence[Run]) -> str:
+def report_text(runs: Sequence[Run], metric: str | None = None) -> str:
     """The facts of runs, as in report.md; later runs are compared with the first."""
     parts = []
     for run in runs:
         parts += [run.name, *(f"  {line}" for line in run_report.fact_lines(run, run.rows(), run.events()))]
     for other in runs[1:]:
-        parts.append(f"{other.name} against {runs[0].name}: " + "; ".join(journal.verdict(other, runs[0])))
+        parts.append(f"{other.name} against {runs[0].name}: " + "; ".join(journal.verdict(other, runs[0], metric)))
     return "\n".join(parts)
 
 
-def report_runs(root: Path, names: Sequence[str], *, as_html: bool, out: Path | None, open_sweep: SweepPage) -> int:
+def report_runs(
+    root: Path, names: Sequence[str], *, as_html: bool, out: Path | None, open_sweep: SweepPage, metric: str | None = None
+) -> int:
     """Write one HTML file, or print the facts."""
     if out and not as_html:
         raise UserError("--out says where the page goes; add --html")
-    sweep = open_sweep(root, Path(names[0]).name) if len(names) == 1 and not (Path(root) / names[0]).is_dir() else None
+    sweep = open_sweep(root, Path(names[0]).name, metric) if len(names) == 1 and not (Path(root) / names[0]).is_dir() else None
     if sweep:
         title, (page, content) = Path(names[0]).name, sweep
     else:
         runs = chosen(root, names)
         title = "..".join(run.name for run in runs)
-        page = (compare_page(runs) if len(runs) > 1 else run_page(runs[0])) if as_html else ""
-        content = "" if as_html else report_text(runs)
+        page = (compare_page(runs, metric) if len(runs) > 1 else run_page(runs[0])) if as_html else ""
+        content = "" if as_html else report_text(runs, metric)
     if not as_html:
         print(safe(content))
         return 0

@@ -63,8 +63,8 @@ def finish(run: Run, warn: Callable[[str], None]) -> None:
             warn(f"the {what} could not be written: {reason}")
 
 
-def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
-    """A title in a few words, and the numbers behind it with their noise band. Lower is better."""
+def verdict(run: Run, parent: Run | None, metric: str | None = None) -> tuple[str, str]:
+    """A title in a few words, and the numbers behind it with their noise band."""
     rows, events, status = run.rows(), run.events(), run.status()
     shown = [run_report.outcome(run, status, rows)]
     if loss := run_report.loss_line(rows):
@@ -76,10 +76,10 @@ def verdict(run: Run, parent: Run | None) -> tuple[str, str]:
         return f"negative result: {word}", "; ".join(shown)
     if word != "done" or parent is None:
         return word, "; ".join(shown)
-    from seedbed.report.comparison import compare
+    from seedbed.report.comparison import against
 
-    title, comparison = compare((rows, events), parent)
-    return title, "; ".join([*shown, comparison])
+    title, numbers = against(run, parent, metric)
+    return title, "; ".join([*shown, numbers])
 
 
 def _facts(run: Run) -> list[str]:

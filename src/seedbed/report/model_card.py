@@ -6,7 +6,9 @@ It names no folder of this machine.
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from seedbed.report import facts
@@ -20,20 +22,8 @@ _PATH = re.compile(r"(?<![\w.~/:<\\-])(?:~[\w.-]*/|//?(?=[^\s/])|[A-Za-z]:[\\/](
 # One in quotes, perhaps behind a key: its folders may hold spaces.
 _QUOTED = re.compile(r"""(['"])([\w.]+=)?(?:[~/]|[A-Za-z]:[/\\]|\\\\)[^'"]*[/\\]([^'"/\\]+)/*\1""")
 _MAX_SAMPLE = 1500
-_LIBRARY = {"files": ["library_name: seedbed"], "hf": ["library_name: transformers", "pipeline_tag: text-generation"]}
-_HF = """from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained({folder})
-tokenizer = AutoTokenizer.from_pretrained({folder})
-ids = tokenizer("The ", return_tensors="pt").input_ids
-print(tokenizer.decode(model.generate(ids, max_new_tokens=50, do_sample=True)[0]))"""
-_USE = {
-    "files": "from pathlib import Path\n\nimport seedbed\n\ntrained = seedbed.load(Path({folder}))",
-    "hf": _HF,
-    "gguf": 'import gguf\n\nreader = gguf.GGUFReader({folder} + "/model.gguf")\nprint([t.name for t in reader.tensors])',
-    "onnx": 'import onnxruntime\n\nsession = onnxruntime.InferenceSession({folder} + "/model.onnx")\n'
-    "print([(given.name, given.shape, given.type) for given in session.get_inputs()])",
-}
+# How each kind of export is loaded: lines of the header, and code in which {folder} is where it lies.
+_KINDS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def without_folders(text: str) -> str:
@@ -47,9 +37,9 @@ def model_card(run: Run, folder: str = "", to: str = "files", pictures: Sequence
     config, events = run.config_json(), run.events()
     recipe, name = os.path.basename(config["recipe"]).removesuffix(".py"), config.get("run", run.name)
     tags = ["tags:", "- seedbed", *([f"- {recipe}"] if re.fullmatch(r"[\w-]+", recipe) else [])]
-    header = ["---", *_LIBRARY.get(to, []), *tags, "---"]
+    header = ["---", *_KINDS[to].get("header", []), *tags, "---"]
     local = folder.rpartition("/")[2] or "FOLDER"
-    use = ["```python", _USE[to].replace("{folder}", f'"{local}"'), "```"]
+    use = ["```python", _KINDS[to]["use"].replace("{folder}", f'"{local}"'), "```"]
     if "/" in folder:
         use = ["```bash", f"hf download {folder} --local-dir {local}", *use[2:], "", *use]
     if to == "files" and config["recipe"].endswith(".py"):

@@ -78,10 +78,10 @@ def loss_line(rows: list[dict[str, Any]]) -> str:
 
 
 def evaluation_line(events: list[dict[str, Any]]) -> str:
-    metric, points = facts.evaluations(events)
-    if not points:
+    (metric, points), found = facts.evaluations(events), facts.best(events)
+    if not found:
         return ""
-    step, best = min(points, key=lambda point: point[1])
+    step, best = found
     last = "the last" if step == points[-1][0] else f"the last {number(points[-1][1])} at {points[-1][0]}"
     return f"best {metric} {number(best)} at step {step} ({last})"
 
@@ -148,7 +148,7 @@ def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -
     axes = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
     _draw_losses(axes[0], losses)
     if points:
-        _draw_points(axes[1 if apart else 0], str(metric), points)
+        _draw_points(axes[1 if apart else 0], str(metric), points, facts.best(events) or points[-1])
     if rates:
         axes[-1].plot(*zip(*_thinned(rates), strict=True), color="tab:gray", linewidth=1.4)
         axes[-1].ticklabel_format(axis="y", style="sci", scilimits=(-2, 3))
@@ -186,11 +186,10 @@ def _draw_losses(axis: Any, losses: list[tuple[int, float]]) -> None:
     axis.set_ylabel("loss")
 
 
-def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]]) -> None:
-    step, best = min(points, key=lambda point: point[1])
+def _draw_points(axis: Any, metric: str, points: list[tuple[int, float]], best: tuple[int, float]) -> None:
     steps, values = zip(*points, strict=True)
     axis.plot(steps, values, "o-", color="tab:orange", markersize=3.5, linewidth=1.4, label=f"evaluation: {metric}")
-    axis.plot([step], [best], "*", color="tab:red", markersize=11, label=f"best {number(best)} at step {step}")
+    axis.plot(*best, "*", color="tab:red", markersize=11, label=f"best {number(best[1])} at step {best[0]}")
     low, high = axis.get_ylim()
     margin = 0.06 * (max(values) - min(values))
     axis.set_ylim(min(low, min(values) - margin), max(high, max(values) + margin))
@@ -214,8 +213,6 @@ def smoothed(values: Sequence[float]) -> list[float]:
         out.append(math.fsum(middle) / len(middle))
     return out
 
-
-# ---- what bounded its speed ------------------------------------------------------------------------------------------------
 
 DATA, LAUNCHES, MEMORY, ATTENTION, MATMUL = "data", "host launches", "memory traffic", "attention", "matmul"
 DATA_MATTERS = 0.15  # the share of a step from which waiting for data is named first

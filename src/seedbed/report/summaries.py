@@ -10,7 +10,7 @@ from typing import Any
 
 from seedbed.errors import UserError
 from seedbed.report import facts, slurm_queue, terminal
-from seedbed.report.facts import current_status, evaluations, step_in
+from seedbed.report.facts import current_status, step_in
 from seedbed.track import jsonl
 from seedbed.track.folders import step_of
 from seedbed.track.rows import tail_lines
@@ -26,13 +26,14 @@ def summary(run: Run) -> dict[str, Any]:
     try:
         config, saved = run.config_json(), run.status()
         out |= {key: config.get(key) for key in ("recipe", "preset", "created", "why", "parent", "sweep")}
-        out |= {key: saved.get(key) for key in ("step", "last_step", "loss", "best")}
+        out |= {key: saved.get(key) for key in ("step", "last_step", "loss", "best", "metric")}
+        out["higher_is_better"] = saved.get("higher_is_better") is True
         last = next(iter(reversed(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-2:]))), {})
         if step_in(last) >= step_in(out):
             out |= {"step": last.get("step"), "loss": last.get("loss")}
         if out["best"] is None:
-            _, points = evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl")))
-            out["best"] = min((value for _, value in points), default=None)
+            found = facts.best(jsonl.decode(tail_lines(run.path / "events.jsonl")))
+            out["best"] = found[1] if found else None
         return {**out, "status": current_status(run, saved), "age": age_seconds(out["created"])}
     except UserError as problem:
         why = str(problem)
@@ -96,7 +97,8 @@ def folded(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         new = {**s, "name": f"{name}-*", "num": Counter(), "step": None, "loss": None, "best": None}
         line = out.setdefault(f"sweep {name}", new)
         line["num"][s["status"]] += 1
-        line["best"] = min((v for v in (line["best"], s["best"]) if facts.is_number(v)), default=None)
+        best = max if s.get("higher_is_better") else min
+        line["best"] = best((v for v in (line["best"], s["best"]) if facts.is_number(v)), default=None)
         line["status"] = ", ".join(f"{count} {status}" for status, count in line["num"].items())
         line["why"] = f"seedbed sweep --show {name}"
     return list(out.values())

@@ -68,9 +68,6 @@ def _cells(s: dict[str, Any]) -> list[str]:
     return [clip(s["name"], 40), recipe, bar, *numbers, rate, *shares, left, summaries.age(s["created"])]
 
 
-# ---- one run ---------------------------------------------------------------------------------------------------------
-
-
 def watch(root: Path, name: str, key: str, *, log: bool, once: bool) -> int:
     """Plot one metric in the terminal until the run ends; with `once`, once."""
     run = Run.open(root, name)
@@ -101,21 +98,22 @@ def _watch_lines(run: Run, key: str, rows: Columns, events: list[dict[str, Any]]
         raise UserError(
             f"run {run.name} has no number {key!r}; there are: {', '.join(k for k in known if k not in ('step', 'time'))}"
         )
-    return [*_title(run, key, line, dots, canvas), *terminal.draw(line, dots, canvas)]
+    best = (max if facts.is_higher_better(events, key) else min)((y for _, y in dots), default=None)
+    return [*_title(run, key, line, best, canvas), *terminal.draw(line, dots, canvas)]
 
 
 def _has(event: dict[str, Any], key: str) -> bool:
     return facts.is_number(event.get(key)) and facts.is_number(event.get("step"))
 
 
-def _title(run: Run, key: str, line: list[terminal.Point], dots: list[terminal.Point], canvas: terminal.Canvas) -> list[str]:
+def _title(run: Run, key: str, line: list[terminal.Point], best: float | None, canvas: terminal.Canvas) -> list[str]:
     short, speed = summaries.summary(run), pace(run)
     of = f"/{number(short['last_step'])}" if short["last_step"] else ""
     words = [f"step {number(short['step'])}{of}"]
     words += [f"{key} {number(float(line[-1][1]))}"] if line else []
-    words += [f"best {number(float(min(y for _, y in dots)))}"] if dots else []
+    words += [f"best {number(float(best))}"] if best is not None else []
     words += [f"{scaled(speed['items_per_s'])} items/s"] if facts.is_number(speed["items_per_s"]) else []
     words += [f"{duration(speed['seconds_left'])} left"] if speed["seconds_left"] and short["status"] == "running" else []
     head = f"{run.name}  {terminal.paint_status(short['status'], canvas.colours)}"
-    marks = "" if not dots else "   ● evaluation" if canvas.fine else "   o evaluation"
+    marks = "" if best is None else "   ● evaluation" if canvas.fine else "   o evaluation"
     return [head, "  ".join(words) + marks, ""]

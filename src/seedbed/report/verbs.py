@@ -121,7 +121,8 @@ def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
 
 
 def results(run: Run) -> dict[str, Any]:
-    rows, (metric, points) = run.rows(), facts.evaluations(run.events())
+    rows, events = run.rows(), run.events()
+    (metric, points), best = facts.evaluations(events), facts.best(events)
     mean, sd = facts.mean_and_sd(facts.last_losses(rows))
     saved = run.status()
     return {
@@ -130,7 +131,7 @@ def results(run: Run) -> dict[str, Any]:
         "loss": mean,
         "loss_sd": sd,
         "metric": metric,
-        "best": min((value for _, value in points), default=None),
+        "best": best[1] if best else None,
         "last": points[-1][1] if points else None,
         "seconds": rows[-1].get("seconds") if rows else None,
         "items_per_s": facts.median(rows, "items_per_s"),

@@ -1,4 +1,4 @@
-"""The workbench: routes of pages and JSON endpoints, and live updates over websockets. Everything but notes is read-only.
+"""The workbench: routes of pages and JSON endpoints, and live updates over websockets. Only notes and actions change files.
 
 The files are polled once per period for all open pages.
 """
@@ -27,7 +27,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from seedbed.errors import UserError
 from seedbed.report import notes
 from seedbed.report.html_page import KINDS as MEDIA
-from seedbed.serve import views
+from seedbed.serve import actions, views
 from seedbed.serve.messages import Json, read_object, receive_text, to_text
 from seedbed.serve.play import play_routes
 from seedbed.serve.playground import Playground
@@ -48,7 +48,7 @@ PERIOD = 0.7
 # A page that does not read for so many seconds is disconnected, to bound the memory of its queue.
 SEND_SECONDS = 10.0
 MAX_WATCHED = 64
-PARTS = ("config", "status", "rows", "events", "lock", "console")
+PARTS = ("config", "status", "rows", "events", "labels", "lock", "console")
 
 
 class Live:
@@ -163,13 +163,15 @@ def workbench(root: Path) -> Starlette:
         *(Route(path, _page) for path in ("/", "/journal", "/compare", "/sweeps")),
         *(Route(f"/{kind}/{{name}}", functools.partial(_named_page, index, kind)) for kind in ("run", "playground", *_STUDIES)),
         Route("/api/runs", _reading(lambda request: views.run_list(index))),
+        Route("/api/settings", _reading(lambda request: views.settings(index))),
+        Route("/api/actions", functools.partial(_act, index), methods=["POST"]),
         Route("/api/runs/{name}", _of_run(index, views.run_page)),
         Route("/api/runs/{name}/samples", _of_run(index, views.samples)),
         Route("/api/runs/{name}/console", _of_run(index, views.console)),
         Route("/api/runs/{name}/series", _reading(lambda r: views.series(index, r.path_params["name"], *_curves(r)))),
         Route("/api/runs/{name}/note", functools.partial(_note, index), methods=["POST"]),
         Route("/api/series", _reading(lambda request: views.series_of_runs(index, _names(request), *_curves(request)))),
-        Route("/api/compare", _reading(lambda request: views.compare(index, _names(request)))),
+        Route("/api/compare", _reading(lambda r: views.compare(index, _names(r), r.query_params.get("metric")))),
         Route("/api/studies", _reading(lambda request: views.studies(index))),
         Route("/api/sweeps/{name}", _of_run(index, views.sweep_page)),
         Route("/api/ablations/{name}", _of_run(index, views.ablation_page)),
@@ -282,6 +284,18 @@ async def _note(index: RunIndex, request: Request) -> Response:
     else:
         await run_in_threadpool(notes.note, index.root, name, text)
     return Json(await run_in_threadpool(views.notes, index, name))
+
+
+async def _act(index: RunIndex, request: Request) -> Response:
+    """Tag, rename, archive, delete or restore runs."""
+    try:
+        given = json.loads(await request.body())
+        action, names, text = given["action"], given["runs"], given.get("text", "")
+        if not all(isinstance(one, str) for one in (action, text, *names)) or isinstance(names, str):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ClientDisconnect):
+        raise HTTPException(400, "an action is JSON with its name and a list of runs, and at most 64 kB") from None
+    return Json(await run_in_threadpool(actions.act, index, action, names, text))
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------

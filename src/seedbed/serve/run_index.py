@@ -1,5 +1,6 @@
 """Cached index of the runs folder: summaries refreshed when files change, rows and events read incrementally."""
 
+import contextlib
 import copy
 import os
 import threading
@@ -17,7 +18,9 @@ from seedbed.track.run_names import run_names
 # Limit of the cached rows of recently viewed runs.
 MAX_BYTES = 96 << 20
 NUM_SPARK = 36
-_WATCHED = ("config.json", "status.json", "rows.jsonl", "events.jsonl", "lock")
+_WATCHED = ("config.json", "status.json", "rows.jsonl", "events.jsonl", "labels.json", "lock")
+# As many runs are read before the first answer; the others follow as changes.
+NUM_FIRST = 300
 _SHOWN = ("name", "recipe", "preset", "status", "step", "last_step", "loss", "best", "created", "why", "parent", "sweep")
 
 Stamp = tuple[tuple[int, int, int], ...]
@@ -35,6 +38,7 @@ class RunIndex:
         self._changed: dict[str, int] = {}
         self._columns: OrderedDict[str, Columns] = OrderedDict()
         self._events: OrderedDict[str, Objects] = OrderedDict()
+        self._configs: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
     def run(self, name: str) -> Run:
         """An existing run by its name; a UserError for anything else."""
@@ -46,10 +50,11 @@ class RunIndex:
 
     def refresh(self) -> int:
         """Update the summaries of runs whose files changed; the version rises with each change."""
-        with self._lock:
-            present = list(run_names(self.root))
-            for name in present:
+        present = run_names(self.root)
+        for name in present:  # one at a time: pages need not wait for all of a large folder
+            with self._lock:
                 self._update(name)
+        with self._lock:
             for name in self._summaries.keys() - present:
                 del self._summaries[name]
                 self._columns.pop(name, None)
@@ -59,9 +64,14 @@ class RunIndex:
             return self.version
 
     def listing(self) -> list[dict[str, Any]]:
-        """Every run, newest first."""
-        with self._lock:
+        """Every run, newest first; of many that have not been read yet, the newest ones."""
+        if self._is_complete or len(names := run_names(self.root)) <= NUM_FIRST:
             self.refresh()
+        else:
+            with self._lock:
+                for name in sorted(names, key=lambda name: self.stamp(name, ("status.json",))[0][2], reverse=True)[:NUM_FIRST]:
+                    self._update(name)
+        with self._lock:
             found = [summary for _, summary in self._summaries.values()]
         # ISO times sort as text within one time zone; a missing one comes last.
         return sorted(found, key=lambda s: (str(s["created"] or ""), s["name"]), reverse=True)
@@ -78,6 +88,18 @@ class RunIndex:
             self.run(name)
             self._update(name)
             return self._summaries[name][1]
+
+    def configs(self) -> list[tuple[Run, dict[str, Any]]]:
+        """Every run that has a readable config.json, with its recipe and settings."""
+        with self._lock:
+            for name in (present := run_names(self.root)):
+                stamp = self.stamp(name, ("config.json",))
+                if self._configs.get(name, ((), {}))[0] != stamp:
+                    found: dict[str, Any] = {}
+                    with contextlib.suppress(UserError):
+                        found = Run(self.root / name).config_json()
+                    self._configs[name] = stamp, {key: found[key] for key in ("recipe", "config") if key in found}
+            return [(Run(self.root / name), about) for name in present if (about := self._configs[name][1])]
 
     def stamp(self, name: str, parts: tuple[str, ...] = (*_WATCHED, "console.log")) -> Stamp:
         """Inode, size and time of the files that pages show; all zeros when the run is gone."""
@@ -137,17 +159,34 @@ def is_name(name: str) -> bool:
     return bool(name) and not name.startswith(".") and not set(name) & {"/", "\\", "\0"} and len(name) < 256
 
 
+def labels(run: Run) -> dict[str, Any]:
+    """What people wrote about a run on the list page: tags, the name that is shown, and whether it is archived."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(UserError):
+        found = jsonl.read_object(run.path / "labels.json")
+    tags = found["tags"] if isinstance(found.get("tags"), list) else []
+    return {
+        "tags": [tag for tag in tags if isinstance(tag, str)],
+        "label": str(found.get("label") or ""),
+        "archived": found.get("archived") is True,
+    }
+
+
 def _summary(run: Run) -> dict[str, Any]:
     """Summary of a run for the list: facts, speed, name of the metric, and a thumbnail of the loss; of a damaged one, why."""
     try:
         short, rows = summaries.summary(run), run.path / "rows.jsonl"
         row = next(iter(reversed(jsonl.decode(tail_lines(rows, 4096)[-2:]))), {})
-        metric, _ = facts.evaluations(jsonl.decode(tail_lines(run.path / "events.jsonl", 8192)))
+        events = jsonl.decode(tail_lines(run.path / "events.jsonl", 8192))
+        metric, _ = facts.evaluations(events)
+        last = next((event for event in reversed(events) if event.get("kind") == "eval"), {})
+        numbers = {key: value for key, value in last.items() if facts.is_number(value) and key not in ("step", "time", "seconds")}
+        about = {**labels(run), "numbers": numbers, "higher": facts.is_higher_better(events, metric)}
         known = {key: short[key] for key in _SHOWN}
         title = full_name(short["recipe"], short["preset"]) if short["recipe"] else ""
         measured = {"rate": row.get("items_per_s"), "seconds": row.get("seconds"), "metric": metric}
-        return {**jsonl.finite({**known, "title": title, **measured}), "spark": thumbnail(rows, "loss", NUM_SPARK)}
+        return {**jsonl.finite({**known, "title": title, **measured, **about}), "spark": thumbnail(rows, "loss", NUM_SPARK)}
     except Exception as error:  # one bad folder must not break the list
-        nothing: dict[str, Any] = dict.fromkeys((*_SHOWN, "rate", "seconds", "metric"))
+        nothing: dict[str, Any] = dict.fromkeys((*_SHOWN, "rate", "seconds", "metric")) | {**labels(run), "numbers": {}}
         why = f"{run.path} cannot be read ({type(error).__name__}: {error})"
         return {**nothing, "name": run.name, "status": "damaged", "title": "", "why": why, "spark": []}

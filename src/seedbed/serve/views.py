@@ -17,11 +17,13 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import comparison, facts, journal, summaries
 from seedbed.report.notes import conclusions, entries
+from seedbed.serve.actions import TRASH
 from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import details, has_section, severity_of
 from seedbed.track.rows import Columns
 from seedbed.track.run import Run
+from seedbed.track.run_names import run_names
 from seedbed.track.text import format_value
 from seedbed.tune.sweep import importance
 from seedbed.tune.sweep import report as sweep_report
@@ -245,18 +247,12 @@ def _moved(columns: Columns, steps: np.ndarray, axis: str, there: np.ndarray) ->
 # ---- several runs ----------------------------------------------------------------------------------------------------
 
 
-def compare(index: RunIndex, names: list[str]) -> dict[str, Any]:
-    """Comparison of runs: final losses with noise, difference from the first run, and settings that differ."""
-    found = [_level(index, name) for name in names]
+def compare(index: RunIndex, names: list[str], metric: str | None = None) -> dict[str, Any]:
+    """Comparison of runs: final losses, verdicts against the first run at equal steps and time, and settings that differ."""
+    found = [_level(index, name, metric) for name in names]
+    known = index.configs() if len(names) > 1 else []
     for one in found[1:]:
-        # Difference by evaluation where both have the same metric, otherwise by loss, against the noise of the losses.
-        base = found[0]
-        by = "best" if base["best"] is not None and one["best"] is not None and base["metric"] == one["metric"] else "loss"
-        change, band = one[by] - base[by], comparison.noise_band((base["sd"], one["sd"]))
-        word = "same" if abs(change) <= band else "better" if change < 0 else "worse"
-        if math.isnan(change) or math.isnan(band):
-            word = "unknown"
-        one["delta"] = {"by": f"best {one['metric']}" if by == "best" else "loss", "change": change, "band": band, "word": word}
+        one["verdicts"] = {axis: _verdict(index, one["name"], names[0], known, metric, axis) for axis in ("step", "seconds")}
     configs = {}
     for name in names:
         with contextlib.suppress(UserError):
@@ -270,15 +266,22 @@ def compare(index: RunIndex, names: list[str]) -> dict[str, Any]:
     return jsonl.finite({"runs": found, "settings": different, "num_equal": len(shown) - len(different), "keys": list(shared)})
 
 
-def _level(index: RunIndex, name: str) -> dict[str, Any]:
+def _verdict(index: RunIndex, name: str, base: str, known: Any, metric: str | None, axis: comparison.Axis) -> dict[str, Any]:
+    found = comparison.Outcome("unknown", "its config.json cannot be read")
+    with contextlib.suppress(UserError):
+        runs = index.run(name), index.run(base)
+        found = comparison.compare(*runs, known, metric=metric, axis=axis, events_of=lambda run: index.events(run.name))
+    return vars(found)
+
+
+def _level(index: RunIndex, name: str, metric: str | None) -> dict[str, Any]:
     """Final results of a run: loss over its last rows with standard deviation, best evaluation, speed."""
     short, columns = index.summary(name), index.columns(name)
     losses = np.array(columns.column("loss"))
     last = facts.last_of(losses[np.isfinite(losses)].tolist())
     mean, sd = facts.mean_and_sd(last)
-    metric, points = facts.evaluations(index.events(name))
-    best = min((value for _, value in points), default=None)
-    numbers = {"loss": mean, "sd": sd, "num_last": len(last), "metric": metric, "best": best}
+    (metric, _), best = facts.evaluations(index.events(name), metric), facts.best(index.events(name), metric)
+    numbers = {"loss": mean, "sd": sd, "num_last": len(last), "metric": metric, "best": best[1] if best else None}
     rate, seconds = _of_finite(np.median, columns.column("items_per_s")), _of_finite(itemgetter(-1), columns.column("seconds"))
     shown = {key: short[key] for key in ("name", "title", "status", "step", "why")}
     return {**shown, **numbers, "rate": rate, "seconds": seconds}
@@ -324,9 +327,29 @@ def ablation_page(index: RunIndex, name: str) -> dict[str, Any]:
 
 
 def run_list(index: RunIndex) -> dict[str, Any]:
-    """All runs, and the names of all sweeps."""
+    """All runs, or of many the newest and how many there are; the names of all sweeps, and what can be restored."""
     sweeps = sorted(path.parent.name for path in folder_of(index.root).glob("*/sweep.json"))
-    return {"runs": index.listing(), "version": index.version, "sweeps": sweeps, "root": str(index.root)}
+    trash = sorted(path.name for path in (index.root / TRASH).glob("*.*"))
+    # The version of before: what changes meanwhile is sent twice and not lost.
+    about = {
+        "version": index.version,
+        "sweeps": sweeps,
+        "root": str(index.root),
+        "trash": trash,
+        "num": len(run_names(index.root)),
+    }
+    return {**about, "runs": index.listing()}
+
+
+def settings(index: RunIndex) -> dict[str, Any]:
+    """Every setting of all runs, by columns: the values of a key, and for each run which one it has (-1 for none)."""
+    known = [(run.name, flat(about["config"])) for run, about in index.configs()]
+    keys: dict[str, Any] = {}
+    for key in dict.fromkeys(key for _, config in known for key in config):
+        values: dict[str, int] = {}
+        at = [values.setdefault(format_value(config[key]), len(values)) if key in config else -1 for _, config in known]
+        keys[key] = {"values": list(values), "at": at}
+    return {"names": [name for name, _ in known], "keys": keys}
 
 
 def journal_page(index: RunIndex) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
@@ -171,31 +172,9 @@ def copy_files(paths: Iterable[Path], run: Run) -> None:
             run.remember(path.name)
 
 
-# Matched against every part of a path, in lower case.
-_NAMES = (
-    *(".env", ".env.*", "*.env", ".envrc", "*.envrc", "_netrc", ".netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd"),
-    *(".git-credentials", ".dockercfg", ".ssh", ".aws", ".gnupg", ".kube", ".docker", ".azure", ".gcloud", "wallet.dat"),
-    *("*.pem", "*.key", "*.p12", "*.pfx", "*.p8", "*.pk8", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.gpg", "*.age", "*.ovpn"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "*kubeconfig*", "*.tfvars", "*.tfvars.json", "*.tfstate", "*.tfstate.*"),
-    *("*credential*", "*secret*", "*password*", "*passwd*", "token", "token.*", "*.token", "*_token", "*-token", "*_token.*"),
-    *("*-token.*", "auth.json", "*apikey*", "*api_key*", "*api-key*", "*service-account*.json", "*service_account*.json"),
-)
-# Source files may have such names; these extensions are exempt.
-_SOURCES = (".py", ".ipynb", ".pyi", ".md", ".rst")
-_SOURCE_NAMES = re.compile(r"(secrets?|credentials?|passwords?|api_?keys?|local_settings|settings_local|auth_config)\.\w+")
-_FORMS = {
-    "a private key": r"-----BEGIN (?:[A-Z0-9]+ )*PRIVATE KEY(?: BLOCK)?-----|PuTTY-User-Key-File-\d|AGE-SECRET-KEY-1[0-9A-Z]{20}",
-    "an AWS key": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
-    "a GitHub token": r"\bgh[pousr]_[A-Za-z0-9]{36}|\bgithub_pat_[A-Za-z0-9_]{22}",
-    "a GitLab token": r"\bglpat-[\w-]{20}",
-    "a Slack token": r"\bxox[abeprs]-[\w-]{10}",
-    "a Hugging Face token": r"\bhf_[A-Za-z0-9]{30}",
-    "an API key": r"\bsk-[A-Za-z0-9_-]{20}|\bAIza[\w-]{35}|\b[sr]k_live_[A-Za-z0-9]{16}|\bSG\.[\w-]{16,}\.[\w-]{16,}",
-    "a package token": r"\bnpm_[A-Za-z0-9]{36}|\bpypi-AgEIcHlwaS5vcmc[\w-]{20}",
-    "a JSON web token": r"\beyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{10,}",
-    "a password in an address": r"\b[a-z][a-z0-9+.-]{0,20}://[^/\s:@{}<>$]{1,100}:[^/\s:@{}<>$]{3,100}@[\w.-]",
-}
-_KNOWN = {what: re.compile(pattern) for what, pattern in _FORMS.items()}
+# Names of files that may hold secrets, and the forms of known keys and tokens.
+_SECRETS = tomllib.loads(Path(__file__).with_name("secrets.toml").read_text())
+_KNOWN = {what: re.compile(pattern) for what, pattern in _SECRETS["forms"].items()}
 _WORD = r"(?:secret|token|passwd|password|api[_-]?key|access[_-]?key|private[_-]?key|auth|credential)"
 # TOKEN=... as shells and .env files write it, and token = "..." as programs do. All repeats are bounded: lines may be long.
 _GAP, _MORE = r"[ \t]{0,40}", "[A-Z0-9_]{0,60}"
@@ -208,11 +187,11 @@ _ASSIGNED = re.compile(
 def named(path: str) -> bool:
     """Whether a path looks like that of a secret."""
     *folders, name = PurePath(path.lower()).parts or ("",)
-    is_source = name.endswith(_SOURCES)
-    if is_source and _SOURCE_NAMES.fullmatch(name):
+    is_source = name.endswith(tuple(_SECRETS["sources"]))
+    if is_source and re.fullmatch(_SECRETS["source_names"], name):
         return True
     parts = folders if is_source else [*folders, name]
-    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in _NAMES)
+    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in _SECRETS["names"])
 
 
 def found(content: bytes) -> str:

@@ -47,6 +47,11 @@ def has_section(event: Mapping[str, Any]) -> bool:
     return known is not None and known.section
 
 
+def is_score(metric: str) -> bool:
+    """Whether more of a metric of this name is better, whatever its recipe says."""
+    return not {"accuracy", "psnr", "exact"}.isdisjoint(metric.split("_"))
+
+
 def details(event: Mapping[str, Any]) -> dict[str, Any]:
     """The facts of an event without the keys that every event has."""
     return {key: value for key, value in event.items() if key not in ("step", "kind", "severity", "time")}

@@ -1,7 +1,9 @@
 """The peak rate of a GPU in FLOP/s: nominal by its name, and measured."""
 
 import time
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,19 +22,8 @@ class Gpu:
     gib: float
 
 
-# Dense bf16 matrix rates and memory from the vendors' data sheets; the first pattern found in the device's name wins.
-GPUS = [
-    Gpu("RTX 3090", "3090", 71, 24),
-    Gpu("RTX 4090", "4090", 165, 24),
-    Gpu("RTX 5090", "5090", 210, 32),
-    Gpu("A100", "A100", 312, 80),
-    Gpu("L40S", "L40S", 362, 48),
-    Gpu("H100 PCIe", "H100 PCIe", 756, 80),
-    Gpu("H100 NVL", "H100 NVL", 835, 94),
-    Gpu("H200 NVL", "H200 NVL", 836, 141),
-    Gpu("H100 SXM", "H100", 989, 80),
-    Gpu("H200 SXM", "H200", 989, 141),
-]
+# The first pattern found in the device's name wins.
+GPUS = [Gpu(**facts) for facts in tomllib.loads(Path(__file__).with_name("gpus.toml").read_text())["gpus"]]
 
 
 def nominal_peak(device_name: str) -> float | None:

@@ -114,9 +114,6 @@ def release(fd: int) -> None:
     os.close(fd)
 
 
-# ---- a folder during training -------------------------------------------------------------------------------------------------
-
-
 class FolderHandle:
     """An open folder, still identified after its path has changed."""
 

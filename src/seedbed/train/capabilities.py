@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-# ---- what people do with a trained run ---------------------------------------------------------------------------------
-
-
 @runtime_checkable
 class WebExportable(Protocol):
     """`seedbed export --to web`."""
@@ -88,9 +85,6 @@ def require(system: System, capability: type[T], problem: str) -> T:
     if not isinstance(system, capability):
         raise UserError(problem)
     return system
-
-
-# ---- what instruments can use ------------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -156,9 +150,6 @@ class Strided(Protocol):
 def row_stride(system: System) -> int:
     """The distance between rows that all terms of the loss use; 1 where every term uses every row."""
     return system.row_stride() if isinstance(system, Strided) else 1
-
-
-# ---- several ranks -----------------------------------------------------------------------------------------------------
 
 
 @runtime_checkable

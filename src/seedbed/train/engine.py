@@ -227,9 +227,12 @@ class Engine(EvalEngine):
         self._part = part
         with self.autocast(), self._autograd():
             measured = self.system.update(batch, self)
-        if not RESERVED.isdisjoint(measured):
-            name = next(name for name in measured if name in RESERVED)
-            raise UserError(f"the recipe measures `{name}`, a name that the loop itself uses; give the metric another name")
+        if taken := RESERVED.intersection(measured):
+            raise UserError(f"the recipe measures `{min(taken)}`, a name that the loop itself uses; give the metric another name")
+        for name in [name for name, value in measured.items() if not isinstance(value, Tensor)]:
+            from seedbed.train.own_numbers import as_tensor
+
+            measured[name] = as_tensor(name, measured[name], self.device)
         return measured
 
     def _autograd(self) -> contextlib.AbstractContextManager:

@@ -15,19 +15,6 @@ from seedbed.train.export_onnx import needs
 
 GGUF_FILE = "model.gguf"
 UNK_NAME = "<unk>"  # longer than a character, so that no text encodes to it
-# Names of a block's tensors in GGUF.
-BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
 @dataclass(frozen=True)
@@ -106,24 +93,19 @@ def write_gguf(llama: Llama, name: str, folder: Path) -> None:
     if llama.tokenizer is not None:
         _write_tokenizer(llama.tokenizer, config["max_position_embeddings"], folder)
     _add_tokenizer(writer, llama.tokenizer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for key, tensor in llama.tensors.items():
-        writer.add_tensor(*_gguf_tensor(key, tensor, config))
+        writer.add_tensor(f"{names[key.removesuffix('.weight')]}.weight", _in_gguf_order(key, tensor, config).numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _gguf_tensor(key: str, tensor: Tensor, config: dict[str, Any]) -> tuple[str, Any]:
-    """Name and values in GGUF, whose rotary pairs are (2i, 2i + 1): rows of queries and keys are put in that order."""
-    stem = key.removesuffix(".weight")
-    if stem in OUTER:
-        return f"{OUTER[stem]}.weight", tensor.numpy()
-    _, _, number, part = stem.split(".", 3)
-    heads = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}.get(BLOCK[part])
-    if heads:
-        tensor = tensor.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
-    return f"blk.{number}.{BLOCK[part]}.weight", tensor.numpy()
+def _in_gguf_order(key: str, tensor: Tensor, config: dict[str, Any]) -> Tensor:
+    """The rotary pairs of GGUF are (2i, 2i + 1): rows of queries and keys are put in that order."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(key.split(".")[-2])
+    return tensor.unflatten(0, (config[heads], 2, -1)).transpose(1, 2).flatten(0, 2).contiguous() if heads else tensor
 
 
 def _add_tokenizer(writer: Any, tokenizer: Tokenizer | None) -> None:

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from seedbed.train.job import Job
 
 
-# ---- loss spikes and incidents ---------------------------------------------------------------------------------------------
-
 # Clean runs on batches of 8, three seeds of 800 steps: 8 to 11 alarms without it, none with it; injected spikes are far above.
 TAIL = 3.0
 # Below this share of the first loss the task is solved: single items that still fail make the loss jump by factors, and it

@@ -1,11 +1,12 @@
 """What a run reports: rows and alarms at its log points, evaluations and samples between steps, its status and last steps."""
 
 from seedbed.data.feed import Source
+from seedbed.track.events import is_score
 from seedbed.train import checkpoint, saving, stepper
 from seedbed.train.job import Job
 from seedbed.train.optim import multiplier
 from seedbed.train.stepper import StepResult
-from seedbed.train.system import Request, Sample, alarms
+from seedbed.train.system import Request, Sample, alarms, maximized
 from seedbed.train.watch import Alarm, Point
 
 
@@ -60,11 +61,18 @@ def write_history(job: Job) -> None:
 def evaluate(job: Job) -> None:
     """The recipe's metrics on validation data; the best weights are saved, and a run without progress may stop early."""
     numbers = _numbers(job, job.data.valid)
-    value = next(iter(numbers.values()))
-    improved = job.best is None or value < job.best
+    (metric, value), higher = next(iter(numbers.items())), maximized(job.system, numbers)
+    if job.best is None:
+        if is_score(metric) and metric not in higher:
+            from seedbed.train.score_direction import refuse
+
+            refuse(metric)
+        job.run.set_status(job.status, metric=metric, higher_is_better=metric in higher)
+    improved = job.best is None or (value > job.best if metric in higher else value < job.best)
     if improved:
         job.best, job.best_step = value, job.step
-    job.run.event(job.step, "eval", **numbers, weights=_weights(job), best=improved, seconds=job.clock["train"])
+    goals = {"higher_is_better": higher} if higher else {}
+    job.run.event(job.step, "eval", **numbers, weights=_weights(job), best=improved, seconds=job.clock["train"], **goals)
     job.console.evaluation(job.step, numbers, improved)
     with job.clock.timer("eval"):
         found = job.watch.evaluated(job.step, numbers, job.engine, job.stepper.feed, job.items / job.total_items)

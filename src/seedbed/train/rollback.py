@@ -43,9 +43,6 @@ def on_spike(job: Job, result: StepResult) -> bool:
     return answer == "warn"
 
 
-# ---- skip, roll back or stop ---------------------------------------------------------------------------------------------
-
-
 def answer_to_nonfinite(incidents: Incidents) -> str:
     """What to do about a non-finite step: "skip", "rollback" or "stop"."""
     incidents.num_skips += 1

@@ -6,6 +6,7 @@ Below it, what training asks for where a recipe offers it: protocols found by `i
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase as fnmatch
 from math import inf
 from pathlib import Path
 from types import MappingProxyType
@@ -92,6 +93,7 @@ class System(nn.Module):
     `num_cpu_threads` is the best number of CPU threads for its tensors, 0 for torch's default; `actions` are run between steps,
     in addition to evaluating, sampling and saving (`Action` of train/job.py).
     `sample_options` is the dataclass of options that `sample` reads; its fields are made by `option`.
+    `higher_is_better` names the metrics of `evaluate` of which more is better, with * and ? as in file names.
     """
 
     stage_metric: ClassVar[str] = ""
@@ -101,6 +103,7 @@ class System(nn.Module):
     num_cpu_threads: int = 0
     actions: Sequence[Action] = ()
     sample_options: ClassVar[type] = NoOptions
+    higher_is_better: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -124,7 +127,7 @@ class System(nn.Module):
         return len(next(iter(batch.values())))
 
     def evaluate(self, source: Source, engine: EvalEngine) -> dict[str, float]:
-        """The recipe's metrics on validation data, exact and deterministic. The first one decides `best`; lower is better."""
+        """The recipe's metrics on validation data, exact and deterministic. The first one decides `best`."""
         raise NotImplementedError
 
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
@@ -145,6 +148,11 @@ class System(nn.Module):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
+
+
+def maximized(system: System, numbers: Mapping[str, float]) -> list[str]:
+    """The metrics of which more is better."""
+    return [name for name in numbers if any(fnmatch(name, pattern) for pattern in system.higher_is_better)]
 
 
 # ---- capabilities that every training run asks for ----------------------------------------------------------------------

@@ -14,7 +14,7 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.nn.decoding import READ_EVERY, Decoder, Sampling
 from seedbed.train.engine import EvalEngine
-from seedbed.train.system import Request, Sample, System, option
+from seedbed.train.system import Batch, Request, Sample, System, option
 
 PROMPT_TOKENS = 24
 
@@ -41,6 +41,9 @@ class TextSystem(System):
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__()
         self.config, self.data, self.tokenizer = config, data, data.tokenizer
+
+    def num_targets(self, batch: Batch) -> int:
+        return batch["tokens"][:, 1:].numel()
 
     def decoder(self, rows: list[list[int]], num: int, sampling: Sampling, seed: int, capture: bool, **options: Any) -> Decoder:
         """A decoder that generates the next `num` tokens of each row."""

@@ -5,10 +5,11 @@ They run at log points, between steps, so a captured step is unchanged. Every ki
 
 import functools
 import itertools
+import math
 import os
 import statistics
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,12 +36,7 @@ WAIT_SHARE, WAIT_STEPS = 0.10, 100
 WAIT_SECONDS = {"cpu": 1e-3, "cuda": 2e-4, "mps": 2e-4}
 # Memory, in bytes per step and in total: after a garbage collection, memory of clean runs varies by at most 0.6 MB on the host,
 # and not at all on a GPU. Blocks of this many steps raise a suspicion, short ones for fast growth; a collection then decides.
-MEMORY_EVERY, MEMORY_FROM, BLOCK, SHORT_BLOCK, CONFIRM = 20, 50, 100, 20, 3
-HOST_RATE, DEVICE_RATE, FAST_RATE = 5 * MEGA / 1000, 0.4 * MEGA / 1000, 50 * MEGA / 1000
-HOST_LEAST, DEVICE_LEAST, MUCH = 3 * MEGA, 0.2 * MEGA, 32 * MEGA
-MAX_BLOCKS, NUM_SHORT_BLOCKS = 6, 12
-# What the allocator counts as in use is exact: between steps it varies by 2 kB in clean demos. Evaluations add 0.1 to 50 MB once.
-COUNTED_FROM, COUNTED_BLOCKS, COUNTED_CONFIRM, COUNTED_LEAST = 20, 4, 2, 0.3 * MEGA
+MEMORY_EVERY, BLOCK, SHORT_BLOCK = 20, 100, 20
 RISING = 5 / 6  # the share of blocks that must grow: a few may not, because a step was late or a page came back
 # Layers: a tensor's first moment this far below its own peak, while the model as a whole still learns, is dead.
 DEAD, ALIVE = 1e-6, 1e-3
@@ -82,17 +78,34 @@ class Point(NamedTuple):
     progress: float
 
 
+class Limits(NamedTuple):
+    """Of growing memory: in bytes per step, in total after three collections, and the bytes for which one collection suffices."""
+
+    kind: str
+    rate: float
+    least: float
+    much: float
+    first_step: int
+    confirm: int  # blocks until growth that was not confirmed is suspected again
+    blocks: tuple[tuple[float, int, int], ...]  # rate, steps and number of each kind
+
+
+FAST = (50 * MEGA / 1000, SHORT_BLOCK, 12)
+HOST = Limits("host_leak", 5 * MEGA / 1000, 3 * MEGA, 32 * MEGA, 50, 3, ((5 * MEGA / 1000, BLOCK, 6), FAST))
+DEVICE = Limits("device_leak", 0.4 * MEGA / 1000, 0.2 * MEGA, 32 * MEGA, 50, 3, ((0.4 * MEGA / 1000, BLOCK, 6), FAST))
+# What the allocator counts as in use is exact: between steps it varies by 2 kB in clean demos. Evaluations add 0.1 to 50 MB once.
+COUNTED = HOST._replace(least=0.3 * MEGA, much=math.inf, first_step=20, confirm=2, blocks=((HOST.rate, SHORT_BLOCK, 4),))
+
+
 class Watch:
     """All watchers of one run, in this process."""
 
     def __init__(self, engine: Engine, feed: Feed) -> None:
         self.loader, self.rates, self.layers = Loader(feed), Rates(engine), Layers(engine)
-        self.memories = [HostMemory()] if _resident() is not None else []
-        self.memories += [CountedMemory()] if guard.allocated() is not None else []
+        host = ((HOST, _resident), (COUNTED, guard.allocated))
+        self.memories = [Memory(limits, read) for limits, read in host if read() is not None]
         if engine.device.type == "cuda":
-            from seedbed.train.memory_growth import DeviceMemory
-
-            self.memories.append(DeviceMemory(engine.device))
+            self.memories.append(Memory(DEVICE, functools.partial(torch.cuda.memory_allocated, engine.device)))
         self.floor, self.evaluations = Floor(), Evaluations()
         self.raised: set[str] = set()
 
@@ -147,69 +160,47 @@ class Loader:
         return _alarm("data_wait", self.feed, steps, share, wait)
 
 
-class HostMemory:
-    """Growth of this process's own memory during steps; pages of mapped files do not count.
+class Memory:
+    """Growth of memory during steps: this process's own, by its pages or its allocator's count, or that of tensors on a GPU.
 
     Readings at log points raise a suspicion; memory left after a garbage collection confirms it.
     """
 
-    kind = "host_leak"
-    rate, least, much = HOST_RATE, HOST_LEAST, MUCH
-    first_step, confirm = MEMORY_FROM, CONFIRM
-
-    def __init__(self) -> None:
-        self.blocks = {self.rate: Blocks(BLOCK), max(FAST_RATE, self.rate): Blocks(SHORT_BLOCK, NUM_SHORT_BLOCKS)}
+    def __init__(self, limits: Limits, read: Callable[[], float | None]) -> None:
+        self.limits, self.read = limits, read
+        self.blocks = {rate: Blocks(span, num) for rate, span, num in limits.blocks}
         self.levels: Levels | None = None
         self.taken = self.last_step = self.last_read = self.num_suspicions = 0
         self.wait: dict[float, int] = dict.fromkeys(self.blocks, 0)
-
-    def read(self) -> float:
-        found = _resident()
-        assert found is not None
-        return found
 
     def look(self, point: Point) -> Alarm | None:
         # Steps of this process: a roll-back resets the run's step, not its memory.
         self.taken += max(point.step - self.last_step, 0) if self.last_step else 0
         self.last_step = point.step
-        if self.taken < self.first_step or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
+        if self.taken < self.limits.first_step or (self.last_read and self.taken - self.last_read < MEMORY_EVERY):
             return None
-        self.last_read, value, part = self.taken, self.read(), guard.num_collections()
+        self.last_read, value, part = self.taken, self.read() or 0.0, guard.num_collections()
         suspected = False
         for rate, blocks in self.blocks.items():
             blocks.add(self.taken, value, part if blocks.span == BLOCK else 0)  # short blocks detect fast growth
             if blocks.num_closed >= self.wait[rate] and blocks.rising(rate):
                 self.num_suspicions, suspected = self.num_suspicions + 1, True
                 # Growth that three collections did not confirm is garbage: they become rarer.
-                self.wait[rate] = blocks.num_closed + self.confirm * 2 ** max(0, self.num_suspicions - 2)
+                self.wait[rate] = blocks.num_closed + self.limits.confirm * 2 ** max(0, self.num_suspicions - 2)
         return self._confirm(point) if suspected else None
 
     def _confirm(self, point: Point) -> Alarm | None:
         from seedbed.train.memory_growth import Levels
 
         guard.gc_collect()
-        self.levels = self.levels or Levels(self.rate, self.least, self.much)
-        self.levels.seen.append((self.taken, self.read()))
+        self.levels = self.levels or Levels(self.limits)
+        self.levels.seen.append((self.taken, self.read() or 0.0))
         slope, grown = self.levels.growth()
-        return _alarm(self.kind, self.levels, slope, grown, point) if slope > 0 else None
-
-
-class CountedMemory(HostMemory):
-    """Growth of what is in use by the allocator's own count, which is seen in fewer steps than that of the process."""
-
-    least, much = COUNTED_LEAST, float("inf")
-    first_step, confirm = COUNTED_FROM, COUNTED_CONFIRM
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks, self.wait = {self.rate: Blocks(SHORT_BLOCK, COUNTED_BLOCKS)}, {self.rate: 0}
-
-    def read(self) -> float:
-        return guard.allocated() or 0.0
+        return _alarm(self.limits.kind, self.levels, slope, grown, point) if slope > 0 else None
 
 
 def _resident() -> float | None:
-    """Bytes of this process's own memory; None where the system does not provide it."""
+    """Bytes of this process's own memory, without pages of mapped files; None where the system does not provide it."""
     file = _open_statm(os.getpid())
     if file is None:
         return None
@@ -370,7 +361,7 @@ def _baselines(engine: Engine, feed: Feed) -> dict[str, float]:
 class Blocks:
     """Growth per step in blocks of at least `span` steps; a shorter part of the run gives one of half that, or none."""
 
-    def __init__(self, span: int, num: int = MAX_BLOCKS) -> None:
+    def __init__(self, span: int, num: int) -> None:
         self.span = span
         self.rates: deque[float] = deque(maxlen=num)
         self.num_closed = 0

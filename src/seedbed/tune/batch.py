@@ -196,10 +196,8 @@ def free(workload: Workload) -> None:
     if uncompiled(workload.config) != workload.config:
         torch.compiler.reset()
     gc.collect()
-    if workload.device.type == "cuda":
-        torch.cuda.empty_cache()
-    elif workload.device.type == "mps":
-        torch.mps.empty_cache()
+    if workload.device.type != "cpu":
+        torch.accelerator.empty_cache()
 
 
 @contextlib.contextmanager
@@ -238,15 +236,15 @@ def peak_memory(device: torch.device) -> int:
 @contextlib.contextmanager
 def limited(device: torch.device, limit: int) -> Iterator[None]:
     """Limits the GPU's allocator."""
-    if device.type != "cuda" or not limit:
-        yield
-        return
-    total = torch.cuda.get_device_properties(device).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
+    is_limited = device.type == "cuda" and limit > 0
+    if is_limited:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(limit / total, 1.0), device)
     try:
         yield
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        if is_limited:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 @dataclass(frozen=True)

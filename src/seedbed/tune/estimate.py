@@ -73,17 +73,24 @@ def with_fake_tensors(
     A system that needs real values gets real batches, and `work` gets False.
     """
     items = {b: real_batch(data, b, config.seed) for b in (1, 2)}
+
+    def attempt(mode: FakeTensorMode | None) -> tuple[T, EstimateEngine]:
+        engine = EstimateEngine(recipe.build(config, data), config, CPU)
+        drawn = {b: {n: mode.from_tensor(t) if mode else t for n, t in batch.items()} for b, batch in items.items()}
+        return work(engine, drawn, mode is not None), engine
+
+    return *with_fakes(attempt), items
+
+
+def with_fakes(work: Callable[[FakeTensorMode | None], T]) -> T:
+    """`work(mode)` in a mode of fake tensors; `work(None)` outside of it for a recipe that needs real values."""
     try:
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        with mode:
-            engine = EstimateEngine(recipe.build(config, data), config, CPU)
-            drawn: dict[int, Batch] = {b: {n: mode.from_tensor(t) for n, t in batch.items()} for b, batch in items.items()}
-            return work(engine, drawn, True), engine, items
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            return work(mode)
     except UserError:
         raise
     except Exception:  # anything a recipe may do that needs real values
-        engine = EstimateEngine(recipe.build(config, data), config, CPU)
-        return work(engine, items, False), engine, items
+        return work(None)
 
 
 def real_batch(data: Data, size: int, seed: int) -> Batch:

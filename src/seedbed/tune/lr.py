@@ -13,6 +13,7 @@ from seedbed.data.feed import Source
 from seedbed.errors import UserError
 from seedbed.track import jsonl
 from seedbed.train.optim import multiplier
+from seedbed.train.system import maximized
 from seedbed.tune.lr_trial import Study, Trial, num_scored
 from seedbed.tune.workload import Rig, Workload, num_parameters, preserved, rigged
 
@@ -234,6 +235,8 @@ def choose_metric(rig: Rig, valid: Source, seconds: float) -> Metric:
             name, value = next(iter(engine.system.evaluate(valid, engine).items()))
     except NotImplementedError:
         return TRAINING_LOSS
+    if name in maximized(engine.system, {name: value}):
+        return Metric(caveat=f"the run is judged by {name}, of which more is better; trials are compared by the training loss")
     took = time.perf_counter() - start
     if took * NUM_EVALUATIONS <= MAX_EVALUATION * seconds:
         return Metric(name, valid, seconds=took)

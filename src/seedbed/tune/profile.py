@@ -67,7 +67,7 @@ class Phases:
 
     def _mark(self, name: str) -> None:
         if self.device.type == "mps":
-            torch.mps.synchronize()  # no events there: the host clock needs a synchronisation
+            synchronize(self.device)  # no events there: the host clock needs a synchronisation
         event = torch.cuda.Event(enable_timing=True) if self.cuda else None
         if event:
             event.record()
@@ -75,8 +75,7 @@ class Phases:
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds per phase since the last call, on the host and (CUDA only) in the stream; synchronises."""
-        if self.cuda:
-            torch.cuda.synchronize(self.device)
+        synchronize(self.device)
         host: dict[str, float] = {name: 0.0 for name in PHASES}
         stream = dict(host)
         for (name, start, begun), (_, end, ended) in zip(self.marks, self.marks[1:], strict=False):

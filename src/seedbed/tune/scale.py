@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from rich.console import Console
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
@@ -21,7 +20,7 @@ from seedbed.track.flops import GPUS, TERA, Gpu
 from seedbed.train.capabilities import require_possible, shard_units
 from seedbed.train.optim import param_groups
 from seedbed.train.system import System, named_optimizers
-from seedbed.tune.estimate import Estimate
+from seedbed.tune.estimate import Estimate, with_fakes
 from seedbed.tune.plan import CONTEXT, GIB, WASTE
 from seedbed.tune.show import gib, grid, print_notes
 
@@ -101,27 +100,19 @@ def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimat
     require_possible(system, config, config.dist)
     with fake_ranks(config.dist) as ranks:
         units = list(shard_units(system))
+        # Bytes of all weights, and of each unit that is gathered alone.
         total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *units))
-        sizes = _Sizes(total, inside)
         if config.dist.shard > 1:
             apply_fsdp(system, units, ranks)
-        memory = _memory(system, config, estimate, sizes, data)
-    sent_bytes = _sent_bytes(config, sizes)
-    flops = estimate.flops_formula or estimate.flops_counted
-    speeds = [_rank_speed(gpu, link, config, sent_bytes, flops, mfu) for gpu in GPUS if gpu.name in SHOWN for link in LINKS]
-    speeds = [replace(e, tokens=e.tokens * estimate.targets_per_item) for e in speeds]
+        memory = _memory(system, config, estimate, total, inside, data)
+    sent_bytes = _sent_bytes(config, total, sum(inside))
+    speeds = [_rank_speed(gpu, link, config, sent_bytes, estimate, mfu) for gpu in GPUS if gpu.name in SHOWN for link in LINKS]
     fits = {gpu.name: _exceeded_by(memory, gpu) for gpu in GPUS}
     return Scale(config.dist, config.batch, config.micro_batch, config.accum, memory, sent_bytes, speeds, fits, notes)
 
 
 def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            system = recipe.build(config, data)
-    except UserError:
-        raise
-    except Exception:  # a recipe that needs real values
-        system = recipe.build(config, data)
+    system = with_fakes(lambda mode: recipe.build(config, data))
     seen: dict[int, nn.Parameter] = {}
     for module in system.modules():
         for name, param in module._parameters.items():
@@ -137,19 +128,7 @@ def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
     return system
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """Bytes of weights: of all, of each unit that is gathered alone, and of the rest."""
-
-    total: int
-    units: list[int]
-
-    @property
-    def rest(self) -> int:
-        return self.total - sum(self.units)
-
-
-def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, data: Data) -> dict[str, int]:
+def _memory(system: System, config: Config, estimate: Estimate, total: int, units: list[int], data: Data) -> dict[str, int]:
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
     trained = sum(local(p).nbytes for p in system.parameters() if p.requires_grad)
     groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
@@ -157,8 +136,7 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
     owners = [(group.kind, p) for group in groups for p in group.params.values()]
     moments = sum(p.nbytes if kind == "muon" else 2 * local(p).nbytes for kind, p in owners)
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
-    biggest = max(sizes.units, default=0)
-    gathered = 3 * biggest + 2 * sizes.rest if config.dist.shard > 1 else min(BUCKET_BYTES, sizes.total)
+    gathered = 3 * max(units, default=0) + 2 * (total - sum(units)) if config.dist.shard > 1 else min(BUCKET_BYTES, total)
     return {
         "weights": sum(local(p).nbytes for p in system.parameters()),
         "gradients": trained,
@@ -170,30 +148,30 @@ def _memory(system: System, config: Config, estimate: Estimate, sizes: _Sizes, d
     }
 
 
-def _sent_bytes(config: Config, sizes: _Sizes) -> dict[str, int]:
+def _sent_bytes(config: Config, total: int, in_units: int) -> dict[str, int]:
     """Bytes that a rank sends in one step, by purpose; rings send (n - 1) / n of what they gather or reduce."""
     degrees, parts = config.dist, config.accum
     ring, copies = (degrees.shard - 1) / degrees.shard, 2 * (degrees.replicate - 1) / degrees.replicate
-    gathered = 2 * sum(sizes.units) * (0.5 if config.precision == "bf16" else 1.0)
-    reduced = sizes.total * (0.5 if degrees.reduce == "bf16" else 1.0)
+    gathered = 2 * in_units * (0.5 if config.precision == "bf16" else 1.0)
+    reduced = total * (0.5 if degrees.reduce == "bf16" else 1.0)
     return {
-        "gather weights": int(parts * ring * (gathered + sizes.rest)),
+        "gather weights": int(parts * ring * (gathered + total - in_units)),
         "scatter gradients": int(parts * ring * reduced),
         "all-reduce gradients": int(copies * reduced / degrees.shard),
     }
 
 
-def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int], flops: float, mfu: float) -> RankSpeed:
+def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int], estimate: Estimate, mfu: float) -> RankSpeed:
     """Gathering and scattering shards overlaps with compute, averaging replicas with what that leaves of the backward pass."""
     world, shard = config.dist.world, config.dist.shard
-    compute = flops * config.batch / (world * gpu.bf16 * TERA * mfu)
+    compute = (estimate.flops_formula or estimate.flops_counted) * config.batch / (world * gpu.bf16 * TERA * mfu)
     pieces = (sent_bytes["gather weights"] + sent_bytes["scatter gradients"]) / _rate(link, shard)
     copies = sent_bytes["all-reduce gradients"] / _rate(link, world)
     hidden = min(pieces, compute)
     hidden += min(copies, max(0.0, BACKWARD * compute - hidden))
     step = compute + pieces + copies - hidden
     efficiency, items = (compute / step, config.batch / step) if step else (1.0, 0.0)
-    return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items)
+    return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items * estimate.targets_per_item)
 
 
 def _rate(link: Link, span: int) -> float:

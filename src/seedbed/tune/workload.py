@@ -106,10 +106,8 @@ def preserved(engine: Engine) -> Iterator[None]:
 
 def synchronize(device: torch.device) -> None:
     """Waits until the device has finished."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 def num_parameters(system: torch.nn.Module) -> int:

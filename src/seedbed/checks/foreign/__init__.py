@@ -110,9 +110,6 @@ def _refuse(module: nn.Module, args: Any) -> None:
     raise UserError("the model itself was called; loss, evaluate and sample must use the model that they are given")
 
 
-# ---- the subject -----------------------------------------------------------------------------------------------------
-
-
 class ForeignSubject(Subject):
     """A user's model, loss and batches. With `is_tuned`, training uses the user's optimizers."""
 
@@ -219,9 +216,6 @@ def _own(thing: Any) -> Any:
     except TypeError:
         return None
     return None if Path(path).is_relative_to(PACKAGE) or is_installed(path) or not Path(path).is_file() else thing
-
-
-# ---- the user's optimizers -----------------------------------------------------------------------------------------------
 
 
 def base_lr(group: dict[str, Any]) -> float:

@@ -2,7 +2,9 @@
 
 import contextlib
 import math
+import tomllib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +27,13 @@ SAME = 1e-5
 # The steps of a schedule that are looked at, and its highest rate against the one that the optimizer was given.
 NUM_RATES, PEAK = 5000, (0.02, 200.0)
 
+TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+def _failed(fault: str, what: str, where: str, **more: Any) -> Finding:
+    """A failure with the reason and the fix of versions.toml."""
+    return failed(what, where=where, **TEXTS[fault], **more)
+
 
 def data_split(subject: ForeignSubject, check: Check) -> Finding:
     """Rows are distinct, and those of a validation loader are others."""
@@ -32,14 +41,12 @@ def data_split(subject: ForeignSubject, check: Check) -> Finding:
     rows = _row_bytes(case.rows)
     repeated = 1.0 - len({*rows}) / len(rows)
     if repeated > MAX_REPEATED:
-        why, fix = "the model would memorise a few rows and ignore the rest", "look for an index or a batch that is used again"
         severity = "warn" if len({*rows[: len({*rows})]}) == len({*rows}) else "note"  # the first ones again and again
-        return failed(f"{len({*rows})} distinct rows in {case.taken}", where=where, why=why, fix=fix, severity=severity)
+        return _failed("D2 repeated rows", f"{len({*rows})} distinct rows in {case.taken}", where, severity=severity)
     held = _row_bytes(collect(case.parts.valid)[0]) if case.parts.valid is not None else []
     known = sum(row in {*rows} for row in held) / max(len(held), 1)
     if known > MAX_REPEATED:
-        why, fix = "the score would be earned on what was trained on", "split the data before the loaders are made"
-        return failed(f"{known:.0%} of the validation rows are training rows", where=where, why=why, fix=fix)
+        return _failed("D2 shared rows", f"{known:.0%} of the validation rows are training rows", where)
     return passed(f"{case.taken}; share of repeated ones", repeated, MAX_REPEATED)
 
 
@@ -60,8 +67,7 @@ def coverage(subject: ForeignSubject, check: Check) -> Finding:
             share, limit = float(counts.max() / counts.sum()), 0.5 if value.ndim > 1 and len(values) > 2 else 0.95
             what = f"{share:.0%} of `{name}` is {int(values[counts.argmax()])}" if share > limit else ""
         if what:
-            why, fix = "what hardly varies teaches little, and makes scores look good", "look at padding, labels and features"
-            return failed(what, where=subject.batch_line(), why=why, fix=fix, severity="note")
+            return _failed("D3 one value", what, subject.batch_line(), severity="note")
     return passed("no value makes up most of them")
 
 
@@ -74,16 +80,13 @@ def registration(subject: ForeignSubject, check: Check) -> Finding:
             lost = [inner for inner in _trainable(value) if id(inner) not in known] if not key.startswith("_") else []
             if lost:
                 what = f"{name + '.' if name else ''}{key} holds a {type(lost[0]).__name__} that is not registered"
-                why = "it is not trained, not saved, and not moved to another device"
-                fix = "use nn.ModuleList, nn.ModuleDict or nn.ParameterList in place of a list or dict, nn.Parameter for a tensor"
-                return failed(what, where=source_line(type(module).__init__), why=why, fix=fix)
+                return _failed("M9 not registered", what, source_line(type(module).__init__))
     tables = [(n, m.weight) for n, m in model.named_modules() if isinstance(m, nn.Embedding) and m.weight.any()]
     heads = [(n, m.weight) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
     copies = [(a, b) for a, x in tables for b, y in heads if x is not y and x.shape == y.shape and torch.equal(x, y)]
     if copies:
         what = f"{copies[0][0]}.weight and {copies[0][1]}.weight hold the same numbers in two tensors"
-        why, fix = "they part with the first step: they are not tied", "share the parameter: head.weight = embedding.weight"
-        return failed(what, where=source_line(type(model).__init__), why=why, fix=fix)
+        return _failed("M9 not tied", what, source_line(type(model).__init__))
     return passed("all modules and parameters are registered")
 
 
@@ -111,13 +114,12 @@ def loss_form(subject: ForeignSubject, check: Check) -> Finding:
     takes_logits, takes_logs = abs(raised - loss) < 1e-6 * abs(loss), math.isclose(raised - loss, -1.0, rel_tol=1e-3)
     if axis is None:  # binary_cross_entropy, with or without logits
         takes_logits, takes_logs = roles.guess > 0, False
-    where, fix = subject.objective_line(), "give cross_entropy the outputs of the last layer, or nll_loss those of log_softmax"
     if takes_logits and is_share and (axis is None or torch.allclose(prediction.sum(axis), one)):
         what = "the model returns probabilities, and the loss takes them for logits: softmax or sigmoid is applied twice"
-        return failed(what, where=where, why="gradients are faint, and the loss cannot come near zero", fix=fix)
+        return _failed("L2 softmax twice", what, subject.objective_line())
     if takes_logs and not torch.allclose(prediction.exp().sum(axis or 0), one):
         what = "the loss takes its input for logarithms of probabilities, and the model returns something else"
-        return failed(what, where=where, why="the loss falls without end and means nothing", fix=fix)
+        return _failed("L2 no logarithms", what, subject.objective_line())
     return passed("the loss takes logarithms, and the model returns them") if takes_logs else check.run(subject)
 
 
@@ -142,24 +144,22 @@ def _padding(subject: ForeignSubject, probe: Probe, kept: Tensor) -> Finding | N
         moved.append(float((change[real] if change.shape[:2] == real.shape else change).max()) / spread(base))
     if min(moved) > limit_for(base):
         what = f"what stands in the padding moves other predictions by {min(moved):.2g}x their mean"
-        why, fix = "a row gives another result in another batch", "give the mask to attention, and to means over positions"
-        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=min(moved), limit=limit_for(base))
+        return _failed("L3 seen padding", what, subject.loss_line(), value=min(moved), limit=limit_for(base))
     kept = kept if moved[0] <= limit_for(base) else ~kept
     targets = probe.batch.get(probe.targets, inputs)
     if not subject.case.roles.is_token_wise or targets.shape != kept.shape:
         return None
-    where, fix = subject.batch_line(), "give padding an id of its own, and set labels to -100 where there is padding"
     trained = ~kept & (targets != IGNORED)
     ignored = {**probe.batch, probe.targets: torch.where(trained, IGNORED, targets)}
     if trained.any() and not torch.equal(probe.objective(base, probe.batch), probe.objective(base, ignored)):
         what = f"{int(trained.sum())} labels in the padding of {len(kept)} rows count in the loss"
-        return failed(what, where=where, why="the model is trained to predict padding", fix=fix)
+        return _failed("L3 padding as target", what, subject.batch_line())
     known, labels = subject.case.rows[probe.inputs], subject.case.rows[probe.targets]
     learned = known[labels == known].unique()
     lost = [id for id in inputs[~kept].unique() if (inputs[kept] == id).any() and len(learned) and id not in learned]
     if lost:
         what = f"id {int(lost[0])} is padding, occurs outside of it as well, and is never a target"
-        return failed(what, where=where, why="the model cannot learn to give it, for example to end a text", fix=fix)
+        return _failed("L3 padding id", what, subject.batch_line())
     return None
 
 
@@ -168,15 +168,14 @@ def target_leak(subject: ForeignSubject, check: Check) -> Finding:
     probe, roles = subject.probe, subject.case.roles
     if probe is None or roles.point is None or not (roles.targets or probe.order == "causal"):
         return skipped(roles.reason or "inputs and targets are not separate entries of a batch")
-    name, where = roles.targets or roles.inputs, subject.objective_line()
+    name = roles.targets or roles.inputs
     targets, index = probe.batch[name], (slice(None),) if roles.targets else (slice(None), slice(-1, None))
     with torch.no_grad():
         base, other = probe.predict(probe.batch), {**probe.batch, name: altered(targets, index)}
         losses = [probe.objective(base, batch) for batch in (probe.batch, other)]
         if torch.equal(*losses) and not torch.equal(targets, other[name]):
             what = f"other values of `{name}` leave the loss as it is" if roles.targets else "the last token is never a target"
-            why, fix = "nothing is learned from it", "compare predictions with targets: for a next token, those are one further"
-            return failed(what, where=where, why=why, fix=fix)
+            return _failed("C2 no effect", what, subject.objective_line())
         if not roles.targets:
             return passed("the last token is a target")
         shift = targets.shape[1] - base.shape[1] if min(targets.ndim, base.ndim) > 1 else -1
@@ -195,8 +194,7 @@ def lr_schedule(subject: ForeignSubject, check: Check) -> Finding:
     for scheduler in system.schedulers:
         kind, group = type(scheduler).__name__, scheduler.optimizer.param_groups[0]
         if scheduler.optimizer not in system.optimizers:
-            why, fix = "the learning rate that is used never moves", "give the scheduler the optimizer that is stepped"
-            return failed(f"{kind} belongs to another optimizer", where=where, why=why, fix=fix)
+            return _failed("O5 other optimizer", f"{kind} belongs to another optimizer", where)
         base, rates = base_lr(group), [float(group["lr"])]
         with contextlib.suppress(ValueError):  # some end
             for _ in range(NUM_RATES):
@@ -204,8 +202,7 @@ def lr_schedule(subject: ForeignSubject, check: Check) -> Finding:
                 rates.append(float(group["lr"]))
         shown = f"{kind}: {min(rates):.3g} to {max(rates):.3g} in {len(rates)} steps; the optimizer was given {base:.3g}"
         if not PEAK[0] <= max(rates) / max(base, 1e-30) <= PEAK[1] or min(rates) < 0 or len({*rates}) == 1:
-            why, fix = "the learning rate is not what you set", "see its arguments: steps or epochs, a factor or a learning rate?"
-            return failed(shown, where=where, why=why, fix=fix, severity="warn")
+            return _failed("O5 rates", shown, where, severity="warn")
     return passed(shown) if shown else skipped("no scheduler was given")
 
 
@@ -215,8 +212,7 @@ def evaluation(subject: ForeignSubject, check: Check) -> Finding:
         with torch.no_grad(), ActiveDropout() as seen:
             subject.loss_of(subject.fresh_system().eval(), subject.batch())
         if seen.line:
-            why, fix = "scores and samples are worse than the model", "honour the mode: F.dropout(x, p, self.training)"
-            return failed("dropout is active in evaluation mode", where=seen.line, why=why, fix=fix)
+            return _failed("V1 dropout", "dropout is active in evaluation mode", seen.line)
     names = [name for name in ("evaluate", "sample") if getattr(subject.case.parts, name) is not None]
     found = [one for name in names for one in subject.once(("observed", name), lambda name=name: list(_observe(subject, name)))]
     sound = passed(f"{' and '.join(names)} called twice") if names else skipped("neither evaluate nor sample was given")
@@ -238,24 +234,19 @@ def _observe(subject: ForeignSubject, name: str) -> Iterator[tuple[str, Finding]
         states.append(torch.get_rng_state())
     modes = [subject.loss_of(subject.fresh_system().train(mode), subject.batch()) for mode in (True, False)]
     if in_training and not torch.equal(*modes):
-        what = f"{in_training[0]} runs in training mode in {name}"
-        why = "dropout is active there, or batch norm uses its batch: results are worse than the model"
-        yield "I6", failed(what, where=where, why=why, fix="call model.eval() first")
+        yield "I6", _failed("I6 training mode", f"{in_training[0]} runs in training mode in {name}", where)
     changed = next((n for n, t in system.state_dict().items() if not torch.equal(t, before[n])), "")
     if changed:
-        why, fix = "how often it runs changes the model", "use eval() and no_grad(), and write into no tensor of the model"
-        yield "T4", failed(f"{name} changes {changed}", where=where, why=why, fix=fix)
+        yield "T4", _failed("T4 changed model", f"{name} changes {changed}", where)
     if torch.equal(*states):
-        why, fix = "all noise after it is the same each time", "use a torch.Generator of its own instead of torch.manual_seed"
-        yield "T4", failed(f"{name} sets the global seed", where=where, why=why, fix=fix, severity="warn")
+        yield "T4", _failed("T4 global seed", f"{name} sets the global seed", where, severity="warn")
     if not system.model.training:
-        why, fix = "training goes on without dropout unless the loop calls train()", "call model.train() at its end"
-        yield "T4", failed(f"{name} leaves the model in evaluation mode", where=where, why=why, fix=fix, severity="note")
+        yield "T4", _failed("T4 evaluation mode", f"{name} leaves the model in evaluation mode", where, severity="note")
     first, second = values if name == "evaluate" else ({}, {})
     apart = [key for key in first if not math.isclose(float(first[key]), float(second[key]), rel_tol=SAME, abs_tol=1e-12)]
     if apart:
         what = f"two evaluations of the same weights differ: {apart[0]} {first[apart[0]]:.6g} and {second[apart[0]]:.6g}"
-        yield "V1", failed(what, where=where, why="scores are noise", fix="see I6; draw nothing, or with a fixed seed")
+        yield "V1", _failed("V1 noise", what, where)
 
 
 VERSIONS: dict[str, Callable[[ForeignSubject, Check], Finding]] = {

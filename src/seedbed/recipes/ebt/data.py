@@ -5,15 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from seedbed.config import Config
-from seedbed.data import image_source, text
-from seedbed.data.image_source import ImageData, given_images, subset_images
+from seedbed.data import image_source, shapes, text
+from seedbed.data.image_source import ImageData, ImageSource, given_images, subset_images
 from seedbed.data.images import ImageConfig
 from seedbed.data.text import TextData, TextSource, open_text
 from seedbed.data.text_facts import given_text, subset_text
-from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, NUM_SHOWN, open_images
+
+# Held-out images of an evaluation, and how many of them are kept for samples.
+NUM_EVALUATED, NUM_SHOWN = 1024, 64
 
 
 class CountedText(TextSource):
@@ -28,6 +31,32 @@ def open_data(config: Config) -> TextData | ImageData:
     if isinstance(config.data, ImageConfig):
         return open_images(config)
     return _counted(open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr)))
+
+
+def open_images(config: Config) -> ImageData:
+    """The images of `config.data`; of shapes, some pairs of shape and colour are in the test part only."""
+    data = image_source.open_data(config)
+    if config.data.images != "shapes":
+        return data
+    held = held_out()
+    train, valid = (_only(source, config, held, False) for source in (data.train, data.valid))
+    parts = [_only(source, config, held, True) for source in (data.train, data.valid)]
+    both = [np.concatenate([part.arrays[name] for part in parts]) for name in ("image", "class")]
+    facts = {**data.facts, "num_images": train.num_items, "num_valid_images": valid.num_items, "num_test_images": len(both[0])}
+    facts["never trained on"] = ", ".join(data.class_names[c] for c in held)
+    test = ImageSource(both[0], both[1], config.data, config.seed, train=False)
+    return ImageData(train, valid, facts, data.class_names, data.shape, test=test)
+
+
+def held_out() -> list[int]:
+    """One colour of every shape, so that every shape and every colour but two is known from other pairs."""
+    return [s * len(shapes.COLOURS) + s for s in range(len(shapes.SHAPES))]
+
+
+def _only(source: ImageSource, config: Config, classes: list[int], wanted: bool) -> ImageSource:
+    class_N = np.asarray(source.arrays["class"])
+    rows_N = np.flatnonzero(np.isin(class_N, classes) == wanted)
+    return ImageSource(source.arrays["image"][rows_N], class_N[rows_N], config.data, config.seed, source.train)
 
 
 def check_data(config: Config, data: TextData | ImageData) -> TextData | ImageData:

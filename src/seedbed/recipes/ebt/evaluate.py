@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,9 @@ from seedbed.config import Config
 from seedbed.data.corpus import open_corpus
 from seedbed.data.text import TextData, TextSource, text_metrics, windows
 from seedbed.errors import UserError
+from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.recipes.ebt.data import CountedText
-from seedbed.recipes.ebt.optimize import EVALUATION, initial_predictions, optimize
+from seedbed.recipes.ebt.optimize import EVALUATION, graphed_step, initial_predictions, optimize, optimize_step
 from seedbed.train.engine import Engine, EvalEngine, fork_rng
 from seedbed.train.stepper import Stepper
 from seedbed.train.system import System
@@ -41,6 +43,8 @@ NUM_SAMPLES = 3
 # Logits, and tokens, that one batch of evaluation may hold: a step keeps the attention of every layer for its gradient.
 EVAL_LOGITS = {"cuda": 1 << 28, "mps": 1 << 25, "cpu": 1 << 21}
 EVAL_TOKENS = 1 << 14
+# Steps on one context from which recording a CUDA graph of them, which takes as long as two, pays.
+MANY_STEPS = 8
 
 STEPS = (1, 2, 3, 4, 6, 8, 15, 30)
 FACTORS = (0.25, 0.5, 2.0)
@@ -142,13 +146,14 @@ def measure(
     parts = []
     for tokens_BT, counter_BT in windows_with_counters(source, model.vocab, model.embed.weight.device):
         contexts, targets_BT = model.encode_context(tokens_BT[:, :-1]), tokens_BT[:, 1:]
-        nats, energies = [], []
+        nats, energies, take = [], [], partial(graphed_step, GraphedCalls()) if max(steps) > MANY_STEPS else optimize_step
+        given = {"alpha": factor * system.alpha(), "space": config.space, "take": take}
         for sample in range(num_samples):
             z_BTV = initial_predictions(system.noise, config, counter_BT, EVALUATION + sample, model.embed.weight.dtype)
             # One more step than needed: it measures the energy after the last one.
-            for done, step in enumerate(optimize(model, contexts, z_BTV, max(steps) + 1, factor * system.alpha(), config.space)):
+            for done, step in enumerate(optimize(model, contexts, z_BTV, max(steps) + 1, **given)):
                 if done in steps:
-                    energies.append(step.energy_BT.flatten())
+                    energies.append(step.energy_BT.flatten().clone())
                 if done + 1 in steps:
                     nats.append(token_nats(step.z_BTV, targets_BT).flatten())
         parts.append([torch.stack(rows).unflatten(0, (num_samples, -1)).cpu() for rows in (nats, energies)])
@@ -184,9 +189,6 @@ def rank_correlation(x_P: Tensor, y_P: Tensor) -> float:
     """Spearman's rank correlation."""
     ranks = [v.argsort().argsort().double() for v in (x_P, y_P)]
     return float(torch.corrcoef(torch.stack(ranks))[0, 1])
-
-
-# ---- texts in and out of distribution --------------------------------------------------------------------------------
 
 
 def _texts(system: EnergySystem, tokens: int, texts: Sequence[str]) -> dict[str, Callable[[], CountedText]]:
@@ -245,9 +247,6 @@ def sums(num: int) -> str:
         a, b = rng.randrange(1000), rng.randrange(1000)
         text += f"{a}+{b}={a + b}\n"
     return text[:num]
-
-
-# ---- the report ------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict[str, Any]) -> str:

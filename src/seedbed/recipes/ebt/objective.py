@@ -14,6 +14,7 @@ from seedbed.nn import rng
 from seedbed.recipes.ebt.model import Context, EnergyModel
 from seedbed.recipes.ebt.optimize import NOISE, STEP_SIZE, CounterNormal, Step, optimize_step
 from seedbed.recipes.ebt.presets import MCMCConfig
+from seedbed.train.stop_gradient import stop_gradient
 
 
 class Outcome(NamedTuple):
@@ -67,7 +68,7 @@ def optimize_to_loss(
 
 def add_langevin_noise(z_BTV: Tensor, counter_BT: Tensor, number: int, config: MCMCConfig, noise: CounterNormal) -> Tensor:
     """The input of step `number` in training: detached unless gradients pass all steps, with Langevin noise."""
-    z_BTV = z_BTV if config.backprop_through == "all" else z_BTV.detach()
+    z_BTV = z_BTV if config.backprop_through == "all" else stop_gradient(z_BTV)
     return z_BTV + config.langevin_noise * noise(counter_BT, NOISE + number).to(z_BTV.dtype) if config.langevin_noise else z_BTV
 
 

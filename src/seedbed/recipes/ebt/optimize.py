@@ -6,22 +6,23 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from seedbed.errors import UserError
 from seedbed.nn import rng
 from seedbed.nn.init import declare
 from seedbed.recipes.ebt.model import Context, EnergyModel
 from seedbed.recipes.ebt.presets import MCMCConfig
 
+if TYPE_CHECKING:
+    from seedbed.nn.cuda_graph import GraphedCalls
+
 # Streams of random numbers. Noise has one per step; evaluation has one per sample of the initial prediction.
 NUM_STEPS, INITIAL, STEP_SIZE, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
 ALPHA_RATE = 3.0
-NO_ONNX = (
-    "an energy model cannot be exported to ONNX: its predictions follow the gradient of its energy, and ONNX has no gradients"
-)
 
 # Added to the counters of replayed rows, so that their noise differs from that of any sample.
 REPLAY_OFFSET = 1 << 60
@@ -76,6 +77,11 @@ class SeparateClip(torch.autograd.Function):
         return grad.clamp(-1.0, 1.0) * SeparateClip.SCALE, None
 
 
+def no_onnx_network(system: nn.Module) -> NoReturn:
+    what = "an energy model cannot be exported to ONNX"
+    raise UserError(f"{what}: its predictions follow the gradient of its energy, and ONNX has no gradients")
+
+
 def optimize_step(
     model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str
 ) -> Step:
@@ -91,13 +97,28 @@ def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:
     return p_BTV * (grad_BTV - (p_BTV * grad_BTV).sum(-1, keepdim=True))
 
 
+def graphed_step(
+    graphs: "GraphedCalls", model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Any, space: str
+) -> Step:
+    """`optimize_step` for many steps on the same contexts, one CUDA graph for each landscape; valid until the next."""
+    landscape = min(number, len(contexts) - 1)
+    step = lambda z_BTV, alpha: optimize_step(model, contexts, z_BTV, landscape, alpha, space)  # noqa: E731
+    return graphs(landscape, step, z_BTV, torch.as_tensor(alpha, dtype=z_BTV.dtype, device=z_BTV.device))
+
+
 def optimize(
-    model: EnergyModel, contexts: list[Context], z_BTV: Tensor, num_steps: int, alpha: Tensor | float, space: str
+    model: EnergyModel,
+    contexts: list[Context],
+    z_BTV: Tensor,
+    num_steps: int,
+    alpha: Tensor | float,
+    space: str,
+    take: Callable[..., Step] = optimize_step,
 ) -> Iterator[Step]:
-    """Steps without noise and without a graph, as evaluation and generation take them."""
+    """Steps without noise and without a graph of gradients, as evaluation and generation take them."""
     with torch.no_grad():
         for number in range(num_steps):
-            step = optimize_step(model, contexts, z_BTV, number, alpha, space)
+            step = take(model, contexts, z_BTV, number, alpha, space)
             z_BTV = step.z_BTV
             yield step
 

@@ -5,8 +5,8 @@ from typing import Literal
 
 from seedbed.config import Config, Every, Limit, Optim, Schedule, Units, number
 from seedbed.data.corpus import TextConfig
+from seedbed.data.images import ImageConfig
 from seedbed.errors import UserError
-from seedbed.recipes.ebt.denoise import presets as denoise_presets
 
 # Layers, heads and width of each size, with the learning rate that goes with it.
 SIZES = {
@@ -95,6 +95,41 @@ class ModelConfig:
                 f"model.mcmc.num_landscapes={self.mcmc.num_landscapes} differ by their embedding, and model.step_embed=none; "
                 "use pred, or one landscape"
             )
+
+
+@dataclass(frozen=True)
+class DenoiseConfig:
+    """An energy over images whose gradient denoises them, or the regressor of equal size that is its baseline.
+
+    Optimisation starts at the noisy image; with `observe=concat` the energy also sees it, else only the estimate. `steps`
+    are trained, each with its own loss. `alpha` is the step size, for an energy that is the mean over patches; with
+    `random_alpha` s above 1 it is uniform from alpha/s to alpha*s. `level` is the noise in training: a standard deviation
+    on [0, 1], or with `noise=ddpm` a share of a diffusion chain.
+    """
+
+    kind: Literal["energy", "regress"] = "energy"
+    depth: int = number(6, low=1, high=1000)
+    heads: int = number(6, low=1, high=1024)
+    width: int = number(384, low=4, high=65536)
+    patch: int = number(4, low=1, high=256)
+    observe: Literal["none", "concat"] = "none"
+    steps: int = number(1, low=1, high=64)
+    alpha: float = number(3000.0, low=1e-4, high=1e9)
+    learn_alpha: bool = True
+    random_alpha: float = number(1.0, low=1.0, high=100.0)
+    noise: Literal["sigma", "ddpm"] = "sigma"
+    level: float = number(0.1, low=0.001, high=0.99)
+
+    def check(self) -> None:
+        """What the fields must satisfy together."""
+        if self.width % self.heads:
+            raise UserError(f"model.width={self.width} does not divide into model.heads={self.heads}")
+        if self.width % 4:
+            raise UserError(f"model.width={self.width} is not a multiple of 4, which positions in two dimensions need")
+        if self.kind == "regress" and (self.steps > 1 or self.random_alpha > 1):
+            raise UserError("a regressor has no steps to vary; leave model.steps=1 and model.random_alpha=1")
+        if self.kind == "regress" and self.observe == "concat":
+            raise UserError("a regressor sees the noisy image already; leave model.observe=none")
 
 
 S1 = MCMCConfig()
@@ -196,12 +231,12 @@ def _adam(size: str) -> Optim:
 
 def denoise_shapes() -> Config:
     """Denoises shapes of 32 pixels by gradient descent on an energy; trained at noise 0.1, also evaluated at 0.2."""
-    return denoise_presets.shapes("energy")
+    return _denoise(DenoiseConfig(), ImageConfig(images="shapes", size=32), steps=4000)
 
 
 def regress_shapes() -> Config:
     """The baseline of denoise-shapes: the same blocks and data, one pass to the clean image."""
-    return denoise_presets.shapes("regress")
+    return replace(denoise_shapes(), model=DenoiseConfig(kind="regress"))
 
 
 def denoise_cifar() -> Config:
@@ -209,17 +244,31 @@ def denoise_cifar() -> Config:
 
     Needs data.images=FOLDER, a folder with train/CLASS/*.jpg and test/CLASS/*.jpg.
     """
-    return denoise_presets.cifar("energy")
+    return _denoise(DenoiseConfig(depth=12), ImageConfig(images="cifar10", size=32, flip=True), steps=20_000)
 
 
 def regress_cifar() -> Config:
     """The baseline of denoise-cifar: the same blocks and data, one pass to the clean image."""
-    return denoise_presets.cifar("regress")
+    return replace(denoise_cifar(), model=DenoiseConfig(kind="regress", depth=12))
+
+
+def _denoise(model: DenoiseConfig, data: ImageConfig, steps: int) -> Config:
+    return Config(
+        model=model,
+        data=data,
+        optim=Optim(lr=3e-4, beta2=0.999, weight_decay=0.01, clip=1.0),
+        schedule=Schedule(kind="cosine", warmup=0.05, floor=0.1),
+        every=Every(log=50, eval=steps // 4, sample=0, save=steps // 4),
+        steps=steps,
+        batch=128,
+        precision="tf32",
+        compile="auto",
+    )
 
 
 def check_settings(config: Config) -> dict[str, object]:
     """A small copy for the checks: four patches along a side of an image, or the smallest size of a text model."""
-    if isinstance(config.model, denoise_presets.DenoiseConfig):
+    if isinstance(config.model, DenoiseConfig):
         return config.data.check_settings(config.model.patch)
     depth, heads, width = config.model.shape
     wanted = {"model.depth": (depth, 2), "model.heads": (heads, 2), "model.width": (width, 32)}

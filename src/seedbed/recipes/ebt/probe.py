@@ -8,15 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from seedbed.data.text_facts import next_token_facts
 from seedbed.nn.decoding import Sampling
-from seedbed.recipes.ebt.objective import add_langevin_noise, cross_entropy, step_sizes
-from seedbed.recipes.ebt.optimize import INITIAL, SeparateClip, initial_predictions, optimize_step
+from seedbed.recipes.ebt.objective import cross_entropy
+from seedbed.recipes.ebt.optimize import INITIAL, ReplayBuffer, SeparateClip, initial_predictions, optimize_step
+from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
+from seedbed.train.stop_gradient import held
 
 if TYPE_CHECKING:
     from seedbed.recipes.ebt.model import Context
@@ -85,31 +88,22 @@ def _options(system: EnergySystem, prompts: list[list[int]]) -> dict[str, tuple[
 @torch.no_grad()
 def _held(system: EnergySystem, batch: Batch) -> Callable[[], Tensor]:
     """The training loss as a function of the weights alone; the input of each step is held where gradients stop there."""
-    model, alpha = system.model, system.alpha()
-    mcmc, num_steps = system.mcmc_settings(system.variant(0, system.config.steps)[0])
-    tokens_BL, z_BTV, counter_BT, *_ = system.initial_batch(batch)
-    inputs: list[Tensor] = []
-    passes = mcmc.backprop_through == "all"
+    alpha, rows, log_alpha = system.alpha(), system.initial_batch(batch), system.log_alpha
+    engine = EvalEngine(system, system.config, alpha.device)
+    engine.variant = (system.variant(0, system.config.steps)[0], False)
 
-    def go(held: list[Tensor] | None, factor: float = 1.0) -> Tensor:
-        sizes = step_sizes(mcmc, factor * alpha, system.config.seed, counter_BT)
-        contexts, nats, z = model.encode_context(tokens_BL[:, :-1]), [], z_BTV
-        for number in range(num_steps):
-            if held is None:
-                inputs.append(add_langevin_noise(z, counter_BT, number, mcmc, system.noise))
-            z = add_langevin_noise(z, counter_BT, number, mcmc, system.noise) if passes else (held or inputs)[number]
-            z = optimize_step(model, contexts, z, number, sizes, mcmc.space).z_BTV
-            nats.append(cross_entropy(z, tokens_BL[:, 1:]))
-        return torch.stack(nats).mean() if mcmc.loss == "each" else nats[-1]
+    def loss(factor: float = 1.0) -> Tensor:
+        known = {"alpha": lambda mean: factor * alpha, "initial_batch": lambda batch: rows}
+        with patch.multiple(system, **known), patch.object(ReplayBuffer, "store"):
+            return system.loss(batch, engine)[0]
 
-    go(None)
-    log_alpha = system.log_alpha
+    fixed = held(loss)
     if log_alpha is None:
-        return lambda: go(inputs)
+        return fixed
     # The step size is held too: its gradient is clipped and scaled on purpose (`SeparateClip`). A linear term replaces it.
-    slope = (go(inputs, math.exp(PROBED)) - go(inputs, math.exp(-PROBED))) / (2 * PROBED)
+    slope = (fixed(math.exp(PROBED)) - fixed(math.exp(-PROBED))) / (2 * PROBED)
     size, slope = log_alpha.detach().clone(), SeparateClip.SCALE * slope.clamp(-1.0, 1.0)
-    return lambda: go(inputs) + slope * (log_alpha - size)
+    return lambda: fixed() + slope * (log_alpha - size)
 
 
 def build_plain_probe(system: PlainSystem, batch: Batch) -> Probe:

@@ -6,7 +6,7 @@ Shape suffixes: B batch, T time, V vocabulary.
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,14 @@ from seedbed.nn import eagerly
 from seedbed.nn.decoding import Decoder, Sampling
 from seedbed.recipes.ebt import evaluate, optimize
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
 from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, RegressSystem
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, PlainDecoder
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
 from seedbed.recipes.ebt.objective import METRICS, cross_entropy, energy_metrics, optimize_to_loss, step_sizes
 from seedbed.recipes.ebt.optimize import ReplayBatch, ReplayBuffer
-from seedbed.recipes.ebt.presets import MCMCConfig
+from seedbed.recipes.ebt.presets import DenoiseConfig, MCMCConfig
 from seedbed.recipes.ebt.probe import build_plain_probe, build_probe
 from seedbed.train.engine import EvalEngine, mix
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option, over_ranks
 from seedbed.train.text_system import TextOptions, TextSystem
 from seedbed.train.watch import Alarm
@@ -72,9 +70,6 @@ class EbtSystem(TextSystem):
         super().__init__(config, data)
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
-    def num_targets(self, batch: Batch) -> int:
-        return batch["tokens"][:, 1:].numel()
-
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 
@@ -83,6 +78,7 @@ class PlainSystem(EbtSystem):
     """The baseline: same blocks, data and order, with a softmax head instead of an energy."""
 
     model: PlainModel
+    probe = build_plain_probe
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         return cross_entropy(self.logits(batch["tokens"][:, :-1]).float(), batch["tokens"][:, 1:]), {}
@@ -109,9 +105,6 @@ class PlainSystem(EbtSystem):
             raise UserError(f"--{asked[0].replace('_', '-')} needs energies, and this run is a plain transformer, which has none")
         return PlainDecoder(self, rows, num, sampling, seed, capture=capture)
 
-    def probe(self, batch: Batch) -> Probe:
-        return build_plain_probe(self, batch)
-
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
         return 3.0 * (self.model.forward_flops() + 2.0 * self.model.head.weight.numel()) * self.config.data.block
@@ -121,6 +114,7 @@ class EnergySystem(EbtSystem):
     """An energy over next tokens, trained by differentiating through its optimisation steps."""
 
     curve_options = CurveOptions
+    probe, onnx_network = build_probe, optimize.no_onnx_network
     model: EnergyModel
 
     def __init__(self, config: Config, data: TextData) -> None:
@@ -212,9 +206,6 @@ class EnergySystem(EbtSystem):
         step = optimize.optimize_step(self.model, self.model.encode_context(tokens_BT), z_BTV, 0, 0.0, self.mcmc.space)
         self.model.head.weight /= (self.mcmc.alpha * step.grad_BTV).std()
 
-    def probe(self, batch: Batch) -> Probe:
-        return build_probe(self, batch)
-
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
         return optimization_alarms(measured, self.mcmc.alpha) if progress > self.config.schedule.warmup else []
 
@@ -256,9 +247,6 @@ class EnergySystem(EbtSystem):
         closing = self._inference_curve(request, more, tokens=tokens, num_samples=END_SAMPLES)
         shown = super().sample(request, engine)
         return Sample(f"{closing.text}\n\n{shown.text}", closing.files, shown.facts)
-
-    def onnx_network(self) -> NoReturn:
-        raise UserError(optimize.NO_ONNX)
 
     @torch.no_grad()
     def inference_curve(self, request: Request, engine: EvalEngine) -> Sample:

@@ -156,9 +156,6 @@ def _load(path: Path, classifier: Classifier, say: Callable[[str], None]) -> Cla
     return classifier
 
 
-# ---- training ------------------------------------------------------------------------------------------------------------
-
-
 def train_classifier(
     data: ImageData, device: torch.device, config: ClassifierConfig, say: Callable[[str], None] = lambda line: None
 ) -> Classifier:

@@ -117,8 +117,6 @@ class FlowTransformer(nn.Module):
         assert self.config.drop, "a model trained without class dropout has no null class"
         return self.num_classes
 
-    # ---- weights ---------------------------------------------------------------------------------------------------
-
     def init_weights(self, generator: torch.Generator) -> None:
         """Fill every parameter; gates (or, without them, the blocks' outputs) and the last layer are zero."""
         width = self.config.width
@@ -139,8 +137,6 @@ class FlowTransformer(nn.Module):
             down_std = block.mlp.down.in_features**-0.5 if self.modulation else 0.0
             block.mlp.init_weights(width**-0.5, down_std, generator)
         fill_(self.leave.weight, 0.0)
-
-    # ---- cost --------------------------------------------------------------------------------------------------------
 
     def token_parameters(self) -> int:
         """Matmul parameters of the blocks, applied to every token."""
@@ -166,8 +162,6 @@ class FlowTransformer(nn.Module):
     def forward_flops(self) -> float:
         """Forward pass of one image: approximately a third of training."""
         return self.flops_per_image() / 3
-
-    # ---- forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor, tables: PositionTables | None = None) -> Tensor:
         """An output of the shape of `x_BCHW`, in float32. Compiled code must be given its tables."""

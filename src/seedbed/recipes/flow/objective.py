@@ -39,9 +39,6 @@ def errors(field_BCHW: Tensor, x_BCHW: Tensor, time_B: Tensor, velocity_BCHW: Te
     return (velocity(field_BCHW, x_BCHW, time_B, predict) - target).square().mean((1, 2, 3))
 
 
-# ---- baselines -----------------------------------------------------------------------------------------------------------
-
-
 def quantiles(times: TimeDistribution) -> Tensor:
     """Quadrature times: equally spaced quantiles of the distribution, in float64."""
     u_Q = (torch.arange(NUM_QUADRATURE, dtype=torch.float64) + 0.5) / NUM_QUADRATURE

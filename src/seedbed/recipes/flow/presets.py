@@ -135,6 +135,8 @@ def pixels_256() -> Config:
     return replace(_on_gpu(model, data, lr=2e-4, steps=100_000, every=5000), ema=0.9995, ema2=0.9999)
 
 
+# Patches of the checks: their images are as many times smaller as the real patches are larger.
+MAX_PATCH = 4
 SHAPES = ImageConfig(images="shapes", size=64)
 SCHEDULE = Schedule(kind="linear", warmup=0.02, decay=0.3, floor=0.0)
 
@@ -161,5 +163,6 @@ def _for_timing(config: Config, log: int) -> Config:
 
 
 def check_settings(config: Config) -> dict[str, object]:
-    """A small copy for the checks: smaller images."""
-    return config.data.check_settings(config.model.patch)
+    """A small copy for the checks: smaller images, of small patches."""
+    patch = config.model.patch if config.data.encode else min(config.model.patch, MAX_PATCH)
+    return ({"model.patch": patch} if patch < config.model.patch else {}) | config.data.check_settings(patch)

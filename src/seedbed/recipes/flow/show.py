@@ -108,8 +108,6 @@ def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
     guidance = options["guidance"]
     if guidance is None:
         guidance = GUIDANCE if system.config.model.drop else 1.0
-    elif guidance != 1.0 and not system.config.model.drop:
-        raise UserError("this model was trained without class dropout (model.drop=0), so it cannot be guided; use --guidance 1")
     try:
         low, high = (float(part) for part in str(options["interval"]).split(","))
     except ValueError:

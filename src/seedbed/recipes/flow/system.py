@@ -5,7 +5,7 @@ B batch, N images, C channels, H W pixels.
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,12 @@ from seedbed.nn import eagerly
 from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
 from seedbed.recipes.flow.data import TimeDistribution, draw_noise, drop_class, flow_batch
-from seedbed.recipes.flow.model import PositionTables, build_model
+from seedbed.recipes.flow.model import FlowTransformer, PositionTables, build_model
 from seedbed.recipes.flow.probe import build_probe
 from seedbed.recipes.flow.show import SampleOptions, show
 from seedbed.train.engine import DTYPES, EvalEngine
-from seedbed.train.probe import Probe
+from seedbed.train.export_onnx import OnnxNetwork
 from seedbed.train.system import Batch, Request, Sample, System
-
-if TYPE_CHECKING:
-    from seedbed.train.export_onnx import OnnxNetwork
 
 NUM_BINS = 10
 # Decay of the moving average of each bin: about the last hundred steps count.
@@ -52,11 +49,23 @@ class Noiser(nn.Module):
         return seen
 
 
+class Velocity(nn.Module):
+    """The velocity from noise (time 0) to images (time 1), whatever the network predicts."""
+
+    def __init__(self, model: FlowTransformer) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor) -> Tensor:
+        return objective.velocity(self.model(x_BCHW, time_B, class_B), x_BCHW, time_B, self.model.config.predict)
+
+
 class Flow(System):
     """A transformer that learns the velocity from noise to images."""
 
     auto_compile = "whole"
     sample_options = SampleOptions
+    probe = build_probe
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__()
@@ -68,8 +77,6 @@ class Flow(System):
         self.register_buffer("bins", torch.zeros(2, NUM_BINS))  # decayed sums of losses and of counts, by time
         self.bins: Tensor
         self._baseline_losses: dict[str, float] = {}
-
-    # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         seen = self.add_noise(batch)
@@ -106,9 +113,6 @@ class Flow(System):
         device = model.enter.weight.device
         return choose_attention(size, DTYPES[config.precision], device, causal=False, only=config.attention)
 
-    def probe(self, batch: Batch) -> Probe:
-        return build_probe(self, batch)
-
     def compile_units(self) -> Iterator[nn.Module]:
         yield from self.model.blocks
 
@@ -118,8 +122,6 @@ class Flow(System):
     def flops_per_item(self) -> float:
         """An item is an image."""
         return self.model.flops_per_image()
-
-    # ---- evaluation and samples ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, source: ImageSource, engine: EvalEngine) -> dict[str, float]:
@@ -153,12 +155,19 @@ class Flow(System):
     def sample(self, request: Request, engine: EvalEngine) -> Sample:
         return show(self, request, engine)
 
-    def onnx_network(self) -> "OnnxNetwork":
-        from seedbed.recipes.flow.export import onnx_network
-
-        return onnx_network(self)
-
-    # ---- description -----------------------------------------------------------------------------------------------
+    def onnx_network(self) -> OnnxNetwork:
+        """A function of image, time and class."""
+        model = self.model
+        inputs = {"x": torch.zeros(2, *model.shape), "time": torch.full((2,), 0.5), "class": torch.zeros(2, dtype=torch.long)}
+        image = ("batch", *(str(n) for n in model.shape))
+        facts = {
+            "num_classes": model.num_classes,
+            "null_class": model.null_class if model.config.drop else None,
+            "sampling": "start from normal noise at time 0 and integrate the velocity to time 1; pixels are in [-1, 1]",
+            "cache": "none",
+        }
+        axes = {"x": image, "time": ("batch",), "class": ("batch",), "velocity": image}
+        return OnnxNetwork(Velocity(model), inputs, axes, "velocity", facts)
 
     def describe(self) -> dict[str, Any]:
         """Size, cost, and baseline losses."""

@@ -25,7 +25,7 @@ class PositionTables(NamedTuple):
 
 
 def make_norm(config: ModelConfig) -> nn.Module:
-    return layers.LayerNorm(config.width) if config.norm == "layer" else layers.RMSNorm(config.width)
+    return layers.LayerNorm(config.width) if config.norm == "layer" else layers.RMSNorm()
 
 
 class Block(nn.Module):
@@ -100,15 +100,13 @@ class Transformer(nn.Module):
         padded = -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
         self.embed = nn.Embedding(padded, config.width)
         sizes = layers.Sizes(block, config.width, config.width // config.heads, config.rope_base)
-        self.positions: layers.PositionalEncoding = layers.ENCODINGS[config.positions](sizes)
+        self.positions: layers.NoPositions = layers.ENCODINGS[config.positions](sizes)
         num_skips = config.depth // 2 if config.skips else 0
         self.blocks = module_list(Block(config, i >= config.depth - num_skips) for i in range(config.depth))
         self.head = Head(config, vocab)
         self.unembed = None if config.tied else nn.Linear(config.width, padded, bias=False)
         if self.unembed:
             declare(self.unembed.weight, "head")
-
-    # ---- weights ---------------------------------------------------------------------------------------------------
 
     def init_weights(self, generator: torch.Generator) -> None:
         """Fill every parameter; blocks start near the identity and the first loss is that of a uniform guess."""
@@ -144,8 +142,6 @@ class Transformer(nn.Module):
         prefixes = ("positions.", "embed.") if self.unembed else ("positions.",)
         num_weights = sum(p.numel() for name, p in self.named_parameters() if not name.startswith(prefixes))
         return 6.0 * num_weights + 12.0 * self.config.depth * self.config.width * self.block
-
-    # ---- forward ---------------------------------------------------------------------------------------------------
 
     def forward(self, tokens_BT: Tensor, targets_BT: Tensor, tables: PositionTables | None = None) -> Tensor:
         """The mean loss, in nats per target. Compiled code must be given its tables."""

@@ -37,15 +37,10 @@ class GPT(TextSystem):
         self._kernels: dict[torch.device, tuple] = {}
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         x_BT, y_BT = batch["tokens"][:, :-1], batch["tokens"][:, 1:]
         with attention_scope(self.kernels()):
             return self.model(x_BT, y_BT, self.model.position_tables(x_BT)), {}
-
-    def num_targets(self, batch: Batch) -> int:
-        return batch["tokens"][:, 1:].numel()
 
     def kernels(self) -> tuple:
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
@@ -75,8 +70,6 @@ class GPT(TextSystem):
     def flops_per_item(self) -> float:
         """An item is a block: one context of tokens."""
         return self.model.flops_per_token() * self.config.data.block
-
-    # ---- evaluation and samples ------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, source: TextSource, engine: EvalEngine) -> dict[str, float]:

@@ -5,8 +5,6 @@ Shape suffixes: B samples, N input tokens, M output tokens.
 
 import copy
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable
 
 import torch
@@ -15,6 +13,7 @@ from torch import Tensor
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data, Source
+from seedbed.data.store import digest
 from seedbed.nn import rng
 from seedbed.recipes.thinker import curriculum
 from seedbed.recipes.thinker.addition import Addition
@@ -44,7 +43,8 @@ class TaskSource(Source):
         """The samples with these counters: x (B, N), y (B, M), keep and learn (B, M), length and index (B)."""
         index_B = index_B % self.period if self.period else index_B
         sample, size = self.streams
-        limit_or_all = self.length if limit is None else limit
+        # The stage is where its system is, which need not be where samples are wanted.
+        limit_or_all = self.length if limit is None else limit.to(index_B.device)
         length_B = curriculum.lengths(rng.keys(seed, index_B, size), limit_or_all, self.curriculum, self.length)
         made = self.task.make(rng.keys(seed, index_B, sample), length_B, self.shape)
         return _named(made, length_B, index_B)
@@ -93,7 +93,7 @@ def _fingerprint(wanted: DataConfig) -> str:
     """The hash of everything that samples depend on; evaluation settings are not part of it."""
     values = configs.to_json(wanted)
     used = {name: values[name] for name in ("task", "length", "vocab", "base", "max_value", "held", "curriculum")}
-    return hashlib.sha256(json.dumps(used, sort_keys=True).encode()).hexdigest()[:16]
+    return digest(used)[:16]
 
 
 def open_data(config: Config) -> Data:

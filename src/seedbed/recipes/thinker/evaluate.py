@@ -1,6 +1,6 @@
-"""Evaluation of a thinker: exact match, the leak check, and the quick evaluation during training.
+"""Evaluation of a thinker: exact match, the leak check, the quick evaluation during training, and the answer as ONNX.
 
-Shape suffixes: B samples, M output tokens, K latents, T steps, S output steps, V vocabulary.
+Shape suffixes: B samples, N input and M output tokens, K latents, T steps, S output steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from seedbed.errors import UserError
 from seedbed.recipes.thinker.batch_settings import EVALUATION, BatchSettings
 from seedbed.recipes.thinker.data import TaskSource
 from seedbed.recipes.thinker.model import States
+from seedbed.recipes.thinker.presets import BY_ENDS
 from seedbed.recipes.thinker.program import NAMED, Program, parse_program
 from seedbed.recipes.thinker.tasks import trivial_baselines
+from seedbed.train.export_onnx import OnnxNetwork
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.system import ThinkerSystem
@@ -154,9 +157,6 @@ def score(system: ThinkerSystem, source: TaskSource, inference: Inference, num: 
     return Score(inference.steps, exact_S / num, token_S / count, position_M / count_M.clamp_min(1), float(nats / count), num)
 
 
-# ---- leaks -----------------------------------------------------------------------------------------------------------
-
-
 def leak_check(system: ThinkerSystem, source: TaskSource, num: int) -> Leak:
     """Every sample gets the input of another one: what is right then cannot come from the input.
 
@@ -194,9 +194,6 @@ def _moved(system: ThinkerSystem, batch: Batch, inference: Inference) -> float:
     return worst if worst > 1e-3 else 0.0
 
 
-# ---- the evaluation of a training run --------------------------------------------------------------------------------
-
-
 def quick_evaluation(system: ThinkerSystem, source: TaskSource) -> dict[str, float]:
     """The evaluation during training: samples of the full length, with the trained numbers of steps and latents.
 
@@ -211,3 +208,39 @@ def quick_evaluation(system: ThinkerSystem, source: TaskSource) -> dict[str, flo
     best = max(value for name, value in trivial.items() if name.endswith("_token"))
     numbers = {"error": 1.0 - found.exact, "exact": found.exact, "token": found.token, "loss": found.nats}
     return {**numbers, "trivial_token": best, "leak": 0.0}
+
+
+class Answer(nn.Module):
+    """Logits after the last step. The noise of the first state follows from `index`, as in evaluation."""
+
+    def __init__(self, system: ThinkerSystem) -> None:
+        super().__init__()
+        self.system, self.num_out = system, system.source.shape.num_out
+
+    def forward(self, x_BN: Tensor, index_B: Tensor, learn_BM: Tensor | None = None) -> Tensor:
+        y_BM = x_BN.new_zeros(len(x_BN), self.num_out)  # only its shape is used
+        batch = {"x": x_BN, "y": y_BM, "index": index_B}
+        batch |= {} if learn_BM is None else {"learn": learn_BM}
+        return predict(self.system, batch, as_trained(self.system))[-1]
+
+
+def onnx_network(system: ThinkerSystem) -> OnnxNetwork:
+    """The answer with as many latents and steps as in training."""
+    config, sizes = system.config.model, system.model.sizes
+    if config.target_stream == "only":
+        raise UserError("model.target_stream=only: its answer depends on the targets, which an exported network does not get")
+    inputs = {"tokens": torch.zeros(2, sizes.num_in, dtype=torch.long), "sample_index": torch.arange(2)}
+    axes = {"tokens": ("batch", str(sizes.num_in)), "sample_index": ("batch",)}
+    if config.positions.kind in BY_ENDS:
+        inputs["used"], axes["used"] = torch.ones(2, sizes.num_out, dtype=torch.bool), ("batch", str(sizes.num_out))
+    axes["logits"] = ("batch", str(sizes.num_out), str(sizes.vocab))
+    facts = {
+        "latents": system.latents.high,
+        "steps": system.steps.high,
+        "pad": sizes.pad,
+        "sample_index": "any whole number per row: it decides the noise of the first state",
+        "used": "which output positions the answer has",
+        "cache": "none",
+    }
+    facts = {name: value for name, value in facts.items() if name != "used" or "used" in inputs}
+    return OnnxNetwork(Answer(system), inputs, axes, "logits", facts)

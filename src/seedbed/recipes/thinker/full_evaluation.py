@@ -63,9 +63,6 @@ def full_evaluation(system: ThinkerSystem, source: TaskSource, folder: Path | No
     return found
 
 
-# ---- as trained ------------------------------------------------------------------------------------------------------
-
-
 def in_range(system: ThinkerSystem, source: TaskSource, num: int) -> dict[str, Any]:
     """Exact match and tokens over several draws of noise, by position, and whether the draws agree."""
     scores = [score(system, source, as_trained(system, draw=draw), num) for draw in range(NUM_DRAWS)]
@@ -127,9 +124,6 @@ def named_programs(system: ThinkerSystem, source: TaskSource, num: int) -> dict[
         got = score(system, source, Inference(system.latents.high, (max(top, 2),), program=program), num)
         found[name] = {"exact": got.exact, "token": got.token}
     return found
-
-
-# ---- beyond training -------------------------------------------------------------------------------------------------
 
 
 def curve(system: ThinkerSystem, source: TaskSource, num: int) -> dict[str, list[float]]:

@@ -18,6 +18,7 @@ from seedbed.nn.layers import LayerNorm, rms_norm
 from seedbed.recipes.thinker.batch_settings import NOISE, PERTURB, POSITIONS, BatchSettings
 from seedbed.recipes.thinker.presets import BY_ENDS, ModelConfig
 from seedbed.recipes.thinker.program import LOOKUP, READ, STATIC, WRITE
+from seedbed.train.stop_gradient import stop_gradient
 
 # Added to masked attention scores; its exponential is 0 in every precision.
 HIDDEN = -1e9
@@ -254,19 +255,15 @@ class Thinker(nn.Module):
                     h_BMD = self._flow(h_BMD, z_BKD, context, bias_B11C, self_bias)
                 if setting.cut is not None or t + 1 == setting.first:
                     here = None if setting.cut is None else setting.cut == t + 1
-                    z_BKD = self.stop_gradient(z_BKD, here)
-                    memory = None if memory is None else self.stop_gradient(memory, here)
-                    h_BMD = None if h_BMD is None else self.stop_gradient(h_BMD, here)
+                    z_BKD = _cut_gradient(z_BKD, here)
+                    memory = None if memory is None else _cut_gradient(memory, here)
+                    h_BMD = None if h_BMD is None else _cut_gradient(h_BMD, here)
             if t in keep:
                 for history, x in zip(kept, (z_BKD, memory, h_BMD), strict=True):
                     history.extend([] if x is None else [x])
         states, memories, streams = (torch.stack(history) if history else None for history in kept)
         assert states is not None, "no step is kept"
         return States(states, memories, streams, position_MD)
-
-    def stop_gradient(self, x: Tensor, here: Tensor | None) -> Tensor:
-        """Detach `x`, or only where `here` is true, without a host sync. Checks replace it."""
-        return x.detach() if here is None else torch.where(here, x.detach(), x)
 
     def decode(self, states: States, setting: BatchSettings, output_steps: tuple[int, ...]) -> Tensor:
         """Logits of every output position at `output_steps`, in one pass."""
@@ -372,6 +369,11 @@ class Thinker(nn.Module):
         bias_B11C = torch.cat((bias_B11C, latent_K.expand(*bias_B11C.shape[:-1], -1)), -1)
         causal_MM = torch.full((num, num), HIDDEN, dtype=h_BMD.dtype, device=h_BMD.device).triu(1)
         return self._step(h_BMD, pairs, bias_B11C, causal_MM)
+
+
+def _cut_gradient(x: Tensor, here: Tensor | None) -> Tensor:
+    """Gradients stop, or only where `here` is true, without a host sync."""
+    return stop_gradient(x) if here is None else torch.where(here, stop_gradient(x), x)
 
 
 def _joined(one: KeysValues, other: KeysValues) -> KeysValues:

@@ -16,8 +16,8 @@ from torch import Tensor
 from seedbed.recipes.thinker.model import select_rows
 from seedbed.recipes.thinker.program import LOOKUP, WRITE
 from seedbed.recipes.thinker.task import Task
-from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
+from seedbed.train.stop_gradient import held_loss
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.system import ThinkerSystem
@@ -41,11 +41,16 @@ def build_probe(system: ThinkerSystem, batch: Batch) -> Probe:
         return torch.stack([model.score(part, b, weight_S) for part in parts]).sum()
 
     loss = system.config.model.loss
-    held = (lambda: _held(system, batch)) if loss.steps == "progressive" or loss.backprop_steps else None
     dead = ("model.start.latent",) if 0 < loss.backprop_steps < num_steps else ()
     ranges = {name: (0.0, float(shape.vocab - 1)) for name in ("x", "y")}
     ranges["length"] = (1.0, float(task.length))
-    known = {"ranges": ranges, "lower_bound": 0.0, "held": held, "dead": dead, "constant": ("length",)}
+    known = {
+        "ranges": ranges,
+        "lower_bound": 0.0,
+        "held": lambda: held_loss(system, batch, (num_latents, num_steps)),
+        "dead": dead,
+        "constant": ("length",),
+    }
     recall = _recall(system, batch, num_latents, num_steps) if model.num_memory else None
     probe = Probe(batch=batch, predict=predict, objective=objective, recall=recall, **known, **_stages(system))
     if system.config.model.target_stream != "off":
@@ -94,32 +99,6 @@ def _stages(system: ThinkerSystem) -> dict[str, Any]:
     right = lambda batch, *rest: (torch.zeros(()), torch.ones_like(batch["y"], dtype=torch.float32))  # noqa: E731
     entry = "length" if system.config.data.curriculum.kind == "gated" else ""
     return {"perfect": lambda: patch.object(system.model, "forward", right), "stage_entry": entry}
-
-
-@torch.no_grad()
-def _held(system: ThinkerSystem, batch: Batch) -> Callable[[], Tensor]:
-    """The training loss as a function of the weights, with the states at which gradients stop held at their present values."""
-    engine = EvalEngine(system, system.config, next(system.parameters()).device)
-    engine.variant = system.variant(0, system.config.steps)
-    states: list[Tensor] = []
-
-    def loss(stop_gradient: Callable[[Tensor, Tensor | None], Tensor]) -> Tensor:
-        system.model.stop_gradient = stop_gradient  # type: ignore[method-assign]
-        try:
-            return system.loss(batch, engine)[0]
-        finally:
-            del system.model.stop_gradient
-
-    def record(x: Tensor, here: Tensor | None) -> Tensor:
-        states.append(x)
-        return x
-
-    def replayed() -> Tensor:
-        at = iter(states)
-        return loss(lambda x, here: next(at) if here is None else torch.where(here, next(at), x))
-
-    loss(record)
-    return replayed
 
 
 def _rule(task: Task, batch: Batch) -> Tensor:

@@ -21,33 +21,27 @@ Row = tuple[int, ...]  # one number, 0 or 1, per column
 
 @dataclass(frozen=True)
 class Program:
-    """Rows with at most one open row, which is repeated until the program has as many rows as there are steps."""
+    """Rows and how often each is repeated. At most one is open (None): repeated until there are as many rows as steps."""
 
-    before: tuple[Row, ...]
-    open: Row | None
-    after: tuple[Row, ...]
+    parts: tuple[tuple[Row, int | None], ...]
 
     @property
     def num_fixed(self) -> int:
         """The minimum number of rows."""
-        return len(self.before) + len(self.after)
+        return sum(count or 0 for _, count in self.parts)
 
     def rows(self, num_steps: int) -> tuple[Row, ...]:
         """The table for this many steps: a closed program is truncated, or repeats its last row."""
-        missing = num_steps - self.num_fixed
-        if self.open is not None and missing >= 0:
-            return (*self.before, *(self.open,) * missing, *self.after)
-        whole = (*self.before, *self.after)
-        return (*whole, *(whole[-1],) * missing)[:num_steps] if whole else ()
+        missing = max(0, num_steps - self.num_fixed)
+        found = [row for row, count in self.parts for _ in range(missing if count is None else count)]
+        return tuple(found + found[-1:] * (num_steps - len(found)))[:num_steps]
 
     def uses(self, column: int) -> bool:
         """Whether any row has this column on."""
-        parts = (*self.before, *self.after, *((self.open,) if self.open else ()))
-        return any(row[column] for row in parts)
+        return any(row[column] for row, _ in self.parts)
 
     def __str__(self) -> str:
-        parts = [*map(_letters, self.before), *([_letters(self.open) + "*"] if self.open else []), *map(_letters, self.after)]
-        return ",".join(parts)
+        return ",".join(word for row, count in self.parts for word in [_letters(row) + "*" * (count is None)] * (count or 1))
 
 
 @dataclass(frozen=True)
@@ -85,11 +79,8 @@ def parse_program(text: str, num_steps: int, num_memory: int, num_static: int) -
     stars = [i for i, (_, count) in enumerate(rows) if count is None]
     if len(stars) > 1:
         raise UserError(f"row {stars[1] + 1} of model.program: only one row can be open; give the others a number, as in lw*3")
-    cut = stars[0] if stars else len(rows)
-    before = tuple(row for row, count in rows[:cut] for _ in range(count or 0))
-    after = tuple(row for row, count in rows[cut + 1 :] for _ in range(count or 0))
-    program = Program(before, rows[cut][0] if stars else None, after)
-    if program.num_fixed > num_steps or (program.open is None and program.num_fixed != num_steps):
+    program = Program(tuple(rows))
+    if program.num_fixed > num_steps or (not stars and program.num_fixed != num_steps):
         raise UserError(
             f"model.program={text} has {program.num_fixed} rows and model.n_step has up to {num_steps} steps; make them agree, "
             "or let a row repeat with a star, as in ro*"

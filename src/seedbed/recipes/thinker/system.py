@@ -5,7 +5,7 @@ Shape suffixes: B batch, M output tokens, T steps.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,14 @@ from seedbed.nn import eagerly
 from seedbed.recipes.thinker import curriculum, show
 from seedbed.recipes.thinker.batch_settings import BatchSettings, SettingsTensors, draw_settings, draw_shape, settings_tensors
 from seedbed.recipes.thinker.data import TaskSource
-from seedbed.recipes.thinker.evaluate import Inference, quick_evaluation
+from seedbed.recipes.thinker.evaluate import Inference, onnx_network, quick_evaluation
 from seedbed.recipes.thinker.full_evaluation import full_evaluation
 from seedbed.recipes.thinker.model import Sizes, Thinker
 from seedbed.recipes.thinker.presets import CurriculumConfig, LossConfig
 from seedbed.recipes.thinker.probe import build_probe
 from seedbed.recipes.thinker.program import LOOKUP, OUTPUT
 from seedbed.train.engine import EvalEngine, mix
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch, Request, Sample, System, option
-
-if TYPE_CHECKING:
-    from seedbed.train.export_onnx import OnnxNetwork
 
 STAGE_SETTINGS = ("threshold", "window", "min_steps")
 # Settings in which runs of one pack may differ: all of them are numbers or masks of the computation.
@@ -58,7 +54,9 @@ class ThinkerSystem(System):
     """A thinker on one task."""
 
     stage_metric = "longest"
+    higher_is_better = ("exact", "token")
     sample_options = SampleOptions
+    probe, onnx_network = build_probe, onnx_network
     stage: Tensor
 
     def __init__(self, config: Config, data: Data) -> None:
@@ -76,8 +74,6 @@ class ThinkerSystem(System):
         self._host_settings = settings_tensors(config.model, config.seed, self.steps.high, torch.device("cpu"))
         self._device_settings: SettingsTensors = self._host_settings
         self._cached_settings: dict[tuple[int, int], BatchSettings] = {}
-
-    # ---- training ----------------------------------------------------------------------------------------------------
 
     def variant(self, step: int, num_steps: int) -> tuple[int, int]:
         """The numbers of latents and steps of this step, drawn on the host as a pack draws them on the device."""
@@ -152,15 +148,10 @@ class ThinkerSystem(System):
         stage = curriculum.advance(stage, total(hits), total(tries), stages, self.source.task.length)
         return {**measures, "longest": curriculum.limit(stage).to(token.dtype)}, stage
 
-    def probe(self, batch: Batch) -> Probe:
-        return build_probe(self, batch)
-
     def compile_units(self) -> Iterator[nn.Module]:
         yield self.model.start
         yield from self.model.cell
         yield self.model.decoder
-
-    # ---- evaluation and samples --------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def evaluate(self, source: TaskSource, engine: EvalEngine) -> dict[str, float]:
@@ -189,11 +180,6 @@ class ThinkerSystem(System):
             request.write(text + "\n")
         return Sample(text=text, files=files)
 
-    def onnx_network(self) -> "OnnxNetwork":
-        from seedbed.recipes.thinker.export import onnx_network
-
-        return onnx_network(self)
-
     def describe(self) -> dict[str, Any]:
         """The facts printed before step 0."""
         program = str(self.program) if self.program else "drawn for every batch"
@@ -215,8 +201,6 @@ class ThinkerSystem(System):
     def load_state(self, state: dict[str, Any]) -> None:
         if state["plan"] != str(self.program):
             raise UserError(f"the program has changed: this run was trained with {state['plan']}, now it is {self.program}")
-
-    # ---- packing -----------------------------------------------------------------------------------------------------
 
     def packable_keys(self) -> frozenset[str]:
         return PACKABLE

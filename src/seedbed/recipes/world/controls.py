@@ -56,9 +56,6 @@ def steerable(recording: Recording) -> list[Axis]:
     return [axis for axis in recording.axes if not axis.dead and not axis.is_time]
 
 
-# ---- responses -------------------------------------------------------------------------------------------------------
-
-
 def responses(system: Emulator, traj: Trajectories) -> dict[str, dict[str, Any]]:
     """Per axis: how often the frame follows the sign of the control, and the size of the response."""
     recording = system.data.recording
@@ -148,9 +145,6 @@ def worst_accuracy(found: dict[str, dict[str, Any]]) -> float | None:
     """Over all measured axes, at one step and at eight."""
     values = [row[f"accuracy_{num}"] for row in found.values() for num in HELD if row.get(f"accuracy_{num}") is not None]
     return min(values) if values else None
-
-
-# ---- idle drift and full turns -------------------------------------------------------------------------------------------
 
 
 def idle_drift(system: Emulator, traj: Trajectories, num: int = STILL_STEPS) -> dict[str, Any]:

@@ -5,40 +5,21 @@ Shape suffixes: B pairs, A control axes, H W pixels.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from seedbed.nn.init import declare, module_list
-from seedbed.recipes.world.cells import SLOPE, init_conv, leaky
+from seedbed.recipes.world.cells import init_conv, leaky
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256
 ONE_IN = 8  # the critic scores one in so many rows: with its penalties it costs many times what the generator does
-
-
-class Dual(NamedTuple):
-    """Forward-mode derivative: values, and their change along a direction of the frame where one is given."""
-
-    x: Tensor
-    along: Tensor | None
-
-    def through(self, conv: nn.Conv2d) -> Dual:
-        along = None if self.along is None else F.conv2d(self.along, conv.weight, padding=conv.padding)  # type: ignore[arg-type]
-        return Dual(conv(self.x), along)
-
-    def bent(self) -> Dual:
-        return Dual(leaky(self.x), None if self.along is None else torch.where(self.x > 0, self.along, SLOPE * self.along))
-
-    def halved(self) -> Dual:
-        return Dual(F.avg_pool2d(self.x, 2), None if self.along is None else F.avg_pool2d(self.along, 2))
-
-    def plus(self, other: Dual) -> Dual:
-        return Dual(self.x + other.x, None if self.along is None or other.along is None else self.along + other.along)
 
 
 class Block(nn.Module):
@@ -54,8 +35,8 @@ class Block(nn.Module):
         init_conv(self.second, generator, 0.0)
         init_conv(self.short, generator)
 
-    def forward(self, x: Dual) -> Dual:
-        return x.through(self.short).plus(x.bent().through(self.first).bent().through(self.second)).halved()
+    def forward(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(self.short(x) + self.second(leaky(self.first(leaky(x)))), 2)
 
 
 class Critic(nn.Module):
@@ -76,17 +57,15 @@ class Critic(nn.Module):
         init_conv(self.enter, generator)
         init_conv(self.score, generator)
 
-    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor, along: Tensor | None = None) -> Dual:
-        """(B,) scores, and their change along a direction of the frames."""
+    def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor) -> Tensor:
+        """(B,) scores."""
         recent = memory_BMHW[:, -3 * REMEMBERED :]
         planes = action_BA[:, :, None, None].expand(-1, -1, *frame_B3HW.shape[-2:])
         # Frames differ little from the last one: the critic gets the difference.
-        x = torch.cat((frame_B3HW - recent[:, -3:], recent, planes), dim=1)
-        dual = Dual(x, None if along is None else F.pad(along, (0, 0, 0, 0, 0, x.shape[1] - 3))).through(self.enter)
+        x = self.enter(torch.cat((frame_B3HW - recent[:, -3:], recent, planes), dim=1))
         for block in self.blocks:
-            dual = block(dual)
-        x, along = dual.bent().through(self.score)
-        return Dual(x.mean((1, 2, 3)), None if along is None else along.mean((1, 2, 3)))
+            x = block(x)
+        return self.score(leaky(x)).mean((1, 2, 3))
 
 
 def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, action: Tensor, gamma: float) -> dict[str, Tensor]:
@@ -96,11 +75,13 @@ def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, acti
     mode. Double backward would give the same, by convolutions with kernels as large as the image.
     """
     both, known = torch.cat((real, fake)).detach().requires_grad_(), (memory.repeat(2, 1, 1, 1), action.repeat(2, 1))
-    (slope,) = torch.autograd.grad(critic(both, *known).x.sum(), both)
-    score, change = critic(both.detach(), *known, slope)
+    (slope,) = torch.autograd.grad(critic(both, *known).sum(), both)
+    with warnings.catch_warnings(action="ignore"), forward_ad.dual_level():  # its first use loads torch.jit, which warns
+        score, change = forward_ad.unpack_dual(critic(forward_ad.make_dual(both.detach(), slope), *known))
     r1, r2 = slope.square().sum((1, 2, 3)).view(2, -1).mean(1)
     real_B, fake_B = score.chunk(2)
     margin_B = real_B - fake_B
+    assert change is not None
     along = 2.0 * change.mean()  # the means over real and predicted frames; its value is r1 + r2
     loss = F.softplus(-margin_B).mean() + 0.5 * gamma * (r1 + r2) + gamma * (along - along.detach())
     won = (margin_B > 0).float().mean()
@@ -109,7 +90,7 @@ def critic_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, acti
 
 def generator_loss(critic: Critic, real: Tensor, fake: Tensor, memory: Tensor, action: Tensor) -> Tensor:
     """The generator's adversarial loss: its frame should score higher than the true one."""
-    real_B, fake_B = critic(torch.cat((real, fake)), memory.repeat(2, 1, 1, 1), action.repeat(2, 1)).x.chunk(2)
+    real_B, fake_B = critic(torch.cat((real, fake)), memory.repeat(2, 1, 1, 1), action.repeat(2, 1)).chunk(2)
     return F.softplus(real_B - fake_B).mean()
 
 

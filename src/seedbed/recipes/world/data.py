@@ -27,6 +27,7 @@ from seedbed.recipes.world.recording.lag_estimation import require_aligned
 from seedbed.recipes.world.recording.recording import Recording, open_recording, spread
 
 T = TypeVar("T")
+Turn = int | Tensor  # distinguishes several draws of one sample
 # Streams of random numbers.
 LEVEL, CONTEXT, OWN, BLANK, DENOISE, SIGMA, LOST = range(401, 408)
 TABLE = 1 << 20
@@ -149,7 +150,7 @@ class CounterNoise(nn.Module):
         made = rng.normal(rng.keys(_TABLE_SEED, torch.arange(64), CONTEXT), TABLE // 64).flatten()
         self.register_buffer("table_J", made, persistent=False)
 
-    def forward(self, index_B: Tensor, stream: int, turn: int, shape: tuple[int, ...]) -> Tensor:
+    def forward(self, index_B: Tensor, stream: int, turn: Turn, shape: tuple[int, ...]) -> Tensor:
         """(B, *shape) for the samples with these counters; `turn` distinguishes several draws of one sample."""
         num = int(np.prod(shape))
         reps = -(-num // (TABLE // 2))

@@ -14,7 +14,7 @@ from seedbed.config import Config
 from seedbed.nn import rng
 from seedbed.recipes.world import probe
 from seedbed.recipes.world.curriculum import Stage
-from seedbed.recipes.world.data import DENOISE, SIGMA, WorldData
+from seedbed.recipes.world.data import DENOISE, SIGMA, Turn, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, hold_still, widths_of
@@ -76,19 +76,17 @@ class Denoiser(Emulator):
         outputs = F.pixel_shuffle(self.call(memory, numbers_BN, still).float(), 2)
         return by.skip * noisy + by.out * outputs, outputs
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         level_B = action_BA.new_full((len(action_BA),), level)
         return self.sample_frame(memory.tensors(), action_BA, level_B, index_B, turn)
 
-    def sample_frame(self, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: int) -> Tensor:
+    def sample_frame(self, seen: dict[str, Tensor], action_BA: Tensor, level_B: Tensor, index_B: Tensor, turn: Turn) -> Tensor:
         """`model.samples` Euler steps from unit noise, as in DIAMOND."""
         x = self.noise_table(index_B, DENOISE, 1024 + turn, (3, self.height, self.width))
         for here, there in pairwise(sigmas(self.config.model.samples)):
             clean, _ = self.denoise(x, factors(torch.full_like(level_B, here)), seen, action_BA, level_B)
             x = clean + (x - clean) * (there / here)
         return hold_still(x, seen, action_BA) if self.config.model.static else x
-
-    # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         loss, _, _, measured = self._losses(batch, stage_of(engine))
@@ -132,8 +130,6 @@ class Denoiser(Emulator):
         offset = rng.normal(rng.keys(self.config.seed, counter_B, DENOISE + 64 * 512), 3)[:, :, None, None]
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset, sigma_B
 
-    # ---- for the loop ----------------------------------------------------------------------------------------------
-
     def probe(self, batch: Batch) -> Probe:
         """One denoising on true memories with training noise; the network's target is a mix of frame and noise."""
         window = open_window(rows_of(batch), self.layout)
@@ -155,9 +151,8 @@ class Denoiser(Emulator):
             oracle=lambda b: probe.in_rows([target(b), *probe.field_targets_of(self, b["target"])]),
             lower_bound=0.0,
             dead=tuple(name for name, _ in self.named_parameters() if name.startswith("net.noise.")),  # it is in the frame
-            held=probe.held_where_gradients_stop(self, batch),
             ode=probe.denoising_ode(self, window, OFFSET, SIGMA_MAX),
-            **probe.common_facts(self),
+            **probe.common_facts(self, batch),
         )
 
     def flops_per_item(self) -> float:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from seedbed.config import Config
 from seedbed.errors import UserError
 from seedbed.nn import eagerly
+from seedbed.nn.cuda_graph import GraphedCalls
 from seedbed.recipes.world.curriculum import BLIND, OPEN, Curriculum, Stage
-from seedbed.recipes.world.data import OWN, CounterNoise, WindowSource, WorldData
-from seedbed.recipes.world.evaluate import Evaluator
+from seedbed.recipes.world.data import OWN, CounterNoise, Turn, WindowSource, WorldData
+from seedbed.recipes.world.evaluate import quick
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, WorldNet, layout_of, widths_of
@@ -58,6 +59,7 @@ class Emulator(System):
     """Predicts the next frame from a memory and a control. Subclasses define the network and the training step."""
 
     stage_metric = "own_frames"
+    higher_is_better = ("psnr_*", "free_[0-9]*", "copy_[0-9]*", "mean_[0-9]*", "fade_[0-9]*", "listens")
     sample_options = SampleOptions
     evaluation_steers = True  # stages depend on evaluation results
     net: WorldNet | Trunk
@@ -78,11 +80,12 @@ class Emulator(System):
         num = config.batch // 2 if config.model.closed < NEVER else 0
         numbers = POSE_SIZE if config.model.pose_tracking else 0
         self.rollouts = Rollouts(num, span, self.height, self.width, self.num_axes, numbers)
-        self.evaluator = Evaluator(data)
+        self.evaluated: dict[str, float] = {}  # the latest evaluation
         self.trained_rows = 0  # rows per network call in training; 0 before the first step
         self._chunk = 0
+        self._graphs: GraphedCalls | None = None
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         """The next frame, unclamped, in evaluation and play alike. Noise depends on the window counter and `turn` only."""
         raise NotImplementedError
 
@@ -110,6 +113,31 @@ class Emulator(System):
             self._chunk = before
             for module, mode in modes.items():
                 module.training = mode
+
+    @contextlib.contextmanager
+    def long_rollouts(self) -> Iterator[None]:
+        """`with_compiled_graph`, and on CUDA a step of a rollout is one CUDA graph for each number of rows."""
+        self._graphs = GraphedCalls()
+        try:
+            with self.with_compiled_graph():
+                yield
+        finally:
+            self._graphs = None
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()  # the memory of graphs is their own until it is given back
+
+    def rollout_step(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Memory:
+        """The memory after the frame that is predicted for this control."""
+
+        def step(action_BA: Tensor, index_B: Tensor, turn: Turn, *tensors: Tensor) -> Memory:
+            before = memory.of(tensors)
+            return self.advance(before, action_BA, self.predict_frame(before, action_BA, index_B, turn, level))
+
+        if self._graphs is None or not action_BA.is_cuda:
+            return step(action_BA, index_B, turn, *memory.tensors().values())
+        given = (action_BA, index_B, torch.full((), turn, device=action_BA.device), *memory.tensors().values())
+        after = self._graphs((len(action_BA), level), step, *given)
+        return after.of(tensor.clone() for tensor in after.tensors().values())  # the next step overwrites them
 
     def call(self, memory: dict[str, Tensor], *inputs: Tensor) -> Tensor:
         """The network's output for these rows; inside `with_compiled_graph`, in calls of the training batch size."""
@@ -149,7 +177,7 @@ class Emulator(System):
         assert self.trunk.field is not None
         return memory.push(frame_B3HW, self.trunk.field.next_pose(memory.pose_BP, action_BA))
 
-    def own_noise(self, index_B: Tensor, turn: int) -> Tensor:
+    def own_noise(self, index_B: Tensor, turn: Turn) -> Tensor:
         return self.noise_table(index_B, OWN, turn, (1, self.height, self.width))
 
     def rank_local_buffers(self) -> frozenset[str]:
@@ -209,7 +237,7 @@ class Emulator(System):
     def evaluate(self, source: WindowSource, engine: EvalEngine) -> dict[str, float]:
         """Free-running error on fixed held-out windows with their true controls, and that of the baselines."""
         with self.with_compiled_graph():
-            found = engine.ranks.broadcast_object(self.evaluator.quick(self, source))  # the stage depends on it
+            found = self.evaluated = engine.ranks.broadcast_object(quick(self, source))  # the stage depends on it
         if source is self.data.valid:
             self.curriculum.measured(found["gap"], found["listens"], found["free_l1"], found["free_4"])
         return found
@@ -227,7 +255,7 @@ class Emulator(System):
         raise UserError("a world is exported with --to web: its folder holds network.onnx and the memory that the network needs")
 
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return [*evaluation_alarms(self.evaluator.latest, progress), *critic_alarms(measured)]
+        return [*evaluation_alarms(self.evaluated, progress), *critic_alarms(measured)]
 
     def state(self) -> dict[str, Any]:
         return {"ladder": self.curriculum.state()}

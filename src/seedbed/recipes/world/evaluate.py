@@ -79,8 +79,7 @@ def free_run(
     memory = traj.memory(system)
     for step in range(1, num_steps + 1):
         action_BA = traj.action(step) if actions is None else actions[step - 1]
-        frame = system.predict_frame(memory, action_BA, traj.index_B, step, level)
-        memory = system.advance(memory, action_BA, frame)
+        memory = system.rollout_step(memory, action_BA, traj.index_B, step, level)
         yield step, memory.last
 
 
@@ -89,55 +88,49 @@ def teacher_forced(system: Emulator, traj: Trajectories, step: int) -> Tensor:
     return quantise(system.predict_frame(traj.memory(system, step), traj.action(step), traj.index_B, step))
 
 
-class Evaluator:
-    """Evaluates a world model, beside baselines that are fitted on the training split."""
+def baselines(data: WorldData, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
+    """Predictions of the baselines for this horizon, fitted on the training split."""
+    last = traj.target(0)
+    mean = (torch.from_numpy(data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(last.device)
+    weight = data.fade(horizon)
+    return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
 
-    def __init__(self, data: WorldData) -> None:
-        self.data = data
-        self.latest: dict[str, float] = {}
 
-    def baselines(self, traj: Trajectories, horizon: int) -> dict[str, Tensor]:
-        """Predictions of the baselines for this horizon."""
-        last = traj.target(0)
-        mean = (torch.from_numpy(self.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0).to(last.device)
-        weight = self.data.fade(horizon)
-        return {"copy": last, "mean": mean.expand_as(last), "fade": weight * last + (1 - weight) * mean}
+@torch.no_grad()
+def quick(system: Emulator, source: WindowSource) -> dict[str, float]:
+    """The evaluation during training. The first entry, lower is better, selects the best checkpoint."""
+    device = next(system.parameters()).device
+    horizon = source.available_horizon(system.layout.num_frames, QUICK_HORIZON)
+    marks = [h for h in HORIZONS if h <= horizon]
+    sums, total = collections.defaultdict(float), 0
+    for traj in trajectories(system, source, NUM_QUICK[device.type], horizon):
+        total += len(traj.start_B)
+        for name, value in _quick(system, traj, horizon, marks).items():
+            sums[name] += value.item() * len(traj.start_B)
+    found = {name: value / total for name, value in sums.items()}
+    found["gap"] = found.pop("gap_free") / max(found.pop("gap_forced"), 1e-9)
+    near = 4 if "free_4" in found else 1
+    found["listens"] = found[f"free_{near}"] - found.pop("shuffled")
+    return found
 
-    @torch.no_grad()
-    def quick(self, system: Emulator, source: WindowSource) -> dict[str, float]:
-        """The evaluation during training. The first entry, lower is better, selects the best checkpoint."""
-        device = next(system.parameters()).device
-        horizon = source.available_horizon(system.layout.num_frames, QUICK_HORIZON)
-        marks = [h for h in HORIZONS if h <= horizon]
-        sums, total = collections.defaultdict(float), 0
-        for traj in trajectories(system, source, NUM_QUICK[device.type], horizon):
-            total += len(traj.start_B)
-            for name, value in self._quick(system, traj, horizon, marks).items():
-                sums[name] += value.item() * len(traj.start_B)
-        found = {name: value / total for name, value in sums.items()}
-        found["gap"] = found.pop("gap_free") / max(found.pop("gap_forced"), 1e-9)
-        near = 4 if "free_4" in found else 1
-        found["listens"] = found[f"free_{near}"] - found.pop("shuffled")
-        self.latest = found
-        return found
 
-    def _quick(self, system: Emulator, traj: Trajectories, horizon: int, marks: list[int]) -> dict[str, Tensor]:
-        errors, free, rest = [], {}, {}
-        length = min(NEAR, horizon)
-        for step, frame in free_run(system, traj, horizon):
-            error = (frame - traj.target(step)).abs().mean()
-            errors.append(error)
-            if step in marks:
-                free[f"free_{step}"] = psnr(frame, traj.target(step)).mean()
-                for name, picture in self.baselines(traj, step).items():
-                    rest[f"{name}_{step}"] = psnr(picture, traj.target(step)).mean()
-                rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(traj.target(step)).mean()
-            if step == length:
-                rest["gap_free"] = error
-                rest["gap_forced"] = (teacher_forced(system, traj, step) - traj.target(step)).abs().mean()
-        near = 4 if 4 in marks else 1
-        other = [traj.action(step).roll(1, 0) for step in range(1, near + 1)]
-        shuffled = [frame for _, frame in free_run(system, traj, near, other)][-1]
-        rest["shuffled"] = psnr(shuffled, traj.target(near)).mean()
-        # The later half: early in the curriculum the first frames are good and long rollouts are not.
-        return {"free_l1": torch.stack(errors[len(errors) // 2 :]).mean(), **free, **rest}
+def _quick(system: Emulator, traj: Trajectories, horizon: int, marks: list[int]) -> dict[str, Tensor]:
+    errors, free, rest = [], {}, {}
+    length = min(NEAR, horizon)
+    for step, frame in free_run(system, traj, horizon):
+        error = (frame - traj.target(step)).abs().mean()
+        errors.append(error)
+        if step in marks:
+            free[f"free_{step}"] = psnr(frame, traj.target(step)).mean()
+            for name, picture in baselines(system.data, traj, step).items():
+                rest[f"{name}_{step}"] = psnr(picture, traj.target(step)).mean()
+            rest[f"sharp_{step}"] = sharpness(frame).mean() / sharpness(traj.target(step)).mean()
+        if step == length:
+            rest["gap_free"] = error
+            rest["gap_forced"] = (teacher_forced(system, traj, step) - traj.target(step)).abs().mean()
+    near = 4 if 4 in marks else 1
+    other = [traj.action(step).roll(1, 0) for step in range(1, near + 1)]
+    shuffled = [frame for _, frame in free_run(system, traj, near, other)][-1]
+    rest["shuffled"] = psnr(shuffled, traj.target(near)).mean()
+    # The later half: early in the curriculum the first frames are good and long rollouts are not.
+    return {"free_l1": torch.stack(errors[len(errors) // 2 :]).mean(), **free, **rest}

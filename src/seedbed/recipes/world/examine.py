@@ -19,7 +19,7 @@ from torch import Tensor
 from seedbed.nn import eagerly
 from seedbed.recipes.world import controls
 from seedbed.recipes.world.data import WindowSource
-from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, free_run, teacher_forced, trajectories
+from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, baselines, free_run, teacher_forced, trajectories
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ LEVELS = (0.0, 0.02, 0.05, 0.1)
 def examine(system: Emulator, source: WindowSource, folder: Path | None = None, num: int = 256) -> dict[str, Any]:
     """Evaluate `system` on `num` fixed windows of `source`; with a folder, the result is written there."""
     few = min(num, NUM_LONG[next(system.parameters()).device.type])
-    with system.with_compiled_graph():
+    with system.long_rollouts():
         near = trajectory_batch(system, source, num, 4 * NEAR)
         own = rollout_frames(system, near, NEAR + RECOVERS)
         found: dict[str, Any] = {
@@ -93,7 +93,7 @@ def at_horizons(system: Emulator, source: WindowSource, num: int, few: int) -> d
 
 
 def _at_horizon(system: Emulator, traj: Trajectories, horizon: int, frame: Tensor) -> dict[str, Tensor]:
-    true, pictures = traj.target(horizon), system.evaluator.baselines(traj, horizon)
+    true, pictures = traj.target(horizon), baselines(system.data, traj, horizon)
     row = {"free": psnr(frame, true), "forced": psnr(teacher_forced(system, traj, horizon), true)}
     row |= {name: psnr(picture, true) for name, picture in pictures.items()}
     row |= {"distance": dissimilarity(frame, true), "distance_copy": dissimilarity(pictures["copy"], true)}
@@ -167,8 +167,7 @@ def recovery(system: Emulator, traj: Trajectories, own: list[Tensor]) -> dict[st
         memory = system.advance(memory, traj.action(step), clean[step] if step < NEAR else _corrupted(clean[step]))
     back_B = torch.full((len(traj.start_B),), float("inf"), device=traj.action_BTA.device)
     for step in range(NEAR + 1, last + 1):
-        frame = system.predict_frame(memory, traj.action(step), traj.index_B, step)
-        memory = system.advance(memory, traj.action(step), frame)
+        memory = system.rollout_step(memory, traj.action(step), traj.index_B, step)
         corrupted_B, clean_B = ((f - traj.target(step)).abs().flatten(1).mean(1) for f in (memory.last, clean[step]))
         back_B = torch.where((corrupted_B <= 1.1 * clean_B) & back_B.isinf(), step - NEAR, back_B)
     done_B = back_B.isfinite()
@@ -198,9 +197,6 @@ def frames_per_second(system: Emulator, traj: Trajectories, num: int = 30) -> fl
 
     start = time_after(3)  # without the first calls, which are slower
     return round(num / (time_after(num) - start), 1)
-
-
-# ---- report --------------------------------------------------------------------------------------------------------------
 
 
 def table(found: dict[str, Any]) -> str:

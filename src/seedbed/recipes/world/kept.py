@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from seedbed.data import inference_data, inference_reading
+from seedbed.data import inference_data
 from seedbed.errors import UserError
 from seedbed.recipes.world.data import NUM_SHOWN, WorldData
 from seedbed.recipes.world.evaluate import HORIZONS, QUICK_HORIZON
@@ -84,7 +84,7 @@ def save(data: WorldData, folder: Path) -> None:
 
 def open_recording(folder: Path) -> tuple[Recording, dict[str, Any], dict[str, Any]]:
     """The recording with the frames that `save` kept, what was computed from all of them, and the facts of the data."""
-    about, arrays = inference_reading.read(folder)
+    about, arrays = inference_data.read(folder)
     num, rows_K, kept = about["num_frames"], arrays["rows"], about["kept"]
     if len(arrays["ends"]) != -(-num // 8) or len(rows_K) != len(arrays["frames"]):
         raise ValueError("its arrays do not belong together")

@@ -4,6 +4,7 @@ Shape suffixes: B batch, T frames, C colours, H W pixels, M remembered numbers o
 P numbers of a pose.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -95,10 +96,14 @@ class Memory:
         """The network's inputs, by name."""
         return self.kept if self.pose_BP is None else {**self.kept, POSE: self.pose_BP}
 
+    def of(self, tensors: Iterable[Tensor]) -> "Memory":
+        """A memory like this one that holds other tensors, in the order of `tensors()`."""
+        given = dict(zip(self.tensors(), tensors, strict=True))
+        return Memory(self.layout, {name: given[name] for name in self.kept}, given.get(POSE))
+
     def roll(self) -> "Memory":
         """Each row with the memory of the one before it."""
-        kept = {name: frames.roll(1, 0) for name, frames in self.kept.items()}
-        return Memory(self.layout, kept, None if self.pose_BP is None else self.pose_BP.roll(1, 0))
+        return self.of(tensor.roll(1, 0) for tensor in self.tensors().values())
 
     @property
     def last(self) -> Tensor:

@@ -3,11 +3,13 @@
 Images lie in [-1, 1]. Shape suffixes: B images, C colours, H W pixels.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.recipes.world.memory import quantise
+from seedbed.recipes.world.recording import lag_estimation
 
 WINDOW, SIGMA = 7, 1.5
 _C1, _C2 = 0.01**2, 0.03**2
@@ -40,21 +42,7 @@ def sharpness(frame_BCHW: Tensor) -> Tensor:
 
 
 def shift(before_BCHW: Tensor, after_BCHW: Tensor) -> Tensor:
-    """(B, 2) pixels to the right and downwards by which the image moved, by phase correlation with a sub-pixel peak."""
-    grey = [p.float().mean(1) for p in (before_BCHW, after_BCHW)]
-    height, width = grey[0].shape[-2:]
-    on = grey[0].device
-    window_HW = torch.outer(torch.hann_window(height, periodic=False, device=on), torch.hann_window(width, device=on))
-    one, two = (torch.fft.rfft2((g - g.mean((-2, -1), keepdim=True)) * window_HW) for g in grey)
-    cross = one.conj() * two
-    peak_BHW = torch.fft.irfft2(cross / cross.abs().clamp_min(1e-12), s=(height, width))
-    best_B = peak_BHW.flatten(1).argmax(1)
-    peak = torch.arange(len(best_B), device=best_B.device), best_B // width, best_B % width
-    places = []
-    for dim in (2, 1):
-        # The signed position along one axis, refined by a parabola through the peak and its neighbours.
-        low, mid, high = (peak_BHW.roll(-d, dim)[peak] for d in (-1, 0, 1))
-        bend = (low - 2 * mid + high).clamp_max(-1e-12)
-        place_B, size = peak[dim] + (0.5 * (low - high) / bend).clamp(-0.5, 0.5), peak_BHW.shape[dim]
-        places.append(torch.where(place_B > size / 2, place_B - size, place_B))
-    return torch.stack(places, 1)
+    """(B, 2) pixels to the right and downwards by which the image moved."""
+    grey_NHW, first_B = torch.cat((before_BCHW, after_BCHW)).float().mean(1).cpu().numpy(), np.arange(len(before_BCHW))
+    found_B2 = lag_estimation.shift(grey_NHW, first_B, first_B + len(first_B))
+    return torch.from_numpy(found_B2).to(before_BCHW)

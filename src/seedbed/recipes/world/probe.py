@@ -21,8 +21,8 @@ from seedbed.recipes.world.memory import LEVELS, POSE, Layout, Memory, to_float
 from seedbed.recipes.world.objective import field_loss, field_targets, l1, open_window, rows_of
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.recording.lag_estimation import estimate_lag
-from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Alignment, Batch, OdeSampler, Probe, Rollouts, Velocity
+from seedbed.train.stop_gradient import held_loss
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.edm import Denoiser, Factors
@@ -72,22 +72,22 @@ def open_probe(system: World, batch: Batch) -> Probe:
             "last frame with noise": _noisy_persistence(system, b),
             "persistence": l1(b["last"], b["target"]).item() + _untrained_field(system, b),
         },
-        held=held_where_gradients_stop(system, batch),
         rollouts=counting_world(system, batch) if system.config.model.closed < NEVER else None,
-        **common_facts(system),
+        **common_facts(system, batch),
     )
 
 
-def common_facts(system: Emulator) -> dict[str, Any]:
+def common_facts(system: Emulator, batch: Batch) -> dict[str, Any]:
     """What holds for every kind of network; a perfect one follows its controls without errors."""
     level_HW3 = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(-1, -1, -1, 3)
     is_staged = len(system.variants(system.config.steps)) > 1
     learned = {"free_l1": 0.01, "gap": 1.0, "listens": 10.0, "free_4": 40.0}
     return {
         "quantise": (to_float(level_HW3), {"the memory of play": remembered, "the rollouts of training": kept}),
+        "held": lambda: held_loss(system, batch),
         "alignment": lambda data: alignment(system, data),
         "terms": ("loss", "loss_closed", *(["loss_map"] if system.trunk.field is not None else [])),
-        "perfect": (lambda: patch.object(system.evaluator, "quick", lambda *given: dict(learned))) if is_staged else None,
+        "perfect": (lambda: patch("seedbed.recipes.world.emulator.quick", lambda *given: dict(learned))) if is_staged else None,
     }
 
 
@@ -176,47 +176,6 @@ def denoising_ode(system: Denoiser, window: training.Window, offset: float, high
             return system.sample_frame(seen, action_BA, level_B, index_B, 0)
 
     return OdeSampler({"euler": 1}, run, index_B)
-
-
-def held_where_gradients_stop(system: Emulator, batch: Batch) -> Callable[[], Callable[[], Tensor]] | None:
-    """The training loss with the detached values of the fine pass held fixed: its images and its sample positions."""
-    field = system.trunk.field
-    if field is None or field.detail is None:
-        return None
-
-    engine = EvalEngine(system, system.config, next(system.parameters()).device)
-
-    def held() -> Callable[[], Tensor]:
-        edges, shown, render = Replayed(field._fine_edges), Replayed(lambda pictures: pictures), field.render_before_and_after
-
-        def loss() -> Tensor:
-            edges.turn = shown.turn = 0
-            field._fine_edges = edges  # type: ignore[method-assign, assignment]
-            field.render_before_and_after = lambda *given: (s := render(*given))._replace(rendered_B6HW=shown(s.rendered_B6HW))  # type: ignore[method-assign]
-            try:
-                return system.loss(batch, engine)[0]
-            finally:
-                del field._fine_edges, field.render_before_and_after
-
-        with torch.no_grad():
-            loss()
-        return loss
-
-    return held
-
-
-class Replayed:
-    """Records a function's results on the first pass and returns them, call by call, on later ones."""
-
-    def __init__(self, real: Callable[..., Any]) -> None:
-        self.real, self.turn = real, 0
-        self.given: list[Any] = []
-
-    def __call__(self, *given: Any) -> Any:
-        if self.turn == len(self.given):
-            self.given.append(self.real(*given))
-        self.turn += 1
-        return self.given[self.turn - 1]
 
 
 def _noisy_persistence(system: World, b: Batch) -> float:

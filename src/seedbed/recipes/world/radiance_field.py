@@ -17,6 +17,7 @@ from seedbed.errors import UserError
 from seedbed.nn.init import declare, module_list, normal_
 from seedbed.recipes.world.cells import conv_flops, init_conv, leaky, linear_flops
 from seedbed.recipes.world.recording.recording import Recording
+from seedbed.train.stop_gradient import stop_gradient
 
 POSE_SIZE = 12  # numbers of a pose: the rows of a 3x4 camera-to-world matrix
 MOTION = ("x", "y", "z", "roll", "pitch", "yaw")
@@ -151,7 +152,7 @@ class RadianceField(nn.Module):
     def render_fine(self, detail: "FineField", pose_BP: Tensor, weight_BDHW: Tensor) -> Tensor:
         """Fine pass: an image (B, 3, H, W), one ray per pixel, with samples drawn from the coarse weights."""
         with torch.autocast(pose_BP.device.type, enabled=False):
-            edge_BEHW = self._fine_edges(weight_BDHW.detach())
+            edge_BEHW = self._fine_edges(stop_gradient(weight_BDHW))
             direction_B3HW, origin_B3 = self._rays(pose_BP.unflatten(1, (3, 4)), RAY_STRIDE)
             depth_BDHW = 0.5 * (edge_BEHW[:, 1:] + edge_BEHW[:, :-1])
             point_B3DHW = origin_B3[:, :, None, None, None] + depth_BDHW[:, None] * direction_B3HW[:, :, None]
@@ -177,7 +178,7 @@ class RadianceField(nn.Module):
         with torch.no_grad():
             weight_BDHW = torch.cat((self.render_coarse(pose_BP).weight_BDHW, seen.weight_BDHW))
             pictures = self.render_fine(self.detail, torch.cat((pose_BP, after_BP)), weight_BDHW)
-        return seen._replace(rendered_B6HW=torch.cat(pictures.chunk(2), dim=1))
+        return seen._replace(rendered_B6HW=stop_gradient(torch.cat(pictures.chunk(2), dim=1)))
 
     def project(self, seen: Rendering, scale: int) -> Tensor:
         """The view projected to the U-net's channels at 1/2^(scale + 1) of the image size."""

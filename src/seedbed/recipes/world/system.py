@@ -12,7 +12,7 @@ from seedbed.config import Config
 from seedbed.nn.modulate import full_precision
 from seedbed.recipes.world import critic as adversarial
 from seedbed.recipes.world.curriculum import Stage
-from seedbed.recipes.world.data import WorldData
+from seedbed.recipes.world.data import Turn, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import WorldNet, build_model
@@ -20,7 +20,6 @@ from seedbed.recipes.world.objective import Rows, l1
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.probe import open_probe
 from seedbed.train.engine import Engine, EvalEngine, mix
-from seedbed.train.probe import Probe
 from seedbed.train.system import Batch
 
 CRITIC = "critic"
@@ -45,6 +44,7 @@ class World(Emulator):
 
     net: WorldNet
     weight: Tensor
+    probe = open_probe
 
     def __init__(self, config: Config, data: WorldData) -> None:
         super().__init__(config, data)
@@ -62,11 +62,9 @@ class World(Emulator):
     def named_optimizers(self) -> dict[str, nn.Module]:
         return {"main": self.net, CRITIC: self.critic} if self.critic else {"main": self}
 
-    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
+    def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: Turn, level: float = 0.0) -> Tensor:
         level_B = action_BA.new_full((len(action_BA),), level)
         return self.call(memory.tensors(), action_BA, level_B, self.own_noise(index_B, turn))
-
-    # ---- training --------------------------------------------------------------------------------------------------
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean error of all predictions: on true memories, and from the second stage on half of them on rollouts."""
@@ -131,11 +129,6 @@ class World(Emulator):
         engine.minimize(error)
         facts |= {"adversarial": wish, "gradient_ratio": against}
         return {name: facts[name].detach() for name in FACTS}
-
-    # ---- for the loop ----------------------------------------------------------------------------------------------
-
-    def probe(self, batch: Batch) -> Probe:
-        return open_probe(self, batch)
 
     def flops_per_item(self) -> float:
         """An item is a window; a step makes about one prediction per window in every stage."""

@@ -59,6 +59,7 @@ class Compare {
     this.levels = h("div", { className: "body flush" });
     this.settings = h("div", { className: "body flush" });
     this.legend = h("div", { className: "legend", role: "group", ariaLabel: "Runs" });
+    this.metric = h("select", { ariaLabel: "Metric of the verdicts", onchange: () => this.judge() });
     this.remarks = h("div", { className: "small soft remarks", role: "status" });
     this.grid = h("div", { className: "panels" });
     const runs = this.names.map((name, index) => ({ name, index }));
@@ -76,7 +77,7 @@ class Compare {
           this.remarks,
           this.grid,
         ),
-        card("Results", h("span", { className: "faint small" }, `against ${this.names[0]}; lower is better`), this.levels),
+        card("Results", [h("span", { className: "faint small" }, `against ${this.names[0]}, by `), this.metric], this.levels),
         card("Settings that differ", (this.equal = h("span", { className: "faint small" })), this.settings),
       ),
     );
@@ -263,7 +264,7 @@ class Compare {
     if (this.busy) return this.later();
     this.busy = true;
     try {
-      this.found = await get(`/api/compare?${new URLSearchParams(this.names.map((name) => ["run", name]))}`);
+      await this.fetchLevels();
       // Units that a recipe gives hold where all runs have it.
       const recipes = new Set(this.found.runs.map((run) => (run.title || "").split("/")[0]));
       this.grid.dataset.recipe = recipes.size === 1 ? [...recipes][0] : "";
@@ -276,9 +277,25 @@ class Compare {
     }
   }
 
+  async fetchLevels() {
+    const asked = this.names.map((name) => ["run", name]);
+    if (this.metric.value) asked.push(["metric", this.metric.value]);
+    this.found = await get(`/api/compare?${new URLSearchParams(asked)}`);
+    const metrics = this.found.keys.filter((key) => key.startsWith("eval/")).map((key) => key.slice(5));
+    const first = this.found.runs.find((run) => run.metric)?.metric;
+    const now = this.metric.value || first;
+    this.metric.replaceChildren(...metrics.map((value) => h("option", { value, selected: value === now }, value)));
+  }
+
+  // Verdicts by another metric; the curves stay as they are.
+  async judge() {
+    await this.fetchLevels();
+    this.drawLevels();
+  }
+
   drawLevels() {
     const scale = Math.max(
-      ...this.found.runs.slice(1).map(({ delta: d }) => Math.max(Math.abs(d.change || 0), d.band || 0)),
+      ...this.found.runs.slice(1).map(({ verdicts: { step: d } }) => Math.max(Math.abs(d.change || 0), d.band || 0)),
       1e-12,
     );
     const rows = this.found.runs.map((run, i) =>
@@ -304,9 +321,9 @@ class Compare {
         ),
         h("td", {}, status(run.status)),
         h("td", { className: "right num" }, num(run.step)),
-        h("td", { className: "right num" }, num(run.loss), h("span", { className: "faint" }, ` ± ${num(run.sd)}`)),
+        h("td", { className: "right num" }, num(run.loss)),
         h("td", { className: "right num", title: run.metric || "" }, num(run.best)),
-        h("td", {}, run.delta ? delta(run.delta, scale) : h("span", { className: "faint small" }, "the yardstick")),
+        h("td", {}, run.verdicts ? delta(run.verdicts, scale) : h("span", { className: "faint small" }, "the others are compared with this run")),
         h("td", { className: "right num" }, scaled(run.rate)),
         h("td", { className: "right num" }, duration(run.seconds)),
         h(
@@ -374,11 +391,11 @@ class Compare {
   }
 }
 
-// The difference as a dot against the noise band around zero.
-function delta({ by, change, band, word }, scale) {
+// The difference as a dot against the noise band around zero, and the verdict at equal time where that is another one.
+function delta({ step, seconds }, scale) {
+  const { metric, change, band, word, why } = step;
   const at = (v) => 60 + (52 * Math.max(-scale, Math.min(scale, v))) / scale;
-  const tone = { better: "good", worse: "bad" }[word] || "",
-    ink = { better: "var(--leaf)", worse: "var(--fire)" }[word] || "var(--soft)";
+  const ink = { better: "var(--leaf)", worse: "var(--fire)" }[word] || "var(--soft)";
   const picture = s(
     "svg",
     { viewBox: "0 0 120 16", role: "img", "aria-label": `${num(change)} with a noise band of ${num(band)}` },
@@ -388,12 +405,22 @@ function delta({ by, change, band, word }, scale) {
     s("line", { x1: 60, x2: 60, y1: 0, y2: 16, stroke: "var(--faint)" }),
     typeof change === "number" ? s("circle", { cx: at(change), cy: 8, r: 4, fill: ink }) : null,
   );
-  const label = { better: "better", worse: "worse", same: "within noise", unknown: "noise unknown" }[word];
+  const known = typeof change === "number";
   return h(
-    "span",
-    { className: "delta", title: `${by}: ${num(change)}, noise band ±${num(band)}` },
-    h("span", { className: "band" }, picture),
-    h("span", { className: "num" }, `${change > 0 ? "+" : ""}${num(change)}`),
-    h("span", { className: `tag ${tone}` }, label),
+    "div",
+    {},
+    h(
+      "span",
+      { className: "delta", title: `${metric} ${why}` },
+      known && h("span", { className: "band" }, picture),
+      known && h("span", { className: "num" }, `${change > 0 ? "+" : ""}${num(change)}`),
+      verdict(step),
+      seconds.word !== word && typeof seconds.change === "number" && verdict(seconds, "at equal time: "),
+    ),
+    h("div", { className: "faint small" }, why),
   );
+}
+
+function verdict({ word, why }, before = "") {
+  return h("span", { className: `tag ${{ better: "good", worse: "bad" }[word] || ""}`, title: why }, before + word);
 }

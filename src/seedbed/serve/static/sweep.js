@@ -298,10 +298,8 @@ class SweepPage {
     );
   }
 
-  // The server lists settings from the best to the worst.
   isLowBetter() {
-    const means = this.found.cells.filter((c) => c.mean !== null && !c.num_spoiled).map((c) => c.mean);
-    return !means.length || means[0] <= means.at(-1);
+    return !this.found.higher_is_better;
   }
 
   // The share of the variance that each setting explains, largest on top, with twice its standard error.

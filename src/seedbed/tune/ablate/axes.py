@@ -116,9 +116,6 @@ def config_of(base: Config, row: Row) -> Config:
     return configs.override(base, grid.words(row.settings))
 
 
-# ---- the set for those who name no axis --------------------------------------------------------------------------------
-
-
 def default(base: Config, device: str, resize: Resize) -> list[Row]:
     """Every axis that is meaningful on this device, with values around the baseline's."""
     rows: list[Row] = []
@@ -150,9 +147,6 @@ def _suggested(base: Config, device: str) -> dict[str, list[Any]]:
         if key in known:
             found[axis] = [known[key] // 2, known[key] * 2]
     return found
-
-
-# ---- depth against width -----------------------------------------------------------------------------------------------
 
 
 def equal_width(base: Config, depth: int, num_params: Callable[[Config], int]) -> dict[str, Any]:

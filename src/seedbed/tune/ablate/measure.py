@@ -122,9 +122,6 @@ def steps_per_repeat(workload: Workload) -> int:
     return int(min(max(REPEAT_SECONDS / max(seconds, 1e-6), FEWEST), MOST))
 
 
-# ---- which attention ran -----------------------------------------------------------------------------------------------
-
-
 class _AttentionCalls(TorchFunctionMode):
     """Counts calls of torch's attention."""
 

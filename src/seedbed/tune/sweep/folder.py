@@ -12,7 +12,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,14 @@ class TrialStatus:
     seconds: float | None = None
     rate: float | None = None
     error: str = ""
+    # The best of every evaluated number, and those of which more is better.
+    metrics: dict[str, float] = field(default_factory=dict)
+    higher: Sequence[str] = ()
+
+    @property
+    def sign(self) -> int:
+        """-1 where more of the metric is better: the best trial has the lowest `sign * best`."""
+        return -1 if self.metric in self.higher else 1
 
     def to_json(self) -> dict[str, Any]:
         shown = {k: v for k, v in vars(self).items() if k != "trial"}
@@ -149,6 +157,7 @@ class Sweep:
         words += [f"{span.key}={_format(vars(span))}" for span in self.grid.spans]
         words += words_of(self.grid.fixed)
         words += ["--suggest", str(facts["suggest"]), "--sampler", facts["sampler"]] if facts.get("sampler") else []
+        words += ["--metric", str(facts["metric"])] if facts.get("metric") else []
         words += ["--patience", str(facts["patience"])] if facts.get("patience") else []
         return shlex.join(["seedbed", "sweep", self.title(), *words, "--name", self.name])
 
@@ -222,7 +231,8 @@ class Sweep:
             return None
         if state == "done" and any(event.get("kind") == "early_stop" for event in _last_events(run)):
             state = "stopped early"
-        found = TrialStatus(**{**vars(self._read_run(trial)), "state": state, "error": one_line(error)[:300]})
+        more = dict(zip(("metrics", "higher"), _all_best(run.events()), strict=True))
+        found = replace(self._read_run(trial), state=state, error=one_line(error)[:300], **more)
         files.write_atomic(self._result_path(trial), jsonl.pretty(found.to_json()))
         return found
 
@@ -238,8 +248,17 @@ class Sweep:
         """The current state of a trial, whoever works on it."""
         return self.result(trial) or self._read_run(trial)
 
-    def statuses(self) -> list[TrialStatus]:
-        return [self.status(trial) for trial in self.trials()]
+    def statuses(self, metric: str | None = None) -> list[TrialStatus]:
+        """Every trial, by the metric that decides `best`, that of the sweep's --metric, or another one."""
+        found = [self.status(trial) for trial in self.trials()]
+        metric = metric or self.facts.get("metric")
+        return [self._by(one, metric) for one in found] if metric else found
+
+    def _by(self, found: TrialStatus, metric: str) -> TrialStatus:
+        metrics, higher = found.metrics, found.higher
+        if not metrics and found.best is not None:  # it still runs, or ended before all metrics were recorded
+            metrics, higher = _all_best(Run(self.root / found.run).events())
+        return replace(found, metric=metric, best=metrics.get(metric), metrics=metrics, higher=higher)
 
     def _read_run(self, trial: Trial) -> TrialStatus:
         """The state of an unfinished run by its files."""
@@ -248,16 +267,27 @@ class Sweep:
         if not run.path.is_dir():
             return TrialStatus(trial, state, run.name)
         short, saved = summaries.summary(run), run.status()
-        metric, _ = run_facts.evaluations(_last_events(run))
+        events = _last_events(run)
+        metric, _ = run_facts.evaluations(events)
+        higher = [metric] if metric and run_facts.is_higher_better(events, metric) else []
         clock = saved.get("clock")
         seconds = clock.get("train") if isinstance(clock, dict) else None
         row = next(iter(jsonl.decode(tail_lines(run.path / "rows.jsonl", 4096)[-1:])), {})
         numbers: dict[str, Any] = {key: short[key] for key in ("step", "last_step", "loss", "best")}
         numbers["rate"] = row.get("items_per_s")
-        return TrialStatus(trial, state, run.name, **numbers, metric=metric, best_step=saved.get("best_step"), seconds=seconds)
+        about = {"metric": metric, "higher": higher, "best_step": saved.get("best_step"), "seconds": seconds}
+        return TrialStatus(trial, state, run.name, **numbers, **about)
 
     def _result_path(self, trial: Trial) -> Path:
         return self.path / "results" / f"{trial.number:04d}.json"
+
+
+def _all_best(events: Sequence[dict[str, Any]]) -> tuple[dict[str, float], list[str]]:
+    """The best value of every evaluated number by name, and the names of those of which more is better."""
+    evaluated = [event for event in events if event.get("kind") == "eval"]
+    names = {k: 0 for e in evaluated for k, v in e.items() if run_facts.is_number(v) and k not in ("step", "time", "seconds")}
+    found = {name: point[1] for name in names if (point := run_facts.best(events, name))}
+    return found, [name for name in found if run_facts.is_higher_better(events, name)]
 
 
 def _last_events(run: Run) -> list[dict[str, Any]]:

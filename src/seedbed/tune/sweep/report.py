@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.report import html_page, html_report, journal
+from seedbed.report.comparison import quantile
 from seedbed.report.heatmap import Panel, draw_panels
 from seedbed.report.html_page import card, embedded, folded, pairs, section
 from seedbed.report.svg_charts import text
@@ -25,8 +26,6 @@ from seedbed.tune.sweep.grid import Axis, words
 LEAST_CELLS = 4
 MAX_PANELS = 12
 _NUM_CURVES = 6
-# Two means differ significantly beyond this many standard errors of the difference.
-APART = 2.0
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Cell:
 
     def rank(self) -> tuple[Any, ...]:
         """Best first; settings with a diverged seed last."""
-        return self.mean is None, self.num_diverged > 0, self.mean or 0.0
+        return self.mean is None, self.num_diverged > 0, self.seeds[0].sign * (self.mean or 0.0)
 
     def to_json(self) -> dict[str, Any]:
         spread = {"min": min(self.values, default=None), "max": max(self.values, default=None)}
@@ -78,6 +77,15 @@ class Report:
         return next((s.metric for s in self.statuses if s.metric), "best")
 
     @property
+    def sign(self) -> int:
+        """-1 where more of the metric is better."""
+        return min((s.sign for s in self.statuses), default=1)
+
+    @property
+    def goal(self) -> str:
+        return f"{self.metric}, {'higher' if self.sign < 0 else 'lower'} is better"
+
+    @property
     def counts(self) -> dict[str, int]:
         return dict(Counter(s.state for s in self.statuses))
 
@@ -88,6 +96,8 @@ class Report:
     def notes(self) -> list[str]:
         """Which differences are significant, in sentences."""
         best, known = self.best, [cell for cell in self.cells if cell.mean is not None]
+        if best is None and (metrics := {name for s in self.statuses for name in s.metrics}):
+            return [f"no trial has evaluated {self.metric}; there are: {', '.join(sorted(metrics))}"]
         if best is None or len(known) < 2:
             return []
         same = sum(cell.mean == best.mean for cell in known)
@@ -98,7 +108,8 @@ class Report:
             return ["one seed per setting: the noise is not known; --seeds 3 would measure it"]
         # The standard deviation over seeds, pooled over the settings.
         noise = math.sqrt(math.fsum(n * sd * sd for n, sd in pairs) / sum(n for n, _ in pairs))
-        near = [cell for cell in known[1:] if _is_near(best, cell, noise) and not cell.num_diverged]
+        apart = quantile(sum(n for n, _ in pairs))
+        near = [cell for cell in known[1:] if _is_near(best, cell, apart * noise) and not cell.num_diverged]
         size = f"seeds vary by ±{number(noise)}"
         if not near:
             return [f"the best setting is significant: {size}, and the next differs by more"]
@@ -111,7 +122,7 @@ class Report:
         if self.best is None:
             return None
         ended = [s for s in self.best.seeds if s.best is not None and s.state in ("done", "stopped early")]
-        best = min(ended, key=lambda s: (s.best, s.trial.number))
+        best = min(ended, key=lambda s: (s.sign * (s.best or 0.0), s.trial.number))
         return shlex.join(["seedbed", "train", self.sweep.title(), *words({**self.sweep.grid.fixed, **best.trial.settings})])
 
     def to_json(self) -> dict[str, Any]:
@@ -122,6 +133,7 @@ class Report:
             **{key: self.sweep.facts.get(key) for key in kept},
             "path": str(self.sweep.path),
             "metric": self.metric,
+            "higher_is_better": self.sign < 0,
             "counts": self.counts,
             "best": best,
             "notes": self.notes(),
@@ -130,8 +142,9 @@ class Report:
         }
 
 
-def read_report(sweep: Sweep) -> Report:
-    statuses = tuple(sweep.statuses())
+def read_report(sweep: Sweep, metric: str | None = None) -> Report:
+    """The state of a sweep, ranked by the metric that decides `best` or another one."""
+    statuses = tuple(sweep.statuses(metric))
     return Report(sweep, statuses, tuple(sorted(cells_of(statuses), key=Cell.rank)))
 
 
@@ -142,9 +155,9 @@ def cells_of(statuses: Sequence[TrialStatus]) -> list[Cell]:
     return [Cell(dict(key), tuple(seeds)) for key, seeds in cells.items()]
 
 
-def _is_near(best: Cell, other: Cell, noise: float) -> bool:
+def _is_near(best: Cell, other: Cell, band: float) -> bool:
     assert best.mean is not None and other.mean is not None
-    return other.mean - best.mean <= APART * noise * math.sqrt(1 / len(best.values) + 1 / len(other.values))
+    return abs(other.mean - best.mean) <= band * math.sqrt(1 / len(best.values) + 1 / len(other.values))
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -171,7 +184,8 @@ def trial_cells(found: TrialStatus, keys: Sequence[str]) -> list[str]:
 def trial_rank(found: TrialStatus) -> tuple[Any, ...]:
     ended = found.state in ("done", "stopped early") and found.best is not None
     later = ("running", "waiting", *DIVERGED, "failed")
-    return not ended, found.best if ended else later.index(found.state) if found.state in later else 0, found.trial.number
+    rank = found.sign * (found.best or 0.0) if ended else later.index(found.state) if found.state in later else 0
+    return not ended, rank, found.trial.number
 
 
 def cell_rows(report: Report, most: int) -> Rows:
@@ -219,7 +233,7 @@ def write(report: Report, draw: bool = True) -> list[Path]:
     table_lines = "\n".join(rest).rstrip()
     parts = [f"# {report.sweep.name}", "", f"- {head}"]
     parts += [f"- why: {facts['why']}"] if facts.get("why") else []
-    parts += [f"- {report.metric}: lower is better; a trial counts with its best evaluation", "", "```text", table_lines, "```"]
+    parts += [f"- {report.goal}; a trial counts with its best evaluation", "", "```text", table_lines, "```"]
     if picture.exists():
         parts += ["", f"![{report.metric} over {', '.join(axis.key for axis in report.sweep.grid.axes)}]({picture.name})"]
     files.write_atomic(folder / "report.md", "\n".join([*parts, ""]))
@@ -238,10 +252,11 @@ def draw_map(report: Report, path: Path) -> bool:
     keys = [axis.key for axis in others]
     panels = [_panel(report, across, down, dict(zip(keys, place, strict=True))) for place in places]
     means = [v for panel in panels for row in panel.values for v in row if v is not None]
-    title = f"{report.sweep.name}: {report.metric}, lower is better{_averaged(report, dropped)}"
+    title = f"{report.sweep.name}: {report.goal}{_averaged(report, dropped)}"
     rows = [format_value(v) for v in down.values] if down else [""]
     labels = (rows, [format_value(v) for v in across.values], down.key if down else "", across.key)
-    draw_panels(path, panels, labels, title, low=max(means), high=min(means))
+    worst, best = (min(means), max(means)) if report.sign < 0 else (max(means), min(means))
+    draw_panels(path, panels, labels, title, low=worst, high=best)
     return True
 
 
@@ -299,16 +314,15 @@ def record(report: Report) -> Path:
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
-def sweep_page(sweep: Sweep) -> str:
-    report = read_report(sweep)
-    best = report.best
+def sweep_page(report: Report) -> str:
+    sweep, best = report.sweep, report.best
     numbers = {
         f"best {report.metric}": number(best.mean) if best else "",
         "trials": str(len(report.statuses)),
         **{state: str(count) for state, count in report.counts.items()},
     }
     notes = [f"best: {' '.join(words(best.settings))}"] if best else []
-    notes += [*report.notes(), f"{report.metric}: lower is better; a trial counts with its best evaluation"]
+    notes += [*report.notes(), f"{report.goal}; a trial counts with its best evaluation"]
     repeat = [sweep.command(), *([report.command()] if report.command() else [])]
     parts = [
         _page_head(sweep),
@@ -334,7 +348,7 @@ def _page_head(sweep: Sweep) -> str:
 def _embedded_map(report: Report) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "heatmap.png"
-        return card(embedded(Path(folder), path.name, f"{report.metric}, lower is better")) if draw_map(report, path) else ""
+        return card(embedded(Path(folder), path.name, report.goal)) if draw_map(report, path) else ""
 
 
 def _best_curves(report: Report) -> list[str]:

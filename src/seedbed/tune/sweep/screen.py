@@ -112,7 +112,9 @@ class Screen:
         for name in ("trial", *keys, "state", "step", "loss", found.metric, "items/s"):
             shown.add_column(Text(name), no_wrap=True)
         running = [s for s in found.statuses if s.state == "running"]
-        ended = sorted((s for s in found.statuses if s.best is not None and s.state != "running"), key=lambda s: s.best or 0.0)
+        ended = sorted(
+            (s for s in found.statuses if s.best is not None and s.state != "running"), key=lambda s: s.sign * (s.best or 0.0)
+        )
         for status in [*running, *ended][: max(max_rows, 3)]:
             cells = reports.trial_cells(status, keys)[:-1]
             shown.add_row(*map(Text, [*cells, number(status.rate, 0) if status.rate else ""]))

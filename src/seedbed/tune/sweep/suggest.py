@@ -41,11 +41,11 @@ def add(sweep: Sweep, num: int, count: int = 1) -> list[Trial]:
 
 
 def points(statuses: Sequence[TrialStatus]) -> list[tuple[Point, float | None]]:
-    """Each point with its mean over the seeds; None while it is running, infinity where a seed diverged."""
+    """Each point with its mean over the seeds, less is better; None while it is running, infinity where a seed diverged."""
     found: list[tuple[Point, float | None]] = []
     for cell in cells_of(statuses):
         failed = any(s.state in ("failed", *DIVERGED) for s in cell.seeds)
-        mean = cell.mean if len(cell.values) == len(cell.seeds) else None
+        mean = cell.seeds[0].sign * cell.mean if cell.mean is not None and len(cell.values) == len(cell.seeds) else None
         found.append((cell.settings, float("inf") if failed else mean))
     return found
 

@@ -163,9 +163,9 @@ class Options:
     retry: bool = False
 
 
-def show(root: Path, name: str, as_json: bool) -> int:
+def show(root: Path, name: str, as_json: bool, metric: str | None = None) -> int:
     """Prints the state of a sweep."""
-    found = reports.read_report(Sweep.open(root, name))
+    found = reports.read_report(Sweep.open(root, name), metric)
     queue = slurm_queue.describe(found.sweep.path)
     if as_json:
         return print_json({**found.to_json(), "queue": queue or None})
@@ -219,6 +219,7 @@ def draft(
     num_seeds: int | None = None,
     patience: int = 0,
     sampler: str = "optuna",
+    metric: str | None = None,
 ) -> Draft:
     """Reads and validates a sweep before anything is written."""
     recipe, preset = find(recipe_name)
@@ -232,6 +233,7 @@ def draft(
     state = code.state(Path.cwd(), options.root)
     code.require_clean(state, options.dirty)
     facts = {"recipe": recipe.name, "preset": preset, "patience": patience, "sampler": sampler if searching else None}
+    facts |= {"metric": metric} if metric else {}
     facts |= {"why": why, "suggest": options.suggest, "code": {k: v for k, v in state.items() if k != "patch"}}
     hint = "is one value in every trial, its commas belong to it; | separates values: 'key=1,2|3,4'"
     notes = [f"note: {word} {hint}" for word in grids.takes_commas(base, assignments)]

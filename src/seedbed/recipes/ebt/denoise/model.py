@@ -11,7 +11,7 @@ from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
 from seedbed.nn.layers import MLP, widen
 from seedbed.nn.modulate import Modulation
 from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
-from seedbed.recipes.ebt.denoise.presets import DenoiseConfig
+from seedbed.recipes.ebt.presets import DenoiseConfig
 
 # Shift, scale and gate of attention and of the feed-forward part; the last norm has a shift and a scale.
 PER_BLOCK, PER_HEAD = 6, 2

@@ -4,11 +4,13 @@ Images lie in [-1, 1]; PSNR is that of [0, 1] after clipping.
 Shape suffixes: B batch, N images, C channels, H W pixels, K taps of a blur.
 """
 
+import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +23,20 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly, rng
 from seedbed.nn.patchify import depatchify, patchify
 from seedbed.recipes.ebt.alarms import optimization_alarms
-from seedbed.recipes.ebt.denoise.data import NUM_EVALUATED, add_noise
+from seedbed.recipes.ebt.data import NUM_EVALUATED
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.optimize import NO_ONNX, log_step_size
+from seedbed.recipes.ebt.optimize import log_step_size, no_onnx_network
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
+from seedbed.train.stop_gradient import held_loss, stop_gradient
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option
 from seedbed.train.watch import Alarm
 
-_SIZES = 313
+# Streams of random numbers; the images' own have 301 and 302.
+_NOISE, _EVALUATION, _SIZES = range(311, 314)
 # Images of an evaluation that are scored at once.
 EVAL_BATCH = {"cuda": 512, "mps": 128, "cpu": 64}
+CHAIN, FIRST_BETA, LAST_BETA = 1000, 1e-4, 0.02  # of a diffusion
 OUT_OF_DISTRIBUTION = 2.0  # times the level of training
 METRICS = ("gap", "gap_negative", "energy_first", "energy_last", "move_rms")
 
@@ -53,6 +58,7 @@ class Denoiser(System):
 
     auto_compile = "whole"
     sample_options = SampleOptions
+    higher_is_better = ("psnr_*", "pooled_*")
     curve_options = NoOptions
     model: ImageEnergy | Regressor
 
@@ -151,6 +157,7 @@ class EnergyDenoiser(Denoiser):
     """An energy over images, trained by differentiating through its optimisation steps."""
 
     model: ImageEnergy
+    onnx_network = no_onnx_network
 
     def __init__(self, config: Config, data: ImageData) -> None:
         super().__init__(config, data)
@@ -178,21 +185,16 @@ class EnergyDenoiser(Denoiser):
         u_B = rng.uniform(rng.keys(self.config.seed, index_B, _SIZES), 1)[:, 0].to(alpha.dtype)
         return alpha * (1.0 / spread + u_B * (spread - 1.0 / spread))
 
-    def optimize(
-        self, noisy_BCHW: Tensor, size: Tensor, num_steps: int, held: Sequence[Tensor] = ()
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Each estimate, its change, and the energy before it; `held` replaces the estimates that the steps begin with."""
+    def optimize(self, noisy_BCHW: Tensor, size: Tensor, num_steps: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Each estimate, its change, and the energy before it."""
         z_BCHW = noisy_BCHW
-        for k in range(num_steps):
-            # Detached: gradients reach the weights through each step alone, which keeps them stable.
-            z_BCHW = held[k] if held else z_BCHW.detach()
+        for _ in range(num_steps):
+            # Gradients reach the weights through each step alone, which keeps them stable.
+            z_BCHW = stop_gradient(z_BCHW)
             grad_BCHW, energy_B = self.model(z_BCHW, noisy_BCHW)
             moved_BCHW = size * grad_BCHW
             z_BCHW = z_BCHW - moved_BCHW
             yield z_BCHW, moved_BCHW, energy_B
-
-    def onnx_network(self) -> NoReturn:
-        raise UserError(NO_ONNX)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
         image_BCHW, noisy_BCHW = batch["image"], self.noisy(batch)
@@ -232,6 +234,24 @@ class EnergyDenoiser(Denoiser):
         return self.config.model.steps * (6.0 * model.layer_flops() + 9.0 * model.attention_flops() + ends)
 
 
+@functools.cache
+def noise_scales(noise: str, level: float) -> tuple[float, float]:
+    """The factors of the image and of the normal noise, for images in [-1, 1]."""
+    if noise == "sigma":
+        return 1.0, 2.0 * level
+    betas = (FIRST_BETA + (LAST_BETA - FIRST_BETA) * n / (CHAIN - 1) for n in range(round(CHAIN * level)))
+    kept = math.prod(1.0 - beta for beta in betas)
+    return math.sqrt(kept), math.sqrt(1.0 - kept)
+
+
+def add_noise(image_BCHW: Tensor, index_B: Tensor, seed: int, noise: str, level: float, evaluation: bool = False) -> Tensor:
+    """The image with the noise of its sample counter; evaluation has its own noise, the same at every level."""
+    keys = rng.keys(seed, index_B, _EVALUATION if evaluation else _NOISE)
+    normal_BCHW = rng.normal(keys, image_BCHW[0].numel()).view_as(image_BCHW)
+    signal, spread = noise_scales(noise, level)
+    return signal * image_BCHW + spread * normal_BCHW
+
+
 def measures(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:
     """Sums over images of the loss, of PSNR, and of the squared error on [0, 1] after clipping; in float64."""
     loss_B = smooth_l1_loss(estimate_BCHW, image_BCHW, reduction="none").mean((1, 2, 3))
@@ -258,26 +278,13 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
         targets="clean",
         ranges={"image": (-1.0, 1.0), "class": (0, system.data.num_classes - 1)},
         oracle=lambda b: b["clean"][:, :, None].expand(-1, -1, steps, -1),
-        held=(lambda: _held(system, batch)) if isinstance(system, EnergyDenoiser) else None,
+        held=lambda: held_loss(system, batch),
         lower_bound=0.0,
         order="full",
         positions="absolute",
         at_init=error_of_input,
         baselines=lambda b: {"the noisy image itself": error_of_input(b)},
     )
-
-
-@torch.no_grad()
-def _held(system: EnergyDenoiser, batch: Batch) -> Callable[[], Tensor]:
-    """The loss as a function of the weights alone: the estimates that steps begin with are held, as gradients stop there."""
-    noisy_BCHW, steps = system.noisy(batch), system.config.model.steps
-    held = [noisy_BCHW, *system.estimates(noisy_BCHW, steps - 1)]
-
-    def loss() -> Tensor:
-        taken = system.optimize(noisy_BCHW, system.alpha(), steps, held)
-        return torch.stack([smooth_l1_loss(z_BCHW, batch["image"]) for z_BCHW, _, _ in taken]).mean()
-
-    return loss
 
 
 def write_curves(system: Denoiser, request: Request) -> Sample:

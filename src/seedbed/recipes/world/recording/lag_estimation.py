@@ -153,9 +153,6 @@ def _choose(recording: Recording) -> np.ndarray:
     return start_P[(low[:, None] + np.arange(STRETCH)).ravel()]
 
 
-# ---- image motion --------------------------------------------------------------------------------------------------------
-
-
 def picture_motion(frames_THWC: np.ndarray, first_P: np.ndarray) -> np.ndarray:
     """Image motion from each of these frames to the next: right and down in pixels, zoom and rotation."""
     motion_PF = np.concatenate([_motion(frames_THWC, part) for part in np.array_split(first_P, -(-len(first_P) // STRETCH))])
@@ -211,9 +208,6 @@ def _sub_pixel(line_PS: np.ndarray, peak_P: np.ndarray) -> np.ndarray:
     fraction = np.where(np.abs(bend) > 1e-12, 0.5 * (left - right) / np.where(bend == 0, 1, bend), 0.0)
     place = peak_P + fraction.clip(-0.5, 0.5)
     return np.where(place > size / 2, place - size, place)
-
-
-# ---- block bootstrap -----------------------------------------------------------------------------------------------------
 
 
 def _block_sums(action_LPA: np.ndarray, motion_PF: np.ndarray, num_blocks: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -106,8 +106,6 @@ def find_video(folder: Path) -> Path:
     return found[0]
 
 
-# ---- decoding ------------------------------------------------------------------------------------------------------------
-
 # Degrees by which a player rotates a frame counter-clockwise, and a function that decodes the frame as it is stored.
 Picture = tuple[int, Callable[[], Image.Image]]
 
@@ -170,9 +168,6 @@ def _has_av(video: Path) -> bool:
     return True
 
 
-# ---- by av ---------------------------------------------------------------------------------------------------------------
-
-
 def _with_av_times(video: Path) -> np.ndarray:
     with _av_opened(video) as container:
         stream = container.streams.video[0]
@@ -203,9 +198,6 @@ def _av_opened(video: Path) -> Any:
         container.close()
         raise UserError(f"{video} holds no frames")
     return container
-
-
-# ---- by opencv, where av is not installed --------------------------------------------------------------------------------
 
 
 def _with_cv_times(video: Path) -> np.ndarray:

@@ -4,8 +4,10 @@ Structure of arrays: x, y and z are planes of their own, which is ten times fast
 Shape suffixes: B poses, K boxes, R rays, H W pixels with f x f rays each, A control axes, N trajectories, T frames.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,12 @@ class BoxWorld:
         self.seed, self.height, self.width, self.num_boxes, self.fov = seed, height, width, num_boxes, fov
         self.device = torch.device(device)
         self.center_K3, self.half_K3, paint_K23 = _boxes(seed, num_boxes)
-        self._paint_6K = torch.tensor(paint_K23.reshape(num_boxes, 6).T.copy(), dtype=torch.float32, device=self.device)
+        self._center_K3 = torch.from_numpy(self.center_K3).to(self.device)
+        self._half_K3 = torch.from_numpy(self.half_K3).to(self.device, torch.float32)
         hue = np.random.Generator(np.random.PCG64([VERSION, seed, 1])).uniform(0, 1, 1)
         ground_23 = _paint(hue, np.array([0.25, 0.3]), np.array([0.62, 0.42]))
-        self._ground_61 = torch.tensor(ground_23.reshape(6, 1), dtype=torch.float32, device=self.device)
+        paint_6K = np.concatenate((paint_K23.reshape(num_boxes, 6).T, ground_23.reshape(6, 1)), 1)  # the ground comes last
+        self._paint_6K = torch.tensor(paint_6K, dtype=torch.float32, device=self.device)
         self._shades = torch.tensor(SHADES, device=self.device)
         self._horizon_311, self._zenith_311 = (torch.tensor(c, device=self.device).view(3, 1, 1) for c in (HORIZON, ZENITH))
         self._supersample = SUPERSAMPLE if height * width < SMALL else 1
@@ -77,14 +81,10 @@ class BoxWorld:
     @torch.no_grad()
     def render(self, pose_B44: Tensor) -> Tensor:
         """uint8 (B, H, W, 3). A frame has the same bytes in any batch."""
-        pose_B44 = pose_B44.to("cpu", torch.float64)
-        if self.device.type == "cpu":
-            with cpu_threads(1):  # images this small render fastest so
-                pictures = [self._picture(pose_144, self._visible(pose_144[0].numpy())) for pose_144 in pose_B44.split(1)]
-        else:
-            everything = np.arange(self.num_boxes)
-            pictures = [self._picture(part_B44, everything) for part_B44 in pose_B44.split(TOGETHER)]
-        return torch.cat(pictures)
+        on_cpu = self.device.type == "cpu"  # images this small render fastest one by one, by one thread
+        parts = pose_B44.to("cpu", torch.float64).split(1 if on_cpu else TOGETHER)
+        with cpu_threads(1) if on_cpu else contextlib.nullcontext():
+            return torch.cat([self._picture(part_B44) for part_B44 in parts])
 
     def slide(self, pose_N44: np.ndarray, motion_N6: np.ndarray) -> np.ndarray:
         """The poses after these motions (raw units, float64): a step in the body frame that slides along obstacles."""
@@ -129,30 +129,29 @@ class BoxWorld:
 
     # ---- rendering ---------------------------------------------------------------------------------------------------
 
-    def _visible(self, pose_44: np.ndarray) -> np.ndarray:
-        """Frustum culling: boxes whose bounding sphere intersects the view."""
-        position_K3 = (self.center_K3 - pose_44[:3, 3]) @ pose_44[:3, :3]
+    def _visible(self, pose_B44: np.ndarray) -> np.ndarray:
+        """Frustum culling: of each pose the boxes whose bounding sphere intersects the view, and others up to one number."""
+        position_BK3 = (self.center_K3 - pose_B44[:, None, :3, 3]) @ pose_B44[:, :3, :3]
         reach_K = np.linalg.norm(self.half_K3, axis=-1) + 1e-3
-        seen = np.flatnonzero((position_K3 @ self._edges_43.T > -reach_K[:, None]).all(-1))
-        return seen if len(seen) else np.arange(1)  # no ray hits a box out of view: one keeps the arrays from being empty
+        seen_BK = (position_BK3 @ self._edges_43.T > -reach_K[:, None]).all(-1)
+        # No ray hits a box out of view: one keeps the arrays from being empty.
+        return np.argsort(~seen_BK, axis=1, kind="stable")[:, : max(1, seen_BK.sum(1).max())]
 
-    def _picture(self, pose_B44: Tensor, seen: np.ndarray) -> Tensor:
-        pose = pose_B44.to(self.device)
+    def _picture(self, pose_B44: Tensor) -> Tensor:
+        seen_BK, pose = torch.from_numpy(self._visible(pose_B44.numpy())).to(self.device), pose_B44.to(self.device)
         turn_B33, eye_B3 = pose[:, :3, :3].float(), pose[:, :3, 3]
         # Rays in the world; no component is exactly zero, so that all have an inverse.
         ray_B3R = turn_B33[:, :, :1] + turn_B33[:, :, 1:2] * self._left_R + turn_B33[:, :, 2:] * self._up_R
         ray_B3R = torch.where(ray_B3R.abs() < 1e-7, 1e-7, ray_B3R)
         inverse_B3R = ray_B3R.reciprocal()
-        center_BK3 = (torch.from_numpy(self.center_K3[seen]).to(self.device) - eye_B3[:, None]).float()
-        half_K3 = torch.from_numpy(self.half_K3[seen]).to(self.device, torch.float32)
-        depth_BR, hit_BR = _nearest(center_BK3, half_K3, inverse_B3R)
-        side_BR = _side(center_BK3, half_K3, inverse_B3R, hit_BR)
+        center_BK3, half_BK3 = (self._center_K3[seen_BK] - eye_B3[:, None]).float(), self._half_K3[seen_BK]
+        depth_BR, hit_BR = _nearest(center_BK3, half_BK3, inverse_B3R)
+        side_BR = _side(center_BK3, half_BK3, inverse_B3R, hit_BR)
         ground_BR = torch.where(ray_B3R[:, 2] < 0, eye_B3[:, 2:].float() * -inverse_B3R[:, 2], math.inf)
         on_ground_BR = ground_BR < depth_BR
         depth_BR = torch.minimum(depth_BR, ground_BR)
         side_BR = side_BR.masked_fill_(on_ground_BR, 5)
-        paint_6K = torch.cat((self._paint_6K[:, torch.as_tensor(seen, device=self.device)], self._ground_61), 1)
-        paint_6BR = paint_6K[:, hit_BR.masked_fill_(on_ground_BR, len(seen))]
+        paint_6BR = self._paint_6K[:, seen_BK.gather(1, hit_BR).masked_fill_(on_ground_BR, self.num_boxes)]
         point_B3R = torch.addcmul(eye_B3[:, :, None].float(), ray_B3R, depth_BR.clamp(max=1e4)[:, None])
         # Checkers of two colours, shading by face, fog by distance, and a sky gradient.
         cells_B3R = (point_B3R * (1 / CHECKER)).floor_()
@@ -174,21 +173,21 @@ class BoxWorld:
         return picture_3BHW.permute(1, 2, 3, 0).contiguous()
 
 
-def _nearest(center_BK3: Tensor, half_K3: Tensor, inverse_B3R: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(center_BK3: Tensor, half_BK3: Tensor, inverse_B3R: Tensor) -> tuple[Tensor, Tensor]:
     """Depth of the first box along each ray, and which one: the slab test. Infinite where there is none."""
     wide_B3R, near, far = inverse_B3R.abs(), inverse_B3R.new_zeros(()), inverse_B3R.new_full((), math.inf)
     for n in range(3):
         middle_BKR = center_BK3[:, :, n, None] * inverse_B3R[:, None, n]
-        extent_BKR = half_K3[:, n, None] * wide_B3R[:, None, n]
+        extent_BKR = half_BK3[:, :, n, None] * wide_B3R[:, None, n]
         enter_BKR, leave_BKR = middle_BKR - extent_BKR, middle_BKR.add_(extent_BKR)
         near, far = torch.maximum(near, enter_BKR, out=enter_BKR), torch.minimum(far, leave_BKR, out=leave_BKR)
     return near.masked_fill_(far < near, math.inf).min(1)
 
 
-def _side(center_BK3: Tensor, half_K3: Tensor, inverse_B3R: Tensor, hit_BR: Tensor) -> Tensor:
+def _side(center_BK3: Tensor, half_BK3: Tensor, inverse_B3R: Tensor, hit_BR: Tensor) -> Tensor:
     """Which face of the box is hit: 0 to 5 for -x, +x, -y, +y, -z, +z."""
-    position_B3R = center_BK3.transpose(1, 2).gather(2, hit_BR[:, None].expand(-1, 3, -1))
-    half_B3R = half_K3.T[:, hit_BR].transpose(0, 1)
+    hit_B3R = hit_BR[:, None].expand(-1, 3, -1)
+    position_B3R, half_B3R = (one_BK3.transpose(1, 2).gather(2, hit_B3R) for one_BK3 in (center_BK3, half_BK3))
     axis_BR = (position_B3R * inverse_B3R - half_B3R * inverse_B3R.abs()).max(1).indices
     return axis_BR * 2 + (inverse_B3R.gather(1, axis_BR[:, None])[:, 0] < 0)
 
@@ -266,9 +265,14 @@ def record_box(
 
 def _render(world: BoxWorld, pose_T44: np.ndarray) -> Iterator[np.ndarray]:
     progress = Progress("rendering", "frames")
-    for low in range(0, len(pose_T44), PIECE):
-        yield world.render(torch.from_numpy(pose_T44[low : low + PIECE])).cpu().numpy()
-        progress(min(low + PIECE, len(pose_T44)), len(pose_T44))
+    pieces = [torch.from_numpy(pose_T44[low : low + PIECE]) for low in range(0, len(pose_T44), PIECE)]
+    with ThreadPoolExecutor(1) as ahead:  # the next piece is rendered while this one is hashed and written
+        later = ahead.submit(lambda: world.render(pieces[0]).cpu().numpy())
+        for n, piece in enumerate(pieces):
+            frames = later.result()
+            later = ahead.submit(lambda n=n: world.render(pieces[n + 1]).cpu().numpy()) if n + 1 < len(pieces) else later
+            yield frames
+            progress(n * PIECE + len(piece), len(pose_T44))
     progress.close()
 
 
