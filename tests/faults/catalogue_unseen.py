@@ -210,7 +210,7 @@ EBT_FAULTS = [
            "Context(keys, values, self.rope(cache.length_B[:, None] - 1), layers[0].mask)"),
     _fault("inference", "hard", "landscapes start again after the last",
            "With more steps than trained, every second step descends the first landscape: more steps make predictions worse.",
-           OPTIMIZE, "landscape = min(number, len(contexts) - 1)", "landscape = number % len(contexts)"),
+           OPTIMIZE, "return min(number, len(contexts) - 1)", "return number % len(contexts)"),
     _fault("evaluation", "medium", "energies in the curves are those before the step",
            "The choice by lowest energy and its correlation with the loss use energies of one step earlier.",
            CURVES, "if done in steps:", "if done + 1 in steps:"),

@@ -69,7 +69,8 @@ class RunIndex:
             self.refresh()
         else:
             with self._lock:
-                for name in sorted(names, key=lambda name: self.stamp(name, ("status.json",))[0][2], reverse=True)[:NUM_FIRST]:
+                newest = sorted(((self.stamp(name, ("status.json",))[0][2], name) for name in names), reverse=True)
+                for _, name in newest[:NUM_FIRST]:
                     self._update(name)
         with self._lock:
             found = [summary for _, summary in self._summaries.values()]

@@ -85,11 +85,16 @@ def no_onnx_network(system: nn.Module) -> NoReturn:
 def optimize_step(
     model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Tensor | float, space: str
 ) -> Step:
-    """Gradient-descent step `number`, counted from 0; steps beyond the number of landscapes use the last one."""
-    landscape = min(number, len(contexts) - 1)
+    """Gradient-descent step `number`, counted from 0."""
+    landscape = landscape_of(contexts, number)
     p_BTV, grad_BTV, energy_BT = model(z_BTV, contexts[landscape], landscape)
     slope_BTV = logit_gradient(p_BTV, grad_BTV) if space == "logit" else grad_BTV
     return Step((p_BTV if space == "prob" else z_BTV) - alpha * slope_BTV, p_BTV, grad_BTV, energy_BT)
+
+
+def landscape_of(contexts: list[Context], number: int) -> int:
+    """Steps beyond the number of landscapes use the last one."""
+    return min(number, len(contexts) - 1)
 
 
 def logit_gradient(p_BTV: Tensor, grad_BTV: Tensor) -> Tensor:
@@ -101,7 +106,7 @@ def graphed_step(
     graphs: "GraphedCalls", model: EnergyModel, contexts: list[Context], z_BTV: Tensor, number: int, alpha: Any, space: str
 ) -> Step:
     """`optimize_step` for many steps on the same contexts, one CUDA graph for each landscape; valid until the next."""
-    landscape = min(number, len(contexts) - 1)
+    landscape = landscape_of(contexts, number)
     step = lambda z_BTV, alpha: optimize_step(model, contexts, z_BTV, landscape, alpha, space)  # noqa: E731
     return graphs(landscape, step, z_BTV, torch.as_tensor(alpha, dtype=z_BTV.dtype, device=z_BTV.device))
 
