@@ -3,9 +3,8 @@
 import csv
 import io
 import math
-import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from chart_samples import MANY, NUM_PARTS, NUM_ROWS, NUM_RUNS, make_all
-from test_serve_browser import process, seedbed, until, visit  # noqa: F401
+from test_serve_browser import address, until, visit  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -27,15 +26,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("charts") / "runs"
     make_all(root)
     return root
-
-
-@pytest.fixture(scope="module")
-def address(root: Path) -> Iterator[str]:
-    with process(seedbed("--runs", str(root), "serve", "--port", "0")) as server:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+(?=/)", server.stdout.readline())
-        assert found
-        yield found[0]
 
 
 def compare(*names: str, **view: Any) -> str:

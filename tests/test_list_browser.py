@@ -3,13 +3,13 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _runs import make_runs
-from test_serve_browser import names, process, seedbed, until, visit  # noqa: F401
+from test_serve_browser import address, names, process, seedbed, until, visit  # noqa: F401
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -29,15 +29,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             changed = re.sub(r'"best": [\d.]+', f'"best": {2.4 + 0.1 * seed}', text) if name == "status.json" else text
             (twin / name).write_text(changed.replace('"seed": 0', f'"seed": {seed}'))
     return root
-
-
-@pytest.fixture(scope="module")
-def address(root: Path) -> Iterator[str]:
-    with process(seedbed("--runs", str(root), "serve", "--port", "0")) as server:
-        assert server.stdout is not None
-        found = re.search(r"http://\S+(?=/)", server.stdout.readline())
-        assert found
-        yield found[0]
 
 
 def chosen(page: Any, text: str) -> set[str]:

@@ -97,7 +97,9 @@ def against(run: Run, parent: Run, metric: str | None = None) -> tuple[str, str]
     if math.isfinite(found.change):
         side = "lower" if found.change < 0 else "higher"
         text = f"{found.metric} {number(abs(found.change))} {side} than {parent.name} {text}"
-    return title, f"{text}; {timed.word} {timed.why}" if timed.word != found.word and math.isfinite(timed.change) else text
+    if timed.word != found.word and math.isfinite(timed.change):
+        text += f"; {timed.why}" if timed.word == "unknown" else f"; {timed.word} {timed.why}"  # why says unknown itself
+    return title, text
 
 
 def _code(run: Run) -> Any:
