@@ -142,7 +142,7 @@ def test_list_fits_a_phone(visit, scheme: str):  # noqa: F811
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
-def test_5000_runs_are_painted_in_a_second_and_then_complete(browser: Any, tmp_path: Path):
+def test_5000_runs_show_the_newest_at_once_and_are_then_complete(browser: Any, tmp_path: Path):
     """The first lines at once, the others while one looks; as many rows in the page as were scrolled to."""
     root = tmp_path / "runs"
     make_runs(root, 5000, 40, num_per_sweep=10_000)
@@ -169,5 +169,5 @@ def test_5000_runs_are_painted_in_a_second_and_then_complete(browser: Any, tmp_p
         memory = int(re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{server.pid}/status").read_text())[1]) / 1000  # type: ignore[index]
         page.context.close()
     print(f"first paint {painted:.2f} s, at most {memory:.0f} MB")
-    # One second on an idle machine (benchmarks/serve.py); a shared one may take several times as long.
+    # A limit for machines that do other work meanwhile; 1.5 s were measured on such a one.
     assert painted < 5 and memory < 500
