@@ -95,7 +95,8 @@ def _wait_for(ranks: list[subprocess.Popen], stops: set[int]) -> int:
     failed = [(r, code) for r, process in enumerate(ranks) if (code := process.poll())]
     if not failed:
         return 0
-    rank, code = failed[0]
+    # The ranks that lose a killed one fail too, within the same look: the one that was killed is the cause.
+    rank, code = min(failed, key=lambda found: found[1] >= 0)
     if code < 0:
         print(f"seedbed: rank {rank} was killed by signal {-code}; the other ranks are stopped", file=sys.stderr, flush=True)
         return 128 - code
