@@ -15,9 +15,8 @@ from seedbed import cli
 from seedbed.data.feed import Feed
 from seedbed.errors import UserError
 from seedbed.recipes import find
-from seedbed.recipes.ebt import evaluate
+from seedbed.recipes.ebt import evaluate, optimize
 from seedbed.recipes.ebt import system as system_file
-from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.evaluate import nats_by_steps
 from seedbed.recipes.ebt.optimize import ReplayBuffer
 from seedbed.recipes.ebt.system import EnergySystem, build, require_memory
@@ -321,7 +320,9 @@ def test_inference_curves_and_plain_baseline_at_the_end_of_a_run(tmp_path: Path,
 
 def test_alarms():
     normal = {"move_rms": 2.0, "gap_negative": 0.1, "entropy": 2.0, "alpha": 6.0, "loss": 1.0}
-    assert optimization_alarms(normal, 5.0) == [] and optimization_alarms(dict.fromkeys(normal, float("nan")), 5.0) == []
+    assert (
+        optimize.step_alarms(normal, 1.0, 5.0) == [] and optimize.step_alarms(dict.fromkeys(normal, float("nan")), 1.0, 5.0) == []
+    )
     for name, value, kind in (
         ("move_rms", 150.0, "mcmc_large_step"),
         ("move_rms", 0.001, "mcmc_small_step"),
@@ -330,7 +331,7 @@ def test_alarms():
         ("alpha", 60.0, "mcmc_alpha_drift"),
         ("alpha", 0.4, "mcmc_alpha_drift"),
     ):
-        (alarm,) = optimization_alarms({**normal, name: value}, 5.0)
+        (alarm,) = optimize.step_alarms({**normal, name: value}, 1.0, 5.0)
         assert alarm.kind == kind and alarm.facts == {name: value}
     system = make("schedule.warmup=0.5")
     assert not system.alarms({**normal, "move_rms": 150.0}, 0.4) and system.alarms({**normal, "move_rms": 150.0}, 0.6)

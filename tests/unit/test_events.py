@@ -15,6 +15,7 @@ from seedbed.serve import views
 from seedbed.serve.run_index import RunIndex
 from seedbed.track import events
 from seedbed.track.run import Run
+from seedbed.train.alarm_tables import read_alarms
 
 SRC = ROOT / "src" / "seedbed"
 # What these helpers write as an event, and the place of the kind among their arguments.
@@ -40,15 +41,8 @@ def _is_starred_tuple(node: ast.AST) -> Any:
     return isinstance(node, ast.Starred) and isinstance(node.value, ast.Tuple)
 
 
-def load_recipe_kinds() -> None:
-    import importlib
-
-    for path in sorted((SRC / "recipes").rglob("alarms.py")):
-        importlib.import_module("seedbed.recipes." + ".".join(path.relative_to(SRC / "recipes").with_suffix("").parts))
-
-
-load_recipe_kinds()
 EMITTED = {kind: path for path in sorted(SRC.rglob("*.py")) for kind in emitted(path)}
+EMITTED |= {kind: path for path in sorted((SRC / "recipes").rglob("alarms.toml")) for kind in read_alarms(path)}
 ALARMS = [kind for kind, known in events.KINDS.items() if known.severity in ("warning", "error")]
 
 

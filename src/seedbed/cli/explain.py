@@ -56,16 +56,14 @@ def registry() -> Registry:
 
 
 def checks_and_alarms() -> Registry:
-    """Checks by id, and the events of recipes, which are known once their alarms are imported."""
-    import importlib
-
+    """Checks by id, and the events, with those of recipes."""
     from seedbed import recipes
     from seedbed.checks.registry import all_checks
     from seedbed.track.events import KINDS
+    from seedbed.train.alarm_tables import read_alarms
 
-    for path in Path(recipes.__file__).parent.glob("*/*.py"):
-        if "events.register(" in path.read_text():
-            importlib.import_module(f"seedbed.recipes.{path.parent.name}.{path.stem}")
+    for path in Path(recipes.__file__).parent.glob("*/alarms.toml"):
+        read_alarms(path)
     about = {check.id: f"{check.title}: {check.run.__doc__ or sentences()['checks'].get(check.id, '')}" for check in all_checks()}
     checks = {id: " ".join(text.split()) for id, text in about.items()}
     return {"check": checks, "event": {kind: f"{one.about} ({one.severity})" for kind, one in KINDS.items()}}

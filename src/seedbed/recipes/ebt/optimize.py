@@ -6,6 +6,7 @@ B rows of a batch, T time, V vocabulary, R entries of the buffer, h rows from th
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -16,13 +17,16 @@ from seedbed.nn import rng
 from seedbed.nn.init import declare
 from seedbed.recipes.ebt.model import Context, EnergyModel
 from seedbed.recipes.ebt.presets import MCMCConfig
+from seedbed.train.alarm_tables import raised, read_alarms
 
 if TYPE_CHECKING:
     from seedbed.nn.cuda_graph import GraphedCalls
+    from seedbed.train.watch import Alarm
 
 # Streams of random numbers. Noise has one per step; evaluation has one per sample of the initial prediction.
 NUM_STEPS, INITIAL, STEP_SIZE, REPLAY, NOISE, EVALUATION, GENERATION = 1, 2, 3, 4, 1000, 100_000, 200_000
 ALPHA_RATE = 3.0
+ALARMS, MAX_DRIFT = read_alarms(Path(__file__).with_name("alarms.toml")), 10.0
 
 # Added to the counters of replayed rows, so that their noise differs from that of any sample.
 REPLAY_OFFSET = 1 << 60
@@ -75,6 +79,11 @@ class SeparateClip(torch.autograd.Function):
     def backward(ctx, *grads: Tensor) -> tuple[Tensor, None]:
         grad = grads[0] if ctx.mean is None else ctx.mean(grads[0])
         return grad.clamp(-1.0, 1.0) * SeparateClip.SCALE, None
+
+
+def step_alarms(measured: dict[str, float], progress: float, first_alpha: float) -> "list[Alarm]":
+    """The alarms of one logged step; the step size may drift from its first value by a factor."""
+    return raised(ALARMS, measured, progress, mcmc_alpha_drift=(first_alpha / MAX_DRIFT, first_alpha * MAX_DRIFT))
 
 
 def no_onnx_network(system: nn.Module) -> NoReturn:

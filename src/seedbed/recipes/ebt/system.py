@@ -17,7 +17,6 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.nn.decoding import Decoder, Sampling
 from seedbed.recipes.ebt import evaluate, optimize
-from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.denoise.system import EnergyDenoiser, RegressSystem
 from seedbed.recipes.ebt.generate import CachedDecoder, OptimizeOptions, PlainDecoder
 from seedbed.recipes.ebt.model import EnergyModel, PlainModel, build_model
@@ -207,7 +206,7 @@ class EnergySystem(EbtSystem):
         self.model.head.weight /= (self.mcmc.alpha * step.grad_BTV).std()
 
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
-        return optimization_alarms(measured, self.mcmc.alpha) if progress > self.config.schedule.warmup else []
+        return optimize.step_alarms(measured, progress, self.mcmc.alpha) if progress > self.config.schedule.warmup else []
 
     # ---- evaluation and samples --------------------------------------------------------------------------------------
 

@@ -22,10 +22,9 @@ from seedbed.data.image_source import ImageData, ImageSource, blur, to_bytes
 from seedbed.errors import UserError
 from seedbed.nn import eagerly, rng
 from seedbed.nn.patchify import depatchify, patchify
-from seedbed.recipes.ebt.alarms import optimization_alarms
 from seedbed.recipes.ebt.data import NUM_EVALUATED
 from seedbed.recipes.ebt.denoise.model import ImageEnergy, Regressor, build_model
-from seedbed.recipes.ebt.optimize import log_step_size, no_onnx_network
+from seedbed.recipes.ebt.optimize import log_step_size, no_onnx_network, step_alarms
 from seedbed.train.engine import EvalEngine
 from seedbed.train.probe import Probe
 from seedbed.train.stop_gradient import held_loss, stop_gradient
@@ -170,7 +169,7 @@ class EnergyDenoiser(Denoiser):
     def alarms(self, measured: dict[str, float], progress: float) -> list[Alarm]:
         """The alarms that do not depend on logits."""
         known = {name: measured[name] for name in ("gap_negative", "alpha")}
-        return optimization_alarms(known, self.config.model.alpha) if progress > self.config.schedule.warmup else []
+        return step_alarms(known, progress, self.config.model.alpha) if progress > self.config.schedule.warmup else []
 
     def alpha(self) -> Tensor:
         if self.log_alpha is None:
