@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -371,8 +371,7 @@ def test_sample_classes_in_equal_shares() -> None:
     assert torch.bincount(_classes("all", 100, data)).tolist() == [10] * 10
     assert _classes("all", 3, data).tolist() == [0, 1, 2]
     assert _classes("c", 2, data).tolist() == [2, 2] == _classes("2", 2, data).tolist()
-    given = asdict(SampleOptions())
-    assert _layout({**given, "grid": "3x5"}) == (15, 5) and _layout(given) == (64, 8)
+    assert _layout(SampleOptions(grid="3x5")) == (15, 5) and _layout(SampleOptions()) == (64, 8)
 
 
 def test_presets_of_seed_256_differ_in_heads_only() -> None:

@@ -5,7 +5,7 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,22 @@ MODEL, CONFIG = "model.onnx", "config.json"
 DTYPES = {torch.float32: "float32", torch.int64: "int64", torch.bool: "bool"}
 
 
+class Function(nn.Module):
+    """A function of tensors and of the weights of a module, as a module."""
+
+    def __init__(self, weights: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.weights, self.function = weights, function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(*inputs)
+
+
 @dataclass(frozen=True)
 class OnnxNetwork:
-    """A module in evaluation mode with an example of each input; axes that have a name may have any length."""
+    """A function of a module's weights with an example of each input; axes that have a name may have any length."""
 
-    module: nn.Module
+    function: Function
     inputs: dict[str, Tensor]
     axes: dict[str, tuple[str, ...]]
     """For each input and for the output the names of its axes; a number stands for a fixed length."""
@@ -38,22 +49,22 @@ def needs(extra: str, *packages: str) -> None:
 
 
 def write_module(
-    module: nn.Module, example: Sequence[Tensor], inputs: list[str], outputs: list[str], path: Path, axes: Any = None
+    function: Function, example: Sequence[Tensor], inputs: list[str], outputs: list[str], path: Path, axes: Any = None
 ) -> None:
-    """One file; `axes` are the dynamic axes of each input, by default none."""
+    """One file, in evaluation mode; `axes` are the dynamic axes of each input, by default none."""
     needs("onnx", "onnx", "onnxscript")
     with contextlib.ExitStack() as quiet, warnings.catch_warnings(action="ignore"), torch.no_grad():
         for logger in (logging.getLogger("torch.onnx"), logging.getLogger("onnxscript")):
             quiet.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
         program = torch.onnx.export(
-            module.eval(),
+            function.eval(),
             tuple(example),
             dynamo=True,
             opset_version=OPSET,
             input_names=inputs,
             output_names=outputs,
-            dynamic_shapes=axes,
+            dynamic_shapes=None if axes is None else (axes,),
             verbose=False,
         )
         assert program is not None
@@ -66,7 +77,8 @@ def write_onnx(network: OnnxNetwork, facts: dict[str, Any], folder: Path) -> Non
     """model.onnx and config.json; `facts` are those of the run."""
     dims = {name: torch.export.Dim.DYNAMIC for axes in network.axes.values() for name in axes if not name.isdigit()}
     dynamic = tuple({n: dims[name] for n, name in enumerate(network.axes[key]) if name in dims} for key in network.inputs)
-    write_module(network.module, list(network.inputs.values()), list(network.inputs), [network.output], folder / MODEL, dynamic)
+    inputs = list(network.inputs.values())
+    write_module(network.function, inputs, list(network.inputs), [network.output], folder / MODEL, dynamic)
     given = {name: {"dtype": DTYPES[t.dtype], "shape": _shape(network.axes[name])} for name, t in network.inputs.items()}
     output = {network.output: {"dtype": "float32", "shape": _shape(network.axes[network.output])}}
     known = {**facts, "opset": OPSET, "inputs": given, "outputs": output, **network.facts}

@@ -9,12 +9,13 @@ import contextlib
 import difflib
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from seedbed.data import grids
@@ -57,21 +58,23 @@ class SampleOptions:
 
 def show(system: Flow, request: Request, engine: EvalEngine) -> Sample:
     """Images of the wanted classes as one PNG, next to real ones of the same classes."""
-    options = asdict(request.read(SampleOptions))
+    options, name = request.read(SampleOptions), "grid.png"
     if not request.options:
         if system.data.facts["name"].startswith("random:"):
             return Sample()  # noise has nothing to show
-        options |= {"steps": STEPS_WHILE_TRAINING, "num": _affordable(system)}
-    sampling, seed = _sampling(system, options), int(options["seed"])
-    num, columns = _layout(options)
-    classes_N = _classes(str(options["class_"]), num, system.data)
-    with _weights(engine, str(options["ema"])):
-        images_NCHW = generate(system.model, classes_N, sampling, seed)
-        path = _draw(system, images_NCHW, classes_N, columns, request, options)
-        if options["examine"]:
+        options = replace(options, steps=STEPS_WHILE_TRAINING, num=_affordable(system))
+    sampling, (num, columns) = _sampling(system, options), _layout(options)
+    classes_N = _classes(options.class_, num, system.data)
+    if request.options:
+        asked = options.class_.replace(" ", "-").replace("/", "-")
+        name = f"{asked}-{options.sampler}{options.steps}-w{sampling.guidance:g}-seed{options.seed}.png"
+    with _weights(engine, options.ema):
+        images_NCHW = generate(system.model, classes_N, sampling, options.seed)
+        path = grids.save(_beside_real(system.data, images_NCHW, classes_N, columns), request.folder / name)
+        if options.examine:
             return _full_evaluation(system, request, sampling, options, path)
-    facts = {"sampling": str(sampling), "seed": seed, "num": num}
-    text = f"{num} images, {sampling}, seed {seed}"
+    facts = {"sampling": str(sampling), "seed": options.seed, "num": num}
+    text = f"{num} images, {sampling}, seed {options.seed}"
     if system.data.facts["name"] == "shapes":
         facts |= {name: round(value, 4) for name, value in score_shapes(images_NCHW, classes_N).items()}
         text += (
@@ -83,12 +86,12 @@ def show(system: Flow, request: Request, engine: EvalEngine) -> Sample:
     return Sample(text=text, files=(path,), facts=facts)
 
 
-def _full_evaluation(system: Flow, request: Request, sampling: Sampling, options: dict[str, Any], grid: Path) -> Sample:
+def _full_evaluation(system: Flow, request: Request, sampling: Sampling, options: SampleOptions, grid: Path) -> Sample:
     """The full evaluation on `--examine` samples, in the run's folder as text and JSON."""
     say = request.write or (lambda text: None)
-    classes_N = _classes("all", int(options["examine"]), system.data)
-    table = full_evaluation(system, sampling, int(options["seed"]), classes_N, say=lambda line: say(f"{line}\n"))
-    text = words(table, str(options["ema"]))
+    classes_N = _classes("all", options.examine or 0, system.data)
+    table = full_evaluation(system, sampling, options.seed, classes_N, say=lambda line: say(f"{line}\n"))
+    text = words(table, options.ema)
     say(text)
     return Sample(text=text, files=(grid, *write(table, text, request.folder)), facts={"sampling": str(sampling)})
 
@@ -104,15 +107,13 @@ def _weights(engine: EvalEngine, horizon: str) -> Any:
     return engine.ema2.swapped_in()
 
 
-def _sampling(system: Flow, options: dict[str, Any]) -> Sampling:
-    guidance = options["guidance"]
-    if guidance is None:
-        guidance = GUIDANCE if system.config.model.drop else 1.0
+def _sampling(system: Flow, options: SampleOptions) -> Sampling:
+    guidance = (GUIDANCE if system.config.model.drop else 1.0) if options.guidance is None else options.guidance
     try:
-        low, high = (float(part) for part in str(options["interval"]).split(","))
+        low, high = (float(part) for part in options.interval.split(","))
     except ValueError:
-        raise UserError(f"--interval {options['interval']} is not two times such as 0.1,0.9") from None
-    return Sampling(str(options["sampler"]), int(options["steps"]), float(guidance), (low, high), float(options["shift"]))
+        raise UserError(f"--interval {options.interval} is not two times such as 0.1,0.9") from None
+    return Sampling(options.sampler, options.steps, guidance, (low, high), options.shift)
 
 
 def _affordable(system: Flow) -> int:
@@ -123,16 +124,16 @@ def _affordable(system: Flow) -> int:
     return max(2, min(NUM_WHILE_TRAINING, int(budget / (calls * model.forward_flops()))))
 
 
-def _layout(options: dict[str, Any]) -> tuple[int, int]:
+def _layout(options: SampleOptions) -> tuple[int, int]:
     """How many images, and how many in a row."""
-    if options["grid"] is None:
-        return int(options["num"] or NUM_ASKED), 8
+    if options.grid is None:
+        return options.num or NUM_ASKED, 8
     try:
-        rows, columns = (int(part) for part in str(options["grid"]).lower().split("x"))
+        rows, columns = (int(part) for part in options.grid.lower().split("x"))
     except ValueError:
         rows = columns = 0
     if rows < 1 or columns < 1:
-        raise UserError(f"--grid {options['grid']} is not ROWSxCOLUMNS, such as 8x8")
+        raise UserError(f"--grid {options.grid} is not ROWSxCOLUMNS, such as 8x8")
     return rows * columns, columns
 
 
@@ -149,19 +150,12 @@ def _classes(asked: str, num: int, data: ImageData) -> Tensor:
     raise UserError(f"there is no class {asked!r}; nearest: {', '.join(near)}; or `all`, or a number below {data.num_classes}")
 
 
-def _draw(system: Flow, images_NCHW: Tensor, classes_N: Tensor, columns: int, request: Request, options: dict[str, Any]) -> Path:
-    """One PNG: real images of the same classes on the left, generated ones on the right."""
+def _beside_real(data: ImageData, images_NCHW: Tensor, classes_N: Tensor, columns: int) -> Image.Image:
+    """Real images of the same classes on the left, generated ones on the right."""
     shown = slice(0, MAX_SHOWN) if len(images_NCHW) <= MAX_SHOWN else slice(0, len(images_NCHW), len(images_NCHW) // MAX_SHOWN)
-    real_NCHW = _real(system.data, classes_N[shown])
-    sides = [("real", real_NCHW), ("generated", images_NCHW[shown])]
-    names = [system.data.class_names[c] for c in classes_N[shown].tolist()]
-    panels = [(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns, names)) for title, x in sides]
-    name = "grid.png"
-    if request.options:
-        asked = str(options["class_"]).replace(" ", "-").replace("/", "-")
-        guidance = _sampling(system, options).guidance
-        name = f"{asked}-{options['sampler']}{options['steps']}-w{guidance:g}-seed{options['seed']}.png"
-    return grids.save(grids.beside(panels), request.folder / name)
+    sides = [("real", _real(data, classes_N[shown])), ("generated", images_NCHW[shown])]
+    names = [data.class_names[c] for c in classes_N[shown].tolist()]
+    return grids.beside([(title, grids.tile(to_bytes(x[:, :3]).cpu().numpy(), columns, names)) for title, x in sides])
 
 
 def _real(data: ImageData, classes_N: Tensor) -> Tensor:

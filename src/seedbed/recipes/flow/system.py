@@ -16,11 +16,11 @@ from seedbed.nn import eagerly
 from seedbed.nn.layers import attention_scope, choose_attention
 from seedbed.recipes.flow import objective
 from seedbed.recipes.flow.data import TimeDistribution, draw_noise, drop_class, flow_batch
-from seedbed.recipes.flow.model import FlowTransformer, PositionTables, build_model
+from seedbed.recipes.flow.model import PositionTables, build_model
 from seedbed.recipes.flow.probe import build_probe
 from seedbed.recipes.flow.show import SampleOptions, show
 from seedbed.train.engine import DTYPES, EvalEngine
-from seedbed.train.export_onnx import OnnxNetwork
+from seedbed.train.export_onnx import Function, OnnxNetwork
 from seedbed.train.system import Batch, Request, Sample, System
 
 NUM_BINS = 10
@@ -47,17 +47,6 @@ class Noiser(nn.Module):
         if self.training and self.drop:
             seen["class"] = drop_class(class_B, index_B, self.seed, self.drop, self.null_class)
         return seen
-
-
-class Velocity(nn.Module):
-    """The velocity from noise (time 0) to images (time 1), whatever the network predicts."""
-
-    def __init__(self, model: FlowTransformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x_BCHW: Tensor, time_B: Tensor, class_B: Tensor) -> Tensor:
-        return objective.velocity(self.model(x_BCHW, time_B, class_B), x_BCHW, time_B, self.model.config.predict)
 
 
 class Flow(System):
@@ -156,8 +145,12 @@ class Flow(System):
         return show(self, request, engine)
 
     def onnx_network(self) -> OnnxNetwork:
-        """A function of image, time and class."""
+        """The velocity from noise (time 0) to images (time 1), whatever the network predicts."""
         model = self.model
+
+        def velocity(x_BCHW: Tensor, time_B: Tensor, class_B: Tensor) -> Tensor:
+            return objective.velocity(model(x_BCHW, time_B, class_B), x_BCHW, time_B, model.config.predict)
+
         inputs = {"x": torch.zeros(2, *model.shape), "time": torch.full((2,), 0.5), "class": torch.zeros(2, dtype=torch.long)}
         image = ("batch", *(str(n) for n in model.shape))
         facts = {
@@ -167,7 +160,7 @@ class Flow(System):
             "cache": "none",
         }
         axes = {"x": image, "time": ("batch",), "class": ("batch",), "velocity": image}
-        return OnnxNetwork(Velocity(model), inputs, axes, "velocity", facts)
+        return OnnxNetwork(Function(model, velocity), inputs, axes, "velocity", facts)
 
     def describe(self) -> dict[str, Any]:
         """Size, cost, and baseline losses."""

@@ -3,14 +3,13 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import UserError
 from seedbed.nn.layers import EPS, rms_norm
 from seedbed.recipes.gpt.model import Transformer
 from seedbed.train.export_llama import Llama, llama_config
-from seedbed.train.export_onnx import OnnxNetwork
+from seedbed.train.export_onnx import Function, OnnxNetwork
 
 # What Llama has; all other settings it can have, or they matter in training only.
 SHAPE: dict[str, Any] = {
@@ -58,17 +57,8 @@ def to_llama(model: Transformer, tokenizer: Tokenizer | None) -> Llama:
     return Llama(settings, {f"{name}.weight": t.detach().float().cpu().clone() for name, t in tensors.items()}, tokenizer)
 
 
-class _Logits(nn.Module):
-    def __init__(self, model: Transformer) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.model.logits(tokens_BT)
-
-
 def onnx_network(model: Transformer) -> OnnxNetwork:
     example_BT = torch.zeros(2, min(3, model.block), dtype=torch.long)
     axes = {"tokens": ("batch", "length"), "logits": ("batch", "length", str(model.vocab))}
     facts = {"max_length": model.block, "cache": "none: every call computes all positions again, there are no keys and values"}
-    return OnnxNetwork(_Logits(model), {"tokens": example_BT}, axes, "logits", facts)
+    return OnnxNetwork(Function(model, model.logits), {"tokens": example_BT}, axes, "logits", facts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.recipes.thinker.batch_settings import EVALUATION, BatchSettings
@@ -21,7 +21,7 @@ from seedbed.recipes.thinker.model import States
 from seedbed.recipes.thinker.presets import BY_ENDS
 from seedbed.recipes.thinker.program import NAMED, Program, parse_program
 from seedbed.recipes.thinker.tasks import trivial_baselines
-from seedbed.train.export_onnx import OnnxNetwork
+from seedbed.train.export_onnx import Function, OnnxNetwork
 
 if TYPE_CHECKING:
     from seedbed.recipes.thinker.system import ThinkerSystem
@@ -210,23 +210,17 @@ def quick_evaluation(system: ThinkerSystem, source: TaskSource) -> dict[str, flo
     return {**numbers, "trivial_token": best, "leak": 0.0}
 
 
-class Answer(nn.Module):
-    """Logits after the last step. The noise of the first state follows from `index`, as in evaluation."""
+def onnx_network(system: ThinkerSystem) -> OnnxNetwork:
+    """Logits after the last step, with as many latents and steps as in training. `sample_index` decides the noise, as it does
+    in evaluation."""
+    config, sizes = system.config.model, system.model.sizes
 
-    def __init__(self, system: ThinkerSystem) -> None:
-        super().__init__()
-        self.system, self.num_out = system, system.source.shape.num_out
-
-    def forward(self, x_BN: Tensor, index_B: Tensor, learn_BM: Tensor | None = None) -> Tensor:
-        y_BM = x_BN.new_zeros(len(x_BN), self.num_out)  # only its shape is used
+    def answer(x_BN: Tensor, index_B: Tensor, learn_BM: Tensor | None = None) -> Tensor:
+        y_BM = x_BN.new_zeros(len(x_BN), sizes.num_out)  # only its shape is used
         batch = {"x": x_BN, "y": y_BM, "index": index_B}
         batch |= {} if learn_BM is None else {"learn": learn_BM}
-        return predict(self.system, batch, as_trained(self.system))[-1]
+        return predict(system, batch, as_trained(system))[-1]
 
-
-def onnx_network(system: ThinkerSystem) -> OnnxNetwork:
-    """The answer with as many latents and steps as in training."""
-    config, sizes = system.config.model, system.model.sizes
     if config.target_stream == "only":
         raise UserError("model.target_stream=only: its answer depends on the targets, which an exported network does not get")
     inputs = {"tokens": torch.zeros(2, sizes.num_in, dtype=torch.long), "sample_index": torch.arange(2)}
@@ -243,4 +237,4 @@ def onnx_network(system: ThinkerSystem) -> OnnxNetwork:
         "cache": "none",
     }
     facts = {name: value for name, value in facts.items() if name != "used" or "used" in inputs}
-    return OnnxNetwork(Answer(system), inputs, axes, "logits", facts)
+    return OnnxNetwork(Function(system, answer), inputs, axes, "logits", facts)

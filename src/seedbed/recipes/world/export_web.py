@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from seedbed.errors import UserError
 from seedbed.recipes.world.memory import POSE, Memory, to_bytes
 from seedbed.recipes.world.model import WorldNet
 from seedbed.recipes.world.radiance_field import POSE_SIZE
 from seedbed.recipes.world.recording.recording import scale_actions
-from seedbed.train.export_onnx import needs, write_module
+from seedbed.train.export_onnx import Function, needs, write_module
 from seedbed.train.exports import new_folder
 
 if TYPE_CHECKING:
@@ -39,19 +39,6 @@ MAX_SEEDS = 12
 TOLERANCE = 1e-3
 
 
-class _Flat(nn.Module):
-    """The generator with its memory as positional inputs; with pose tracking it also returns the next pose."""
-
-    def __init__(self, net: WorldNet) -> None:
-        super().__init__()
-        self.net, self.names = net, [*net.layout.names(), *([POSE] if net.trunk.field is not None else [])]
-
-    def forward(self, action_1A: Tensor, level_1: Tensor, noise_11HW: Tensor, *memory: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        frame_13HW = self.net(dict(zip(self.names, memory, strict=True)), action_1A, level_1, noise_11HW)
-        field = self.net.trunk.field
-        return frame_13HW if field is None else (frame_13HW, field.next_pose(memory[-1], action_1A))
-
-
 def _net(system: Emulator) -> WorldNet:
     if not isinstance(system.net, WorldNet):
         raise UserError("only the generator, which takes one pass per frame, runs as ONNX; play this run with --runtime torch")
@@ -59,15 +46,20 @@ def _net(system: Emulator) -> WorldNet:
 
 
 def write_onnx(net: WorldNet, path: Path) -> None:
-    """One file, batch of one, float32, on the CPU."""
-    shapes = net.layout.shapes(net.height, net.width)
-    example = (torch.zeros(1, net.num_axes), torch.zeros(1), torch.zeros(1, 1, net.height, net.width))
-    memory = [torch.zeros(1, *shape) for shape in shapes.values()]
-    names, outputs = ["action", "level", "noise", *shapes], ["frame"]
-    if net.trunk.field is not None:
-        memory.append(torch.eye(4)[:3].reshape(1, POSE_SIZE))
-        names, outputs = [*names, POSE], [*outputs, "pose_after"]
-    write_module(_Flat(net), (*example, *memory), names, outputs, path)
+    """One file, batch of one, float32, on the CPU. With pose tracking the next pose is an output too."""
+    example = {"action": torch.zeros(1, net.num_axes), "level": torch.zeros(1), "noise": torch.zeros(1, 1, net.height, net.width)}
+    memory = {name: torch.zeros(1, *shape) for name, shape in net.layout.shapes(net.height, net.width).items()}
+    field, outputs = net.trunk.field, ["frame"]
+    if field is not None:
+        memory[POSE] = torch.eye(4)[:3].reshape(1, POSE_SIZE)
+        outputs.append("pose_after")
+
+    def step(action_1A: Tensor, level_1: Tensor, noise_11HW: Tensor, *kept: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        frame_13HW = net(dict(zip(memory, kept, strict=True)), action_1A, level_1, noise_11HW)
+        return frame_13HW if field is None else (frame_13HW, field.next_pose(kept[-1], action_1A))
+
+    inputs = example | memory
+    write_module(Function(net, step), list(inputs.values()), list(inputs), outputs, path)
 
 
 class OnnxNet:
