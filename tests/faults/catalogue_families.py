@@ -13,7 +13,7 @@ CURRICULUM, SCORES = (f"seedbed/recipes/thinker/{n}.py" for n in ("curriculum", 
 GATED = ("data.curriculum.kind=gated", "data.curriculum.start=2")
 _ROUNDED = "((x.clamp(-1.0, 1.0) + 1.0) * LEVELS).round() / LEVELS"
 _ACTIONS = '"action": self.scaled_NA[self.low : high]'
-_TERMS = "self.add_field_loss(0.5 * (opened + closed), window, measured), made"
+EMULATOR = "seedbed/recipes/world/emulator.py"
 
 _flow, _world, _thinker = (partial(fault, recipe) for recipe in (FLOW, WORLD, THINKER))
 
@@ -36,8 +36,7 @@ FAULTS = [
            "self.age_P[:num] = rows.index_B, rows.age_B"),
     _world("evaluation", "evaluation reads the next control", "C8", EVALUATE, "self.action_BTA[:, self.before - 2 + step]",
            "self.action_BTA[:, self.before - 1 + step]"),
-    _world("objective", "error of rollouts is reported and not minimised", "L4", SYSTEM, _TERMS,
-           _TERMS.replace("0.5 * (opened + closed)", "opened")),
+    _world("objective", "error of rollouts is reported and not minimised", "L4", EMULATOR, "0.5 * (opened + closed)", "opened"),
     _thinker("loop", "promotion needs more than every answer", "T5", CURRICULUM, "(hits >= config.threshold * count)",
              "(hits > count)", *GATED),
     _thinker("evaluation", "smaller answers count as right", "V7", SCORES, '(logits_SBMV.argmax(-1) == batch["y"])',

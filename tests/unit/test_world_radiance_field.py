@@ -420,8 +420,7 @@ def test_map_is_held_against_the_pictures_by_itself(preset: str, placed: tuple[s
     spread(system)
     field = field_of(system)
     window, _ = system.training_windows(feed.part(0), Stage("closed", 2))
-    measured: dict[str, torch.Tensor] = {}
-    error = system.add_field_loss(torch.zeros(()), window, measured)
+    error, measured = system.loss_of_step(torch.zeros(()), torch.zeros(()), window, Stage("closed", 2))
     assert torch.equal(error.detach(), measured["loss_map"])
     error.backward()
     moved = {name for name, param in system.named_parameters() if param.grad is not None and param.grad.abs().max() > 0}

@@ -75,9 +75,6 @@ class Cell(nn.Module):
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
         return x_BCHW + self.second(leaky(self.film(self.first(leaky(x_BCHW)), condition_BF)))
 
-    def flops(self, positions: int) -> float:
-        return conv_flops(self.first, positions) + conv_flops(self.second, positions) + linear_flops(self.film.linear)
-
 
 class Down(nn.Module):
     """Half the height and width; the condition modulates the output."""
@@ -93,10 +90,6 @@ class Down(nn.Module):
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
         return leaky(self.film(self.conv(x_BCHW), condition_BF))
 
-    def flops(self, positions: int) -> float:
-        """For this many output positions."""
-        return conv_flops(self.conv, positions) + linear_flops(self.film.linear)
-
 
 class Up(nn.Module):
     """Twice the height and width, by a 1x1 convolution and a pixel shuffle."""
@@ -111,15 +104,11 @@ class Up(nn.Module):
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return F.pixel_shuffle(self.conv(leaky(x_BCHW)), 2)
 
-    def flops(self, positions: int) -> float:
-        """For this many input positions."""
-        return conv_flops(self.conv, positions)
 
-
-def conv_flops(conv: nn.Conv2d, positions: int) -> float:
-    """For one image's forward pass."""
-    return 2.0 * conv.weight.numel() * positions
-
-
-def linear_flops(linear: nn.Linear) -> float:
-    return 2.0 * linear.weight.numel()
+def flops(module: nn.Module, positions: int = 1) -> float:
+    """Of one image's forward pass: convolutions at this many positions, and linear layers once."""
+    return sum(
+        2.0 * part.weight.numel() * (positions if isinstance(part, nn.Conv2d) else 1)
+        for part in module.modules()
+        if isinstance(part, nn.Conv2d | nn.Linear)
+    )

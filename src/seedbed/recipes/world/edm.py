@@ -18,7 +18,7 @@ from seedbed.recipes.world.data import DENOISE, SIGMA, Turn, WorldData
 from seedbed.recipes.world.emulator import Emulator, stage_of
 from seedbed.recipes.world.memory import Memory
 from seedbed.recipes.world.model import Trunk, hold_still, widths_of
-from seedbed.recipes.world.objective import Rows, Window, l1, open_window, rows_of
+from seedbed.recipes.world.objective import Rows, Window, open_window, rows_of
 from seedbed.train.engine import Engine, EvalEngine, mix
 from seedbed.train.probe import Probe
 from seedbed.train.system import Batch
@@ -104,28 +104,21 @@ class Denoiser(Emulator):
         window, going = self.training_windows(batch, stage)
         (level_B, real_B), (noisy, sigma_B) = self.training_noise.levels(window), self.noised(window)
         seen, by = self.training_noise.context(window, real_B), factors(sigma_B)
-        self.trained_rows = len(level_B)
         clean, outputs = self.denoise(noisy, by, seen, window.action_BA, level_B)
         loss_B = (outputs - (window.target_B3HW - by.skip * noisy) / by.out).square().flatten(1).mean(1)
-        kept = len(loss_B) - (0 if going is None else len(going.index_B))
+        kept, fed_back = len(loss_B) - window.num_own, clean.detach()
         opened, closed = loss_B[:kept].mean(), loss_B[kept:].mean() if going is not None else loss_B.mean()
-        copied = l1(window.memory.last[:kept], window.target_B3HW[:kept])
-        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
-        measured["own_frames"] = torch.full_like(copied, stage.length)
-        loss, fed_back = self.add_field_loss(0.5 * (opened + closed), window, measured), clean.detach()
+        loss, measured = self.loss_of_step(opened, closed, window, stage)
         if self.config.model.feedback == "drawn":
             with torch.no_grad():
                 fed_back = self.sample_frame(seen, window.action_BA, level_B, window.counter_B, 0)
         return loss, going, fed_back, measured
 
-    def sigma(self, counter_B: Tensor) -> Tensor:
-        """A noise level per window and age, by counter."""
-        normal_B = rng.normal(rng.keys(self.config.seed, counter_B, SIGMA), 1)[:, 0]
-        return (LOG_MEAN + LOG_SPREAD * normal_B).exp().clamp(LOWEST, HIGHEST)
-
     def noised(self, window: Window) -> tuple[Tensor, Tensor]:
-        """The target with the noise of training, and its level."""
-        sigma_B, counter_B, target = self.sigma(window.counter_B), window.counter_B, window.target_B3HW
+        """The target with the noise of training, and its level: one per window and age, by counter."""
+        counter_B, target = window.counter_B, window.target_B3HW
+        normal_B = rng.normal(rng.keys(self.config.seed, counter_B, SIGMA), 1)[:, 0]
+        sigma_B = (LOG_MEAN + LOG_SPREAD * normal_B).exp().clamp(LOWEST, HIGHEST)
         drawn = self.noise_table(counter_B, DENOISE, 0, tuple(target.shape[1:]))
         offset = rng.normal(rng.keys(self.config.seed, counter_B, DENOISE + 64 * 512), 3)[:, :, None, None]
         return target + sigma_B[:, None, None, None] * drawn + OFFSET * offset, sigma_B

@@ -24,7 +24,7 @@ from seedbed.recipes.world.evaluate import quick
 from seedbed.recipes.world.export_web import export_web
 from seedbed.recipes.world.memory import Layout, Memory
 from seedbed.recipes.world.model import Trunk, WorldNet, layout_of, widths_of
-from seedbed.recipes.world.objective import Rollouts, Rows, TrainingNoise, Window, field_loss, open_window, rows_of
+from seedbed.recipes.world.objective import Rollouts, Rows, TrainingNoise, Window, field_loss, l1, open_window, rows_of
 from seedbed.recipes.world.player import WorldPlayer
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.radiance_field import POSE_SIZE, RadianceField, flatten_poses
@@ -187,6 +187,7 @@ class Emulator(System):
         """The predictions of a step: every window of the batch, or half of them and the continued rollouts."""
         given = rows_of(batch)
         num = len(given.index_B) // 2 if stage.length > 1 else 0
+        self.trained_rows = len(given.index_B)
         if not num:
             return open_window(given, self.layout), None
         kept = len(given.index_B) - num
@@ -194,14 +195,20 @@ class Emulator(System):
         joined = Rows(*(torch.cat((column[:kept], own)) for column, own in zip(given, going, strict=True)))
         return open_window(joined, self.layout, num), going
 
-    def add_field_loss(self, error: Tensor, window: Window, measured: dict[str, Tensor]) -> Tensor:
-        """Adds the radiance field's own loss, on some of the windows: the U-net would compensate for a wrong field."""
+    def loss_of_step(self, opened: Tensor, closed: Tensor, window: Window, stage: Stage) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of both kinds of predictions, on true memories and in rollouts, and the metrics of all stages.
+
+        The radiance field has its own loss, on some of the windows: the U-net would compensate for a wrong field.
+        """
+        first = slice(0, len(window.index_B) - window.num_own)
+        copied = l1(window.memory.last[first], window.target_B3HW[first])
+        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
+        measured["own_frames"], error = torch.full_like(copied, stage.length), 0.5 * (opened + closed)
         if self.trunk.field is None or window.memory.pose_BP is None:
-            return error
+            return error, measured
         rows = slice(None, None, FIELD_ROW_STRIDE)  # the same ones for any number of micro-batches
         mapped = field_loss(self.render_field(window.memory.pose_BP[rows], window.action_BA[rows]), window.target_B3HW[rows])
-        measured["loss_map"] = mapped.detach()
-        return error + mapped
+        return error + mapped, {**measured, "loss_map": mapped.detach()}
 
     def render_field(self, pose_BP: Tensor, action_BA: Tensor) -> tuple[Tensor, ...]:
         """The field's own images after a control: coarse, and full size where there is a fine pass."""

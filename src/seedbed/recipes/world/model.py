@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn.init import module_list
-from seedbed.recipes.world.cells import Cell, Condition, Down, Up, conv_flops, init_conv, leaky, linear_flops
+from seedbed.recipes.world.cells import Cell, Condition, Down, Up, flops, init_conv, leaky
 from seedbed.recipes.world.memory import POSE, Layout, name_of
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 from seedbed.recipes.world.radiance_field import RadianceField, Rendering
@@ -155,22 +155,19 @@ class Trunk(nn.Module):
     def flops(self, height: int, width: int) -> float:
         """Of a forward pass for one image: convolutions and linear layers."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
-        total = linear_flops(self.condition.enter) + linear_flops(self.condition.mix) + conv_flops(self.out, at[0])
-        total += sum(down.flops(n) for down, n in zip(self.down, at, strict=True))
-        total += sum(up.flops(n) for up, n in zip(self.up, at[1:], strict=True))
-        for k, n in enumerate(at):
-            total += sum(cell.flops(n) for part in (self.encode, self.decode) for cell in part[k])
-        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
+        by_scale = [*zip(self.down, at), *zip(self.encode, at), *zip(self.decode, at), *zip(self.up, at[1:])]  # noqa: B905
+        total = flops(self.condition) + flops(self.out, at[0]) + sum(flops(part, n) for part, n in by_scale)
+        total += sum(flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
         return total + (0.0 if self.field is None else self.field.flops(at))
 
     def input_flops(self, height: int, width: int) -> float:
         """What training saves of 3 x `flops`: gradients of inputs, and the backward pass of the field's fine images."""
         at = [height * width // 4**k for k in range(1, len(self.widths) + 1)]
-        total = conv_flops(self.down[0].conv, at[0]) + linear_flops(self.condition.enter)
-        total += sum(conv_flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
+        total = flops(self.down[0].conv, at[0]) + flops(self.condition.enter)
+        total += sum(flops(conv, at[int(k) - 1]) for k, conv in self.join.items())
         if self.field is None or self.field.detail is None:
             return total
-        return total + conv_flops(self.field.detail.enter, at[0]) + 2.0 * self.field.rendered_flops()
+        return total + flops(self.field.detail.enter, at[0]) + 2.0 * self.field.rendered_flops()
 
 
 class WorldNet(nn.Module):

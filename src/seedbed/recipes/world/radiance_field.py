@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn.init import declare, module_list, normal_
-from seedbed.recipes.world.cells import conv_flops, init_conv, leaky, linear_flops
+from seedbed.recipes.world.cells import flops, init_conv, leaky
 from seedbed.recipes.world.recording.recording import Recording
 from seedbed.train.stop_gradient import stop_gradient
 
@@ -250,26 +250,24 @@ class RadianceField(nn.Module):
 
     def flops(self, positions: list[int]) -> float:
         """Of a prediction, multiplications only; `positions` by scale."""
-        enter = sum(conv_flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))
-        fine = 0.0 if self.detail is None else conv_flops(self.detail.enter, positions[0])
-        return self._coarse_flops() + enter + self.rendered_flops() + fine
+        enter = sum(flops(conv, n) for conv, n in zip(self.enter, positions, strict=True))
+        fine = 0.0 if self.detail is None else flops(self.detail.enter, positions[0])
+        return self._pass_flops()[0] + enter + self.rendered_flops() + fine
 
     def rendered_flops(self) -> float:
         """Of the fine images of a prediction, before and after the control; they have no backward pass."""
-        return 0.0 if self.detail is None else self._coarse_flops() + 2.0 * self._fine_flops()
+        coarse, fine = self._pass_flops()
+        return 0.0 if self.detail is None else coarse + 2.0 * fine
 
     def render_flops(self) -> float:
         """Of one view of the field alone."""
-        return self._coarse_flops() + self._fine_flops()
+        return sum(self._pass_flops())
 
-    def _coarse_flops(self) -> float:
-        return self.num_samples * self.height * self.width * (linear_flops(self.say) + linear_flops(self.said))
-
-    def _fine_flops(self) -> float:
-        if self.detail is None:
-            return 0.0
-        decoder = linear_flops(self.detail.say) + linear_flops(self.detail.said)
-        return FINE_SAMPLES * self.height * self.width * RAY_STRIDE**2 * decoder
+    def _pass_flops(self) -> tuple[float, float]:
+        """Of the coarse pass and of the fine one: their decoders, once per sample."""
+        rays, detail = self.height * self.width, self.detail
+        coarse = self.num_samples * rays * (flops(self.say) + flops(self.said))
+        return coarse, 0.0 if detail is None else FINE_SAMPLES * rays * RAY_STRIDE**2 * (flops(detail.say) + flops(detail.said))
 
 
 class FineField(nn.Module):

@@ -91,7 +91,6 @@ class World(Emulator):
         """The loss of the stage, the frames for the critic, the rollouts, and the metrics of all stages."""
         window, going = self.training_windows(batch, stage)
         level_B, real_B = self.training_noise.levels(window)
-        self.trained_rows = len(level_B)
         seen = self.training_noise.context(window, real_B)
         frame_B3HW = self.net(seen, window.action_BA, level_B, self.training_noise.own(window))
         rows = slice(0 if going is None else len(level_B) - len(going.index_B), None)
@@ -101,10 +100,8 @@ class World(Emulator):
         first = slice(0, rows.start or None)
         closed = l1(made.frame_B3HW, made.target_B3HW)
         opened = closed if going is None else l1(frame_B3HW[first], window.target_B3HW[first])
-        copied = l1(window.memory.last[first], window.target_B3HW[first])
-        measured = {"loss_open": opened.detach(), "loss_closed": closed.detach(), "copy_last": copied}
-        measured["own_frames"] = torch.full_like(copied, stage.length)
-        return self.add_field_loss(0.5 * (opened + closed), window, measured), made, going, measured
+        error, measured = self.loss_of_step(opened, closed, window, stage)
+        return error, made, going, measured
 
     def _adversarial_step(
         self, critic: adversarial.Critic, error: Tensor, made: Predictions, stage: Stage, engine: Engine

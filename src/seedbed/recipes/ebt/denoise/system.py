@@ -7,7 +7,7 @@ Shape suffixes: B batch, N images, C channels, H W pixels, K taps of a blur.
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from seedbed.train.probe import Probe
 from seedbed.train.stop_gradient import held_loss, stop_gradient
 from seedbed.train.system import Batch, NoOptions, Request, Sample, System, option
 from seedbed.train.watch import Alarm
+
+Estimates = Callable[[Tensor, int], Iterable[Tensor]]  # of noisy images, after 1, 2, 3... steps
 
 # Streams of random numbers; the images' own have 301 and 302.
 _NOISE, _EVALUATION, _SIZES = range(311, 314)
@@ -91,12 +93,15 @@ class Denoiser(System):
         return {"in": self.level, "out": min(OUT_OF_DISTRIBUTION * self.level, 0.99)}
 
     @torch.no_grad()
-    def score(self, source: ImageSource, level: float, steps: list[int], engine: EvalEngine) -> list[dict[str, float]]:
-        """Loss and PSNR after each of these numbers of steps (ascending); images and noises do not depend on the batch."""
-        rows_N = source.spread(NUM_EVALUATED)
+    def score(
+        self, source: ImageSource, level: float, steps: list[int], engine: EvalEngine, estimates: Estimates | None = None
+    ) -> list[dict[str, float]]:
+        """Loss and PSNR after each of these numbers of steps (ascending), of the system's estimates or of a baseline's; images
+        and noises do not depend on the batch."""
+        rows_N, estimates = source.spread(NUM_EVALUATED), estimates or self.estimates
         totals = torch.zeros(len(steps), 3, dtype=torch.float64)
         for image_BCHW, noisy_BCHW in engine.ranks.shard_of(self.pairs(source, level)):
-            kept = [z_BCHW for k, z_BCHW in enumerate(self.estimates(noisy_BCHW, steps[-1]), 1) if k in steps]
+            kept = [z_BCHW for k, z_BCHW in enumerate(estimates(noisy_BCHW, steps[-1]), 1) if k in steps]
             totals += torch.stack([measures(z_BCHW, image_BCHW) for z_BCHW in kept])
         totals = engine.all_reduce_sum(totals)
         found = []
@@ -310,23 +315,18 @@ def curves(system: Denoiser) -> dict[str, Any]:
 
 def part_curves(system: Denoiser, source: ImageSource) -> dict[str, Any]:
     found, engine = {}, EvalEngine(system, system.config, next(system.parameters()).device)
+
+    def blurred(source: ImageSource, level: float, width: float) -> float:
+        return system.score(source, level, [1], engine, lambda noisy, _: [blur(noisy, width)])[0]["psnr"]
+
     for level in sorted({*SIGMAS, *system.levels().values()}):
         by_step = system.score(source, level, STEPS, engine)
         row: dict[str, Any] = {name: [one[name] for one in by_step] for name in ("psnr", "pooled")}
-        row["identity"] = _baseline(system, source, level, None)
+        row["identity"] = system.score(source, level, [1], engine, lambda noisy, _: [noisy])[0]["psnr"]
         # The width is chosen on training images: a baseline, not an oracle.
-        width = max(BLURS, key=lambda width: _baseline(system, system.data.train, level, width))
-        found[f"{level:g}"] = {**row, "blur": _baseline(system, source, level, width)}
+        width = max(BLURS, key=lambda width: blurred(system.data.train, level, width))
+        found[f"{level:g}"] = {**row, "blur": blurred(source, level, width)}
     return found
-
-
-def _baseline(system: Denoiser, source: ImageSource, level: float, width: float | None) -> float:
-    total, num = 0.0, 0
-    for image_BCHW, noisy_BCHW in system.pairs(source, level):
-        estimate = noisy_BCHW if width is None else blur(noisy_BCHW, width)
-        total += psnr(squared_errors(estimate, image_BCHW)).sum().item()
-        num += len(image_BCHW)
-    return total / num
 
 
 def squared_errors(estimate_BCHW: Tensor, image_BCHW: Tensor) -> Tensor:

@@ -4,12 +4,10 @@ Shape suffixes: T frames, A control axes.
 """
 
 import dataclasses
-import functools
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -95,7 +93,16 @@ def prepare_recording(
     if found := find_recording(target, key):
         return found
     origin = {"name": f"{capture.kind}: {place.name}", "path": str(place), "identity": identity}
-    return _write_checked(functools.partial(_write, target, height, width, correction, origin, key), capture, say)
+    origin |= {"shift": correction.shift, "flip": list(correction.flip)}
+
+    def write(capture: Capture) -> Recording:
+        keep_T, actions_TA = corrected(capture, correction)
+        frames = _kept(capture.frames(height, width), keep_T)
+        tables = (actions_TA, capture.time_T[keep_T], capture.episode_T[keep_T], capture.axes)
+        pose = None if capture.pose_T44 is None else capture.pose_T44[keep_T]
+        return write_recording(target, frames, *tables, pose=pose, source=origin, key=key, accepted=correction.accept)
+
+    return _write_checked(write, capture, say)
 
 
 def _stored(given: Recording) -> Capture:
@@ -122,24 +129,6 @@ def _write_checked(write: Callable[[Capture], Recording], capture: Capture, say:
         shutil.rmtree(recording.path)
         raise
     return recording
-
-
-def _write(
-    target: Path, height: int, width: int, correction: Correction, origin: dict[str, Any], key: str, capture: Capture
-) -> Recording:
-    keep_T, actions_TA = corrected(capture, correction)
-    return write_recording(
-        target,
-        _kept(capture.frames(height, width), keep_T),
-        actions_TA,
-        capture.time_T[keep_T],
-        capture.episode_T[keep_T],
-        capture.axes,
-        pose=None if capture.pose_T44 is None else capture.pose_T44[keep_T],
-        source=origin | {"shift": correction.shift, "flip": list(correction.flip)},
-        key=key,
-        accepted=correction.accept,
-    )
 
 
 def corrected(capture: Capture, correction: Correction) -> tuple[np.ndarray, np.ndarray]:
