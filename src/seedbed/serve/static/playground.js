@@ -210,7 +210,7 @@ class PlaygroundPage {
   }
 
   end({ text, files = [], stopped, seconds }) {
-    if (text) this.words.append(text);
+    if (text) this.add(text);
     if (files.length)
       this.answer.append(
         h(
