@@ -78,7 +78,4 @@ class CountingPlayer:
         return CountingRollout()
 
     def recorder(self, path: Path, of: str, run: str) -> Recorder:
-        return Recorder(path, self, of, run)
-
-    def simulator(self) -> dict[str, Any] | None:
-        return {"name": "counting"}
+        return Recorder(path, self, of, run, {"name": "counting"})

@@ -4,6 +4,7 @@ Shape suffixes: B items, T context length; a block has T + 1 tokens, so that inp
 """
 
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,11 @@ class TextData(Data):
         counts = np.bincount(self.train.tokens[: 1 << 20].astype(np.int64), minlength=self.vocab_size)
         share = counts[counts > 0] / counts.sum()
         return float(-(share * np.log(share)).sum())
+
+
+def open_data(config: Config) -> TextData:
+    """The text that `config.data`, a `TextConfig`, names; long work shows its progress on standard error."""
+    return open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr))
 
 
 def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> TextData:

@@ -35,7 +35,6 @@ _loaded: dict[Path, tuple[str, ModuleType]] = {}
 
 
 def load_recipe(code: Code) -> Recipe:
-    """The recipe in a file that has been checked."""
     path, module = code.path, load_module(code)
     presets = presets_of(module)
     if not presets:

@@ -98,7 +98,3 @@ class Player(Protocol):
     def recorder(self, path: Path, of: str, run: str) -> Recorder:
         """Records the frames of the rollout or of the simulator into a new folder."""
         ...
-
-    def simulator(self) -> dict[str, Any] | None:
-        """How the simulator is rebuilt, for recordings of its frames."""
-        ...

@@ -1,6 +1,5 @@
 """Training data of ebt: images, or blocks of tokens with their sample counters, which decide the initial predictions."""
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from seedbed.config import Config
 from seedbed.data import image_source, shapes, text
 from seedbed.data.image_source import ImageData, ImageSource, given_images, subset_images
 from seedbed.data.images import ImageConfig
-from seedbed.data.text import TextData, TextSource, open_text
+from seedbed.data.text import TextData, TextSource
 from seedbed.data.text_facts import given_text, subset_text
 
 # Held-out images of an evaluation, and how many of them are kept for samples.
@@ -30,7 +29,7 @@ def open_data(config: Config) -> TextData | ImageData:
     """Prepare and open `config.data`, a text or images; long work shows its progress on standard error."""
     if isinstance(config.data, ImageConfig):
         return open_images(config)
-    return _counted(open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr)))
+    return _counted(text.open_data(config))
 
 
 def open_images(config: Config) -> ImageData:

@@ -116,7 +116,6 @@ def inference_curves(system: EnergySystem, *, tokens: int, num_samples: int, tex
 
 
 def curve(system: EnergySystem, source: CountedText, num_samples: int) -> dict[str, Any]:
-    """All the numbers of one text."""
     steps = sorted({*STEPS, system.mcmc.num_steps})
     nats_NKP, energy_NKP = measure(system, source, steps, num_samples)
     trained = steps.index(system.mcmc.num_steps)
@@ -288,12 +287,9 @@ def _draw(found: dict[str, Any], path: Path) -> None:
     longer.axvline(found["trained_steps"], color="tab:red", alpha=0.4, label="as trained")
     if "plain" in found:
         longer.axhline(found["plain"]["perplexity"], color="tab:gray", linestyle=":", label="plain transformer, held-out")
-    for axis, title, label in ((longer, "more optimisation steps", "steps"), (wider, "best of several samples", "samples")):
+    longer.set(title="more optimisation steps", xlabel="steps", ylabel="perplexity", yscale="log")
+    wider.set(title="best of several samples", xlabel="samples", ylabel="nats per token")
+    for axis in (longer, wider):
         axis.set_xscale("log", base=2)
-        axis.set_title(title)
-        axis.set_xlabel(label)
         axis.legend(fontsize=7)
-    longer.set_yscale("log")
-    longer.set_ylabel("perplexity")
-    wider.set_ylabel("nats per token")
     figure.savefig(path, dpi=110)

@@ -156,7 +156,6 @@ class PlainModel(Trunk):
         normal_(self.head.weight, 0.1 * self.width**-0.5, generator)  # the first guess is nearly uniform
 
     def forward(self, tokens_BT: Tensor, rope: Rope, caches: Sequence[Prefill | Decode] | None = None) -> Tensor:
-        """Logits of the next token at every position."""
         x_BTC = self.embed(tokens_BT).to(stream_dtype(self.embed.weight))
         for i, block in enumerate(self.blocks):
             x_BTC, _, _ = block(x_BTC, rope, caches[i] if caches else None)
@@ -200,10 +199,16 @@ class EnergyModel(Trunk):
 
         Tokens have positions 0, 1, 2... unless others are given, and each prediction that of the next token.
         """
-        if positions_T is None:
-            positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
-        numbers = range(self.num_context_passes())
-        return self.per_landscape([self._encode_context(tokens_BT, positions_T, number) for number in numbers])
+        num_tokens, more, device = tokens_BT.shape[1], self.num_prefix, tokens_BT.device
+        positions_T = torch.arange(num_tokens, device=device) if positions_T is None else positions_T
+        rope_S = self.rope(torch.cat((torch.arange(more, device=device), positions_T + more)))
+        ahead_TS = torch.ones(num_tokens, num_tokens + more, dtype=torch.bool, device=device).triu(more + 1)
+        mask_TS = torch.zeros(ahead_TS.shape, device=device).masked_fill(ahead_TS, float("-inf"))
+        rope_T, found = self.rope(positions_T + more + 1), []
+        for landscape in range(self.num_context_passes()):
+            keys, values = self.context_keys_values(self.embed_tokens(tokens_BT, landscape), rope_S)
+            found.append(Context(keys, values, rope_T, mask_TS))
+        return self.per_landscape(found)
 
     def per_landscape(self, contexts: list[Context]) -> list[Context]:
         """One context per landscape, repeated where landscapes share it."""
@@ -212,14 +217,6 @@ class EnergyModel(Trunk):
     def num_context_passes(self) -> int:
         """The number of passes of the real stream that the landscapes need."""
         return self.config.mcmc.num_landscapes if self.num_prefix else 1
-
-    def _encode_context(self, tokens_BT: Tensor, positions_T: Tensor, landscape: int) -> Context:
-        num_tokens, more, device = tokens_BT.shape[1], self.num_prefix, tokens_BT.device
-        positions_S = torch.cat((torch.arange(more, device=device), positions_T + more))
-        keys, values = self.context_keys_values(self.embed_tokens(tokens_BT, landscape), self.rope(positions_S))
-        ahead_TS = torch.ones(num_tokens, num_tokens + more, dtype=torch.bool, device=device).triu(more + 1)
-        mask_TS = torch.zeros(ahead_TS.shape, device=device).masked_fill(ahead_TS, float("-inf"))
-        return Context(keys, values, self.rope(positions_T + more + 1), mask_TS)
 
     def embed_tokens(self, tokens_BT: Tensor, landscape: int) -> Tensor:
         """The real stream's input, after the landscape's token where there is one."""

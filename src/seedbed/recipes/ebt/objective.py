@@ -27,7 +27,6 @@ class Outcome(NamedTuple):
 
 
 def cross_entropy(z_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Mean nats of the targets under logits."""
     return F.cross_entropy(z_BTV.flatten(0, -2), targets_BT.flatten())
 
 

@@ -138,7 +138,6 @@ def optimize(
 
 
 def initial_predictions(noise: CounterNormal, config: MCMCConfig, counter_BT: Tensor, stream: int, dtype: torch.dtype) -> Tensor:
-    """Logits to start from."""
     if config.initial_condition == "zeros":
         return torch.zeros(*counter_BT.shape, noise.vocab, dtype=dtype, device=counter_BT.device)
     return noise(counter_BT, stream).to(dtype)

@@ -332,7 +332,6 @@ def words(table: dict[str, Any], horizon: str) -> str:
 
 
 def write(table: dict[str, Any], text: str, folder: Path) -> tuple[Path, Path]:
-    """Write the evaluation as Markdown and as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / "full_evaluation.md", folder / "full_evaluation.json"
     paths[0].write_text(text)

@@ -113,7 +113,6 @@ class FlowTransformer(nn.Module):
 
     @property
     def null_class(self) -> int:
-        """The class that means none."""
         assert self.config.drop, "a model trained without class dropout has no null class"
         return self.num_classes
 

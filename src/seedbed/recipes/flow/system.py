@@ -163,7 +163,6 @@ class Flow(System):
         return OnnxNetwork(Function(model, velocity), inputs, axes, "velocity", facts)
 
     def describe(self) -> dict[str, Any]:
-        """Size, cost, and baseline losses."""
         model = self.model
         patch = f"{self.config.model.patch}x{self.config.model.patch}"
         context = f" + {model.num_context}" if model.num_context else ""
@@ -189,5 +188,4 @@ class Flow(System):
 
 
 def build(config: Config, data: ImageData) -> Flow:
-    """The recipe's entry point."""
     return Flow(config, data)

@@ -1,19 +1,13 @@
 """Text data of the gpt recipe."""
 
-import sys
 from typing import Any
 
 from seedbed.config import Config
-from seedbed.data.text import TextData, open_text
+from seedbed.data.text import TextData, open_data
 from seedbed.data.text import open_for_inference as open_inference_data
 from seedbed.data.text import save_for_inference as save_inference_data
 
 __all__ = ["check_data", "evaluation_source", "open_data", "open_inference_data", "save_inference_data"]
-
-
-def open_data(config: Config) -> TextData:
-    """Prepare and open `config.data`, a `TextConfig`; long work shows its progress on standard error."""
-    return open_text(config.data, config.seed, say=lambda line: print(line, file=sys.stderr))
 
 
 def evaluation_source(config: Config, data: TextData, given: Any) -> Any:

@@ -117,5 +117,4 @@ class GPT(TextSystem):
 
 
 def build(config: Config, data: TextData) -> GPT:
-    """The recipe's entry point."""
     return GPT(config, data)

@@ -31,7 +31,6 @@ def first(config: CurriculumConfig, length: int) -> Tensor:
 
 
 def read(stage_S: Tensor) -> Stage:
-    """The entries by name."""
     return Stage(*stage_S.unbind(-1))
 
 

@@ -79,7 +79,6 @@ class TaskSource(Source):
         return _named(made, self.task.sample_lengths(a_B, b_B), number_B) | {"held": self.task.is_held(a_B, b_B)}
 
     def example(self) -> str:
-        """One sample as text."""
         batch = self.make(torch.tensor([0]), self.seed)
         x, y = (self.task.to_text(batch[name][0].tolist()) for name in ("x", "y"))
         return f"x: {x} -> y: {y}"

@@ -109,12 +109,9 @@ def evaluation_settings(system: ThinkerSystem, inference: Inference, device: tor
 
 @torch.no_grad()
 def predict(system: ThinkerSystem, batch: Batch, inference: Inference) -> Tensor:
-    """Logits (S, B, M, V) at the steps of `look`."""
-    model, keep = system.model, tuple(step - 1 for step in inference.steps)
-    states = states_of(system, batch, inference)
-    if states.stream_SBMD is not None and system.config.model.target_stream == "only":
-        return model.decoder.logits(states.stream_SBMD, model.embed.weight)
-    return model.decode(states, evaluation_settings(system, inference, batch["x"].device), keep)
+    """Logits (S, B, M, V) at the steps of `look`: of the queries, or of the target stream where it is alone."""
+    setting, keep = evaluation_settings(system, inference, batch["x"].device), tuple(step - 1 for step in inference.steps)
+    return system.model.logits(batch, setting, inference.latents, inference.steps[-1], keep)[-1]
 
 
 @torch.no_grad()

@@ -248,7 +248,8 @@ class Thinker(nn.Module):
             with torch.set_grad_enabled(torch.is_grad_enabled() and t >= setting.first):
                 if setting.perturb is not None and self.training:
                     z_BKD = self._perturb(z_BKD, batch["index"], setting, t)
-                context, bias_B11C = self._contexts(fixed, memory), pad_B11C + source_TC[t]
+                context = fixed if memory is None else self._extended(fixed, memory.flatten(-3, -2))
+                bias_B11C = pad_B11C + source_TC[t]
                 z_BKD = self._step(z_BKD, context, bias_B11C, self_bias)
                 memory = self.write(memory, z_BKD, setting.program_T5[t, WRITE])
                 if h_BMD is not None:
@@ -324,11 +325,10 @@ class Thinker(nn.Module):
             return None
         return HIDDEN * (torch.arange(num_latents, device=self.null.device) >= setting.latents).to(self.null.dtype)
 
-    def _contexts(self, fixed: list[KeysValues], memory_BWKD: Tensor | None) -> list[KeysValues]:
-        if memory_BWKD is None:
-            return fixed
-        rows_BCD = memory_BWKD.flatten(-3, -2)
-        return [_joined(pair, block.context(rows_BCD)) for pair, block in zip(fixed, self.cell, strict=True)]
+    def _extended(self, pairs: list[KeysValues], rows_BCD: Tensor) -> list[KeysValues]:
+        """Every block's keys and values with those of further rows."""
+        further = (block.context(rows_BCD) for block in self.cell)
+        return [(torch.cat((k, k2), -2), torch.cat((v, v2), -2)) for (k, v), (k2, v2) in zip(pairs, further, strict=True)]
 
     def _step(self, x_BQD: Tensor, contexts: list[KeysValues], bias: Tensor, self_bias: Tensor | None) -> Tensor:
         for block, context in zip(self.cell, contexts, strict=True):
@@ -364,20 +364,15 @@ class Thinker(nn.Module):
     def _flow(self, h_BMD: Tensor, z_BKD: Tensor, contexts: list[KeysValues], bias_B11C: Tensor, live_K: Tensor | None) -> Tensor:
         """One step of the stream through the same blocks: causal self-attention, with access to context and latents."""
         num = h_BMD.shape[-2]
-        pairs = [_joined(pair, block.context(z_BKD)) for pair, block in zip(contexts, self.cell, strict=True)]
         latent_K = z_BKD.new_zeros(z_BKD.shape[-2]) if live_K is None else live_K
         bias_B11C = torch.cat((bias_B11C, latent_K.expand(*bias_B11C.shape[:-1], -1)), -1)
         causal_MM = torch.full((num, num), HIDDEN, dtype=h_BMD.dtype, device=h_BMD.device).triu(1)
-        return self._step(h_BMD, pairs, bias_B11C, causal_MM)
+        return self._step(h_BMD, self._extended(contexts, z_BKD), bias_B11C, causal_MM)
 
 
 def _cut_gradient(x: Tensor, here: Tensor | None) -> Tensor:
     """Gradients stop, or only where `here` is true, without a host sync."""
     return stop_gradient(x) if here is None else torch.where(here, stop_gradient(x), x)
-
-
-def _joined(one: KeysValues, other: KeysValues) -> KeysValues:
-    return torch.cat((one[0], other[0]), -2), torch.cat((one[1], other[1]), -2)
 
 
 def select_rows(x_T: Tensor, steps: tuple[int, ...]) -> Tensor:

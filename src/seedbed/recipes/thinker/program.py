@@ -27,7 +27,6 @@ class Program:
 
     @property
     def num_fixed(self) -> int:
-        """The minimum number of rows."""
         return sum(count or 0 for _, count in self.parts)
 
     def rows(self, num_steps: int) -> tuple[Row, ...]:

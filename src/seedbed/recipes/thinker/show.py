@@ -41,7 +41,6 @@ def num_vectors(system: ThinkerSystem) -> int:
 
 
 def examples(system: ThinkerSystem, source: TaskSource, inference: Inference, num: int) -> str:
-    """A few fresh samples with the thinker's answers."""
     device = next(system.parameters()).device
     batch = source.at(source.task.length).batch({"index": torch.arange(num, device=device)})
     answer_BM, task = predict(system, batch, inference)[-1].argmax(-1), source.task
@@ -82,7 +81,6 @@ def answer(system: ThinkerSystem, source: TaskSource, prompt: str, inference: In
 
 
 def table(found: dict[str, Any]) -> str:
-    """The full evaluation as a few lines of text."""
     if found["leak"]:
         return f"{found['leak_check']}\nthe numbers of this run are withheld"
     wrong, num = found["num_wrong"], found["num"]

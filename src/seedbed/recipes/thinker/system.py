@@ -71,15 +71,14 @@ class ThinkerSystem(System):
         if self.is_staged:
             self.source.limit = lambda: curriculum.limit(self.stage)
         self.latents, self.steps, self.program = config.model.latents, config.model.steps, config.model.parsed_program()
-        self._host_settings = settings_tensors(config.model, config.seed, self.steps.high, torch.device("cpu"))
-        self._device_settings: SettingsTensors = self._host_settings
-        self._cached_settings: dict[tuple[int, int], BatchSettings] = {}
+        self._settings: dict[torch.device, SettingsTensors] = {}
+        self._batch_settings: dict[tuple[torch.device, int, int], BatchSettings] = {}
 
     def variant(self, step: int, num_steps: int) -> tuple[int, int]:
         """The numbers of latents and steps of this step, drawn on the host as a pack draws them on the device."""
         if self.latents.low == self.latents.high and self.config.model.loss.steps in ("all", "last"):
             return self.latents.high, self.steps.high
-        latents, steps = draw_shape(self._host_settings, torch.tensor(step))
+        latents, steps = draw_shape(self._settings_on(torch.device("cpu")), torch.tensor(step))
         return int(latents), int(steps)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
@@ -96,9 +95,9 @@ class ThinkerSystem(System):
 
     def batch_settings(self, index_B: Tensor, num_latents: int, num_steps: int) -> BatchSettings:
         """The settings of a batch of exactly these shapes; cached where nothing in them is random."""
-        shape, model = (num_latents, num_steps), self.config.model
-        if shape in self._cached_settings and self._cached_settings[shape].program_T5.device == index_B.device:
-            return self._cached_settings[shape]
+        shape, model = (index_B.device, num_latents, num_steps), self.config.model
+        if shape in self._batch_settings:
+            return self._batch_settings[shape]
         steps = torch.full((), num_steps, device=index_B.device)
         setting = draw_settings(self._settings_on(index_B.device), index_B[0] // self.config.batch, num_steps, None, steps)
         reach = model.loss.backprop_steps
@@ -109,7 +108,7 @@ class ThinkerSystem(System):
             first=max(0, num_steps - reach) if reach else 0,
         )
         if self.program is not None and model.loss.steps != "progressive":
-            self._cached_settings[shape] = setting
+            self._batch_settings[shape] = setting
         return setting
 
     def output_steps(self, num_steps: int) -> tuple[int, ...]:
@@ -123,9 +122,9 @@ class ThinkerSystem(System):
         return tuple(t for t in wanted if rows is None or rows[t][OUTPUT])
 
     def _settings_on(self, device: torch.device) -> SettingsTensors:
-        if self._device_settings["seed"].device != device:
-            self._device_settings = {name: tensor.to(device) for name, tensor in self._host_settings.items()}
-        return self._device_settings
+        if device not in self._settings:
+            self._settings[device] = settings_tensors(self.config.model, self.config.seed, self.steps.high, device)
+        return self._settings[device]
 
     def _measure(
         self,
@@ -176,12 +175,9 @@ class ThinkerSystem(System):
             if num:
                 found = full_evaluation(self, source, request.folder, num)
                 text, files = f"{show.table(found)}\n\n{text}", tuple(sorted(request.folder.glob("*.png")))
-        if request.write:
-            request.write(text + "\n")
         return Sample(text=text, files=files)
 
     def describe(self) -> dict[str, Any]:
-        """The facts printed before step 0."""
         program = str(self.program) if self.program else "drawn for every batch"
         steps = f"{self.steps}, loss: {self.config.model.loss.steps}"
         return {"capacity": show.capacity(self), "latents": str(self.latents), "steps": steps, "program": program}

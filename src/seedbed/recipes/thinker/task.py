@@ -58,7 +58,6 @@ class Task:
         return self.symbols + 2 + self.operators.index(name)
 
     def shape(self, length: int) -> Shape:
-        """Static sizes for samples up to `length`."""
         return self._sizes(length, length)
 
     def make(self, key_B: Tensor, length_B: Tensor, shape: Shape) -> Samples:

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from seedbed.nn.init import fill_, normal_
 
 SLOPE = 0.2
-# Not zero, so that conditions have an effect from the first step on.
-FILM_SPREAD = 0.3
+# Gains of the initial weights by the name of a layer, 1 for all others: a residual branch starts at zero, and the condition does
+# not, so that it has an effect from the first step on.
+GAINS = {"second": 0.0, "linear": 0.3}
 
 
 def leaky(x: Tensor) -> Tensor:
@@ -28,16 +29,19 @@ def init_conv(conv: nn.Conv2d | nn.Linear, generator: torch.Generator, gain: flo
         fill_(conv.bias, 0.0)
 
 
+def init_layers(module: nn.Module, generator: torch.Generator) -> None:
+    """Every convolution and linear layer of a module, with the gain of its name."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            init_conv(layer, generator, GAINS.get(name.rpartition(".")[2], 1.0))
+
+
 class Condition(nn.Module):
     """Embeds numbers (controls, a noise level) as the features that condition every cell."""
 
     def __init__(self, num_inputs: int, width: int) -> None:
         super().__init__()
         self.enter, self.mix = nn.Linear(num_inputs, width), nn.Linear(width, width)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        for layer in (self.enter, self.mix):
-            init_conv(layer, generator)
 
     def forward(self, numbers_BN: Tensor) -> Tensor:
         return leaky(self.mix(leaky(self.enter(numbers_BN))))
@@ -49,9 +53,6 @@ class Film(nn.Module):
     def __init__(self, features: int, channels: int) -> None:
         super().__init__()
         self.linear = nn.Linear(features, 2 * channels)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        init_conv(self.linear, generator, FILM_SPREAD)
 
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
         scale_BC11, shift_BC11 = self.linear(condition_BF)[:, :, None, None].chunk(2, dim=1)
@@ -67,11 +68,6 @@ class Cell(nn.Module):
         self.film = Film(features, channels)
         self.second = nn.Conv2d(channels, channels, 3, padding=1)
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        init_conv(self.first, generator)
-        self.film.init_weights(generator)
-        init_conv(self.second, generator, 0.0)
-
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
         return x_BCHW + self.second(leaky(self.film(self.first(leaky(x_BCHW)), condition_BF)))
 
@@ -83,10 +79,6 @@ class Down(nn.Module):
         super().__init__()
         self.conv, self.film = nn.Conv2d(channels, out, 3, stride=2, padding=1), Film(features, out)
 
-    def init_weights(self, generator: torch.Generator) -> None:
-        init_conv(self.conv, generator)
-        self.film.init_weights(generator)
-
     def forward(self, x_BCHW: Tensor, condition_BF: Tensor) -> Tensor:
         return leaky(self.film(self.conv(x_BCHW), condition_BF))
 
@@ -97,9 +89,6 @@ class Up(nn.Module):
     def __init__(self, channels: int, out: int) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels, 4 * out, 1)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        init_conv(self.conv, generator)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return F.pixel_shuffle(self.conv(leaky(x_BCHW)), 2)

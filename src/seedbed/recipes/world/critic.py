@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from seedbed.nn.init import declare, module_list
-from seedbed.recipes.world.cells import init_conv, leaky
+from seedbed.recipes.world.cells import init_layers, leaky
 
 REMEMBERED = 2  # frames of the memory that the critic sees
 CHANNELS, MOST = 32, 256
@@ -29,11 +29,6 @@ class Block(nn.Module):
         super().__init__()
         self.first, self.second = nn.Conv2d(channels, out, 3, padding=1), nn.Conv2d(out, out, 3, padding=1)
         self.short = nn.Conv2d(channels, out, 1)
-
-    def init_weights(self, generator: torch.Generator) -> None:
-        init_conv(self.first, generator)
-        init_conv(self.second, generator, 0.0)
-        init_conv(self.short, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.avg_pool2d(self.short(x) + self.second(leaky(self.first(leaky(x)))), 2)
@@ -52,13 +47,10 @@ class Critic(nn.Module):
             declare(param, "scalar", lr_scale=rate)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        for block in self.blocks:
-            block.init_weights(generator)
-        init_conv(self.enter, generator)
-        init_conv(self.score, generator)
+        for part in (self.blocks, self.enter, self.score):
+            init_layers(part, generator)
 
     def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor) -> Tensor:
-        """(B,) scores."""
         recent = memory_BMHW[:, -3 * REMEMBERED :]
         planes = action_BA[:, :, None, None].expand(-1, -1, *frame_B3HW.shape[-2:])
         # Frames differ little from the last one: the critic gets the difference.

@@ -51,7 +51,6 @@ class Curriculum:
         self.latest = {"gap": gap, "listens": listens, "error": error, "near": near}
 
     def stage(self, step: int, num_steps: int) -> Stage:
-        """What this step computes."""
         progress = step / num_steps
         if self.latest is not None and progress >= self.config.closed:
             self._move(self.latest, step, progress)

@@ -161,7 +161,6 @@ class CounterNoise(nn.Module):
         return (rows_BRJ * sign_BR1).flatten(1)[:, :num].unflatten(1, shape)
 
     def level(self, index_B: Tensor, highest: float) -> Tensor:
-        """A noise level for each sample, uniform from 0."""
         return rng.uniform(rng.keys(self.seed, index_B, LEVEL), 1)[:, 0] * highest
 
 
@@ -233,7 +232,6 @@ def _cut(recording: Recording, config: Config) -> WorldData:
 
 
 def is_rendered(name: str) -> bool:
-    """Whether the frames follow from the config alone."""
     simulator = _simulator(name)
     return simulator is not None and simulator.records_itself
 

@@ -142,7 +142,6 @@ class Emulator(System):
         return torch.cat(parts)[:num]
 
     def new_radiance_field(self) -> RadianceField | None:
-        """A radiance field, for models that track the camera pose."""
         if not self.config.model.pose_tracking:
             return None
         widths = widths_of(self.config.model.size, self.height, self.width)

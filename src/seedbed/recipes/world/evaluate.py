@@ -60,16 +60,22 @@ class Trajectories:
         return Memory.start(frames_BTCHW, system.layout, pose_BP)
 
 
-def trajectories(
-    system: Emulator, source: WindowSource, num: int, horizon: int, start_N: np.ndarray | None = None
-) -> Iterator[Trajectories]:
+def trajectory_batch(
+    system: Emulator, source: WindowSource, num: int, horizon: int, start_B: np.ndarray | None = None
+) -> Trajectories:
+    """`num` windows at once, or those that begin at `start_B`; a shorter horizon where the recording has none so long."""
+    before = system.layout.num_frames
+    horizon = source.available_horizon(before, horizon)
+    start_B = source.windows(num, before, horizon) if start_B is None else start_B
+    frames, action_BTA = source.read(start_B, before + horizon, next(system.parameters()).device)
+    return Trajectories(to_float(frames), action_BTA, start_B, before, source.recording.pose_T44)
+
+
+def trajectories(system: Emulator, source: WindowSource, num: int, horizon: int) -> Iterator[Trajectories]:
     """`num` fixed windows with `horizon` following frames, in batches; fewer where the recording is short."""
-    device, before = next(system.parameters()).device, system.layout.num_frames
-    start_N = source.windows(num, before, horizon) if start_N is None else start_N
-    for first in range(0, len(start_N), TOGETHER[device.type]):
-        start_B = start_N[first : first + TOGETHER[device.type]]
-        frames, action_BTA = source.read(start_B, before + horizon, device)
-        yield Trajectories(to_float(frames), action_BTA, start_B, before, source.recording.pose_T44)
+    start_N, batch = source.windows(num, system.layout.num_frames, horizon), TOGETHER[next(system.parameters()).device.type]
+    for first in range(0, len(start_N), batch):
+        yield trajectory_batch(system, source, num, horizon, start_N[first : first + batch])
 
 
 def free_run(

@@ -12,18 +12,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from seedbed.nn import eagerly
 from seedbed.recipes.world import controls
 from seedbed.recipes.world.data import WindowSource
-from seedbed.recipes.world.evaluate import HORIZONS, Trajectories, baselines, free_run, teacher_forced, trajectories
+from seedbed.recipes.world.evaluate import HORIZONS, baselines, free_run, teacher_forced, trajectories, trajectory_batch
 from seedbed.recipes.world.metrics import dissimilarity, psnr, sharpness
 
 if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
+    from seedbed.recipes.world.evaluate import Trajectories
 
 # Windows for measurements of hundreds of frames.
 NUM_LONG = {"cuda": 64, "mps": 16, "cpu": 8}
@@ -64,18 +64,7 @@ def examine(system: Emulator, source: WindowSource, folder: Path | None = None, 
 
 
 def horizons(system: Emulator, source: WindowSource) -> list[int]:
-    """Horizons for which the split has windows."""
     return [h for h in HORIZONS if len(source.windows(1, system.layout.num_frames, h))]
-
-
-def trajectory_batch(
-    system: Emulator, source: WindowSource, num: int, horizon: int, start_N: np.ndarray | None = None
-) -> Trajectories:
-    """`num` windows at once, or those that begin at `start_N`; a shorter horizon where the recording has none so long."""
-    horizon = source.available_horizon(system.layout.num_frames, horizon)
-    found = list(trajectories(system, source, num, horizon, start_N))
-    frames, actions = torch.cat([w.frames_BTCHW for w in found]), torch.cat([w.action_BTA for w in found])
-    return replace(found[0], frames_BTCHW=frames, action_BTA=actions, start_B=np.concatenate([w.start_B for w in found]))
 
 
 def at_horizons(system: Emulator, source: WindowSource, num: int, few: int) -> dict[str, dict[str, float]]:

@@ -78,7 +78,6 @@ class OnnxNet:
             self.session = onnxruntime.InferenceSession(path.read_bytes(), options, providers=["CPUExecutionProvider"])
 
     def predict_frame(self, memory: Memory, action_BA: Tensor, index_B: Tensor, turn: int, level: float = 0.0) -> Tensor:
-        """The next frame, unclamped."""
         given = {"action": action_BA, "noise": self.own_noise(index_B, turn), **memory.tensors()}
         feed = {name: tensor.numpy() for name, tensor in given.items()} | {"level": np.full(1, level, np.float32)}
         return torch.from_numpy(self.session.run(["frame"], feed)[0])

@@ -107,5 +107,4 @@ class Memory:
 
     @property
     def last(self) -> Tensor:
-        """The newest frame."""
         return self.kept["m1"][:, -3:]

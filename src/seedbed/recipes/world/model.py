@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from seedbed.errors import UserError
 from seedbed.nn.init import module_list
-from seedbed.recipes.world.cells import Cell, Condition, Down, Up, flops, init_conv, leaky
+from seedbed.recipes.world.cells import Cell, Condition, Down, Up, flops, init_conv, init_layers, leaky
 from seedbed.recipes.world.memory import POSE, Layout, name_of
 from seedbed.recipes.world.presets import ModelConfig, num_parameters
 from seedbed.recipes.world.radiance_field import RadianceField, Rendering
@@ -36,7 +36,6 @@ def widths_of(size: str, height: int, width: int) -> tuple[int, ...]:
 
 
 def num_scales(height: int, width: int) -> int:
-    """How often the image can be halved."""
     num = 0
     while num < len(WIDTHS) and all(n % 2 ** (num + 1) == 0 and n >> (num + 1) >= MIN_SIDE for n in (height, width)):
         num += 1
@@ -122,11 +121,10 @@ class Trunk(nn.Module):
         return self.place
 
     def init_weights(self, generator: torch.Generator) -> None:
-        for module in self.modules():
-            if isinstance(module, Cell | Down | Up | Condition | RadianceField):
-                module.init_weights(generator)
-        for conv in self.join.values():
-            init_conv(conv, generator)
+        if self.field is not None:
+            self.field.init_weights(generator)
+        for part in (self.condition, self.down, self.encode, self.up, self.decode, *self.join.values()):
+            init_layers(part, generator)  # type: ignore[arg-type]
         init_conv(self.out, generator, 0.0)
 
     def forward(self, memory: dict[str, Tensor], numbers_BN: Tensor, noise_B1HW: Tensor) -> tuple[Tensor, Rendering | None]:

@@ -65,14 +65,11 @@ class WorldPlayer:
             "about": f"learned from {recording.num_frames:,} frames; rollouts start from held-out frames",
         }
 
-    def simulator(self) -> dict[str, Any] | None:
-        return self.recording.facts.get("simulator")
-
     def new_rollout(self) -> "WorldRollout":
         return WorldRollout(self)
 
     def recorder(self, path: Path, of: str, run: str) -> "Recorder":
-        return Recorder(path, self, of, run)
+        return Recorder(path, self, of, run, self.recording.facts.get("simulator"))
 
 
 class WorldRollout:
@@ -148,12 +145,10 @@ class WorldRollout:
         return torch.from_numpy(scale_actions(action_A[None], self.player.axes)).to(self.player.device)
 
     def memory_images(self) -> list[np.ndarray]:
-        """Each scale's frames, as bytes, oldest first."""
         return [to_bytes(kept_1MHW[0].unflatten(0, (-1, 3))).cpu().numpy() for kept_1MHW in self.memory.kept.values()]
 
 
 def recorded_controls(data: "WorldData") -> dict[str, Any]:
-    """The statistics of the training part's controls."""
     recording, (low, high) = data.recording, data.recording.span("train")
     actions_TA = recording.actions_TA[low:high][~recording.last_T[low:high]].astype(np.float64)
     return data.once("controls", lambda: control_facts(actions_TA, recording.axes))
@@ -207,8 +202,8 @@ def _joint(actions_TA: np.ndarray, alive_A: np.ndarray) -> dict[str, Any]:
 class Recorder:
     """One frame per step. The control of a step belongs to the frame before it."""
 
-    def __init__(self, path: Path, player: Player, of: str, run: str) -> None:
-        self.path, self.player, self.of, self.run = path, player, of, run
+    def __init__(self, path: Path, player: Player, of: str, run: str, simulator: dict[str, Any] | None) -> None:
+        self.path, self.player, self.of, self.run, self.simulator = path, player, of, run, simulator
         self.num_frames, self.num_episodes = 0, 0
         self._actions, self._commands, self._poses, self._episodes = [], [], [], []
         self._file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -260,7 +255,7 @@ class Recorder:
             pose=np.stack(self._poses) if simulated else None,
             command=np.stack(self._commands) if simulated else None,
             source={"name": "played", "of": self.of, "run": self.run},
-            simulator=self.player.simulator() if simulated else None,
+            simulator=self.simulator if simulated else None,
         )
         self._file.close()
         return self.path, self.num_frames

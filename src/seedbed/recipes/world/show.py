@@ -15,8 +15,8 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from seedbed.data import grids
-from seedbed.recipes.world.evaluate import Trajectories
-from seedbed.recipes.world.examine import examine, horizons, rollout_frames, table, trajectory_batch
+from seedbed.recipes.world.evaluate import Trajectories, trajectory_batch
+from seedbed.recipes.world.examine import examine, horizons, rollout_frames, table
 from seedbed.recipes.world.memory import to_bytes
 from seedbed.recipes.world.metrics import psnr
 from seedbed.train.engine import EvalEngine

@@ -111,7 +111,6 @@ class Denoiser(System):
         return found
 
     def pairs(self, source: ImageSource, level: float) -> Iterator[tuple[Tensor, Tensor]]:
-        """Clean and noisy images of an evaluation."""
         device, rows_N = next(self.parameters()).device, source.spread(NUM_EVALUATED)
         for first in range(0, len(rows_N), EVAL_BATCH[device.type]):
             rows_B = rows_N[first : first + EVAL_BATCH[device.type]]
@@ -292,11 +291,8 @@ def build_probe(system: Denoiser, batch: Batch) -> Probe:
 
 
 def write_curves(system: Denoiser, request: Request) -> Sample:
-    """The curves as a table, a picture and JSON."""
     found = curves(system)
     text = table(found)
-    if request.write:
-        request.write(text + "\n")
     request.folder.mkdir(parents=True, exist_ok=True)
     numbers = request.folder / "denoise.json"
     numbers.write_text(json.dumps(found, indent=1))
@@ -385,6 +381,4 @@ def show(system: Denoiser, request: Request, num: int | None) -> Sample:
             place = {"in": "in distribution", "out": "out of distribution"}[name]
             words.append(f"{place}, {system.noise} {level:g}: {before:.2f} -> {after:.2f} dB")
     text = "\n".join(words)
-    if request.write:
-        request.write(text + "\n")
     return Sample(text=text, files=(grids.save(grids.beside(panels), request.folder / "cleaned.png"),))

@@ -49,7 +49,6 @@ class Capture:
     notes: tuple[str, ...] = ()
 
     def identity(self) -> str:
-        """Hash of the source files."""
         found = hashlib.sha256()
         for file in self.files:
             if not file.is_file():
@@ -284,7 +283,6 @@ def euroc(folder: Path) -> Capture:
 
 
 def _listed(listing: Path, separator: str | None) -> tuple[list[list[str]], np.ndarray]:
-    """The rows of a list of frames, and their times."""
     rows = read_rows(listing, separator)
     if not rows:
         raise UserError(f"{listing} has no frames")

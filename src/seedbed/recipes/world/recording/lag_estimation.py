@@ -70,7 +70,6 @@ class LagEstimate:
 
     @property
     def summary(self) -> str:
-        """The result in one line."""
         if not self.num_pairs:
             return "undetermined: too few consecutive frames"
         explained = f"controls explain {self.scores[self.lag]:.0%} of the image motion"

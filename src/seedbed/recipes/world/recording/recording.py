@@ -145,7 +145,6 @@ def ends(episode_T: np.ndarray) -> np.ndarray:
 
 
 def scale_actions(actions_TA: np.ndarray, axes: Sequence[Axis]) -> np.ndarray:
-    """Raw controls to network inputs."""
     scale_A = np.array([axis.scale for axis in axes])
     shift_A = np.array([1.0 if axis.is_time else 0.0 for axis in axes])
     return np.clip(np.asarray(actions_TA, np.float64) / scale_A - shift_A, -CLIP, CLIP).astype(np.float32)

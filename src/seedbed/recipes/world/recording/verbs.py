@@ -36,7 +36,6 @@ SQUARES = 8
 
 
 def record(given: argparse.Namespace) -> int:
-    """Record a simulator under scripted or random controls."""
     start = time.monotonic()
     recording = simulators.record(given.source, given.frames, *read_size(given.size), given.seed, out=given.out)
     say(f"lag: {require_aligned(recording).summary}")
@@ -103,7 +102,6 @@ def read_size(text: str) -> tuple[int, int]:
 
 
 def show_result(recording: Recording, seconds: float, as_json: bool) -> int:
-    """Path, content and next commands."""
     num, height, width, _ = recording.frames_THWC.shape
     made = recording.facts["recording"]
     result: dict[str, Any] = {
@@ -137,7 +135,6 @@ def say(line: str) -> None:
 
 
 def recording_facts(recording: Recording) -> dict[str, Any]:
-    """Everything that `data inspect` prints, as plain values."""
     made, estimate = recording.facts["recording"], lag_estimation.estimate_lag(recording)
     num, height, width, _ = recording.frames_THWC.shape
     length_E = np.bincount(recording.episode_T - recording.episode_T.min())
@@ -246,6 +243,7 @@ def _squares(frames_THWC: np.ndarray) -> np.ndarray:
 
 def draw_sheet(recording: Recording, facts: dict[str, Any]) -> Path:
     """Frames of the recording, a histogram of every control, pairs of controls, positions and timing, as one PNG beside it."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     shown = [n for n, axis in enumerate(recording.axes) if not axis.is_time][:12]
@@ -255,22 +253,22 @@ def draw_sheet(recording: Recording, facts: dict[str, Any]) -> Path:
     # A fixed layout: an automatic one takes longer than everything else here.
     frame = {"left": 0.03, "right": 0.99, "top": 0.965, "bottom": 0.05, "wspace": 0.5, "hspace": 0.22}
     grid: Any = figure.add_gridspec(rows + 2, 12, height_ratios=heights, **frame)
-    _draw_pictures(figure.add_subplot(grid[0, :]), recording, facts)
-    for place, n in enumerate(shown):
-        column = 2 * (place % 6)
-        _draw_axis(figure.add_subplot(grid[1 + place // 6, column : column + 2]), recording, n)
-    low = [figure.add_subplot(grid[rows + 1, column : column + 3]) for column in (0, 3, 6, 9)]
-    _draw_lag(low[0], facts["lag"])
-    _draw_pairs(low[1], recording, shown)
-    _draw_map(low[2], recording)
-    _draw_timing(low[3], recording)
-    path = recording.path / "sheet.png"
-    figure.savefig(path, dpi=100)
+    with rc_context({"axes.titlesize": 8, "xtick.labelsize": 6, "ytick.labelsize": 6}):
+        _draw_pictures(figure.add_subplot(grid[0, :]), recording, facts)
+        for place, n in enumerate(shown):
+            column = 2 * (place % 6)
+            _draw_axis(figure.add_subplot(grid[1 + place // 6, column : column + 2]), recording, n)
+        low = [figure.add_subplot(grid[rows + 1, column : column + 3]) for column in (0, 3, 6, 9)]
+        _draw_lag(low[0], facts["lag"])
+        _draw_pairs(low[1], recording, shown)
+        _draw_map(low[2], recording)
+        _draw_timing(low[3], recording)
+        path = recording.path / "sheet.png"
+        figure.savefig(path, dpi=100)
     return path
 
 
 def _draw_pictures(place: Any, recording: Recording, facts: dict[str, Any]) -> None:
-    """Evenly spaced frames, as one image."""
     chosen = spread(np.arange(recording.num_frames), SHEET_COLUMNS * SHEET_ROWS)
     page = tile(recording.frames_THWC[chosen], SHEET_COLUMNS)
     place.imshow(np.asarray(page), interpolation="antialiased", aspect="equal")
@@ -288,8 +286,7 @@ def _draw_axis(place: Any, recording: Recording, n: int) -> None:
     for full in axis.full:
         if full:
             place.axvline(full, color="tab:orange", linewidth=1)
-    place.set_title(f"{axis.name}{' [' + axis.unit + ']' if axis.unit else ''}{' dead' if axis.dead else ''}", fontsize=8)
-    place.tick_params(labelsize=6, which="both")
+    place.set_title(f"{axis.name}{' [' + axis.unit + ']' if axis.unit else ''}{' dead' if axis.dead else ''}")
     place.minorticks_off()
 
 
@@ -297,8 +294,7 @@ def _draw_lag(place: Any, found: dict[str, Any]) -> None:
     lags, scores = [int(k) for k in found["scores"]], list(found["scores"].values())
     colours = ["tab:green" if k == 0 else "tab:orange" if k == found["lag"] else "tab:gray" for k in lags]
     place.bar(lags, scores, color=colours)
-    place.set_title("motion explained by action[t + lag]", fontsize=8)
-    place.tick_params(labelsize=6)
+    place.set_title("motion explained by action[t + lag]")
 
 
 def _draw_pairs(place: Any, recording: Recording, shown: list[int]) -> None:
@@ -307,18 +303,18 @@ def _draw_pairs(place: Any, recording: Recording, shown: list[int]) -> None:
     both_AA = used_PA.T.astype(np.float64) @ used_PA / max(len(used_PA), 1)
     place.imshow(both_AA, cmap="viridis", vmin=0)
     names = [recording.axes[n].name for n in shown]
-    place.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
-    place.set_yticks(range(len(names)), names, fontsize=6)
+    place.set_xticks(range(len(names)), names, rotation=90)
+    place.set_yticks(range(len(names)), names)
     for (y, x), value in np.ndenumerate(both_AA):
         colour = "w" if value < both_AA.max() / 2 else "k"
         place.text(x, y, f"{100 * value:.0f}", ha="center", va="center", fontsize=6, color=colour)
-    place.set_title("% of frames with both controls", fontsize=8)
+    place.set_title("% of frames with both controls")
 
 
 def _draw_map(place: Any, recording: Recording) -> None:
     """Camera positions seen from above, along the two axes of most motion."""
     if recording.pose_T44 is None:
-        place.set_title("no poses", fontsize=8)
+        place.set_title("no poses")
         place.set_axis_off()
         return
     path_T3 = recording.pose_T44[:, :3, 3]
@@ -328,14 +324,12 @@ def _draw_map(place: Any, recording: Recording) -> None:
         place.scatter(path_T3[low:high, first], path_T3[low:high, second], s=1, color=colour, label=part)
     place.set_aspect("equal", adjustable="datalim")
     place.legend(fontsize=6, markerscale=4, loc="upper right")
-    place.set_title(f"positions ({'xyz'[first]}, {'xyz'[second]}, m)", fontsize=8)
-    place.tick_params(labelsize=6)
+    place.set_title(f"positions ({'xyz'[first]}, {'xyz'[second]}, m)")
 
 
 def _draw_timing(place: Any, recording: Recording) -> None:
     dt_P = recording.dt_T[~recording.last_T]
     top = MAX_DT * float(np.median(dt_P)) if len(dt_P) else 1.0
     place.hist(1000 * dt_P.clip(0, top), bins=40, range=(0, 1000 * top), color="tab:blue", log=True)
-    place.set_title("ms between frames", fontsize=8)
-    place.tick_params(labelsize=6)
+    place.set_title("ms between frames")
     place.minorticks_off()

@@ -154,7 +154,6 @@ def times(video: Path) -> np.ndarray:
 
 
 def pictures(video: Path) -> Iterator[Picture]:
-    """All frames in display order."""
     return _with_av(video) if _has_av(video) else _with_cv(video)
 
 
