@@ -33,10 +33,9 @@ REPLAY_OFFSET = 1 << 60
 
 
 class Step(NamedTuple):
-    """One step: the new logits; and probabilities, gradient and energy at the old ones."""
+    """One step: the new logits; and gradient and energy at the old ones."""
 
     z_BTV: Tensor
-    p_BTV: Tensor
     grad_BTV: Tensor
     energy_BT: Tensor
 
@@ -98,7 +97,7 @@ def optimize_step(
     landscape = landscape_of(contexts, number)
     p_BTV, grad_BTV, energy_BT = model(z_BTV, contexts[landscape], landscape)
     slope_BTV = logit_gradient(p_BTV, grad_BTV) if space == "logit" else grad_BTV
-    return Step((p_BTV if space == "prob" else z_BTV) - alpha * slope_BTV, p_BTV, grad_BTV, energy_BT)
+    return Step((p_BTV if space == "prob" else z_BTV) - alpha * slope_BTV, grad_BTV, energy_BT)
 
 
 def landscape_of(contexts: list[Context], number: int) -> int:
