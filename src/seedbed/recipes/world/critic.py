@@ -47,7 +47,7 @@ class Critic(nn.Module):
             declare(param, "scalar", lr_scale=rate)
 
     def init_weights(self, generator: torch.Generator) -> None:
-        for part in (self.blocks, self.enter, self.score):
+        for part in (*self.blocks, self.enter, self.score):
             init_layers(part, generator)
 
     def forward(self, frame_B3HW: Tensor, memory_BMHW: Tensor, action_BA: Tensor) -> Tensor:
