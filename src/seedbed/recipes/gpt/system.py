@@ -34,6 +34,7 @@ class GPT(TextSystem):
 
     def __init__(self, config: Config, data: TextData) -> None:
         super().__init__(config, data)
+        self._kernels: dict[torch.device, tuple] = {}
         self.model = build_model(config.model, data.vocab_size, config.data.block, config.seed)
 
     def loss(self, batch: Batch, engine: EvalEngine) -> tuple[Tensor, dict[str, Tensor]]:
@@ -43,10 +44,13 @@ class GPT(TextSystem):
 
     def kernels(self) -> tuple:
         """The attention kernels for a training step, fastest first; timed once, on CUDA only."""
-        config, shape = self.config, self.config.model
-        size = (config.micro_batch, shape.heads, config.data.block, shape.width // shape.heads)
-        rest = (DTYPES[config.precision], self.model.embed.weight.device, shape.kv_heads, shape.dropout)
-        return choose_attention(size, *rest, only=config.attention)
+        device = self.model.embed.weight.device
+        if device not in self._kernels:
+            config, shape = self.config, self.config.model
+            size = (config.micro_batch, shape.heads, config.data.block, shape.width // shape.heads)
+            rest = (DTYPES[config.precision], device, shape.kv_heads, shape.dropout)
+            self._kernels[device] = choose_attention(size, *rest, only=config.attention)
+        return self._kernels[device]
 
     def probe(self, batch: Batch) -> "Probe":
         from seedbed.recipes.gpt.probe import build_probe  # checks use it, training does not
