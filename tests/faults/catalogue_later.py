@@ -310,8 +310,8 @@ EBT_FAULTS = [
         "predictions climb the energy",
         "Training succeeds with energies of the wrong sign: a low one no longer means good, as best-of and early stop assume.",
         OPTIMIZE,
-        "z_BTV) - alpha * slope_BTV, p_BTV",
-        "z_BTV) + alpha * slope_BTV, p_BTV",
+        "z_BTV) - alpha * slope_BTV, grad_BTV",
+        "z_BTV) + alpha * slope_BTV, grad_BTV",
     ),
     _fault(
         "evaluation",
