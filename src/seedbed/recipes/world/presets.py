@@ -31,7 +31,8 @@ class ModelConfig:
     pixels by predicted kernels before a residual is added. `static`: nothing in the scene moves by itself and controls are the
     camera's motion, so frames stay the same without control. `pose_tracking` integrates the controls from the first frame's
     pose and renders a tri-plane radiance field from there; planes have `plane_resolution` cells along a side, and four times
-    as many in the fine pass. `context_noise` is the largest noise level on the memory in training, an input of the network.
+    as many in the fine pass, which takes `fine_samples` per pixel (0: 8 in networks from about 1.25m on, else no such pass).
+    `context_noise` is the largest noise level on the memory in training, an input of the network.
     Closed loop may begin once the share `closed` of the run is done, on rollouts of up to `rollout` frames; adversarial
     training once the share `adversarial` is done (1: never), after `critic_warmup` steps of the critic alone, with gradients
     held at `ratio` of the error's. The diffusion model (`kind=edm`) samples a frame in `samples` steps; its rollouts feed back
@@ -47,6 +48,7 @@ class ModelConfig:
     static: bool = False
     pose_tracking: bool = False
     plane_resolution: int = number(128, low=8, high=4096)
+    fine_samples: int = number(0, low=0, high=64)
     context_noise: float = number(0.2, low=0.0, high=2.0)
     memory_dropout: float = number(0.0, low=0.0, high=0.9)
     closed: float = number(0.25, low=0.0, high=1.0)
@@ -75,7 +77,7 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The recording: `box` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
+    """The recording: `box` or the smaller `room` (ray-cast here), `doom`, `atari:GAME`, `gym:ID`, or the folder of a recording.
 
     Simulators are recorded once, `frames` long at `height` x `width` and from the seed `scene`, and kept in the cache; a
     folder has its own size. `actions=command` trains on the requested controls instead of the applied ones. At the end of a
