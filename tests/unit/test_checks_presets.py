@@ -266,7 +266,7 @@ def test_checks_make_no_new_recordings(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr(simulators, "record", record)
     subject = subject_of("world/demo", "data.frames=300")
     assert alarms(subject, quick=True) == []
-    assert asked == {("box", 300, 32, 32, 1, "cpu")}
+    assert asked == {("room", 300, 32, 32, 1, "cpu")}
 
 
 def test_checks_reuse_the_open_data(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

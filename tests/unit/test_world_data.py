@@ -28,12 +28,15 @@ from seedbed.recipes.world.recording.recording import (
 from seedbed.recipes.world.simulators.box import (
     FOG,
     HORIZON,
+    RADIUS,
     REACH,
+    ROOM,
     SHADES,
     SPEED_6,
     BoxWorld,
     rebuild_simulator,
     record_box,
+    record_room,
     trajectories,
 )
 
@@ -211,6 +214,17 @@ def test_recording_of_the_box_world_is_what_its_poses_show(box: Recording):
     np.testing.assert_allclose(box.actions_TA, exact_T7.astype(np.float32), atol=1e-6)
     assert box.facts["recording"]["convention"] == "action[t] takes frame t to frame t+1"
     assert Store.open(box.path).verify() == []
+
+
+def test_room_is_a_smaller_box_world(box: Recording, tmp_path: Path):
+    room = record_room(1200, 8, 8, 4, out=tmp_path / "rec")
+    world = rebuild_simulator(room)
+    assert world is not None and room.pose_T44 is not None
+    assert world.facts == room.facts["simulator"] and (world.reach, world.num_boxes) == ROOM
+    some = np.arange(0, 1200, 97)
+    np.testing.assert_array_equal(world.render(torch.from_numpy(room.pose_T44[some])).numpy(), room.frames_THWC[some])
+    assert np.abs(room.pose_T44[:, :2, 3]).max() <= ROOM[0] - RADIUS + 1e-9
+    assert "reach" not in box.facts["simulator"], "recordings of the box world from before keep their keys"
 
 
 def test_same_wish_finds_the_same_recording(box: Recording, tmp_path: Path, monkeypatch):

@@ -34,6 +34,7 @@ from seedbed.recipes.world.recording.recording import write_recording
 
 PLACED = ("model.pose_tracking=true", "model.rollout=6")
 AGAIN = (*PLACED, "model.size=1.3m")  # wide enough to look again
+FIELDS = {"small": PLACED, "asked": (*PLACED, "model.fine_samples=4"), "wide": AGAIN}
 
 
 def spread(system, size: float = 0.05) -> None:
@@ -47,6 +48,13 @@ def spread(system, size: float = 0.05) -> None:
 def field_of(system) -> RadianceField:
     assert system.trunk.field is not None
     return system.trunk.field
+
+
+def test_fine_pass_is_where_a_config_or_a_wide_network_asks_for_it() -> None:
+    fields = {name: field_of(made(*settings)[0]) for name, settings in FIELDS.items()}
+    assert {name: field.fine_samples for name, field in fields.items()} == {"small": 0, "asked": 4, "wide": 8}
+    assert {name: field.detail is not None for name, field in fields.items()} == {"small": False, "asked": True, "wide": True}
+    assert fields["asked"].num_samples == fields["small"].num_samples
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-7, 1e-3, 0.3, 3.0])
@@ -393,7 +401,7 @@ def test_error_of_the_frame_moves_nothing_of_the_finer_map() -> None:
     assert detail.enter.weight.grad.abs().max() > 0 and field_of(system).planes.grad.abs().max() > 0
 
 
-@pytest.mark.parametrize("placed", [PLACED, AGAIN], ids=["once", "again"])
+@pytest.mark.parametrize("placed", FIELDS.values(), ids=FIELDS)
 def test_flops_by_formula_equal_the_count(placed: tuple[str, ...]) -> None:
     """Of a prediction, of training on it, and of the map alone; grids are bilinear without products that are counted."""
     system, _, feed = made(*placed)

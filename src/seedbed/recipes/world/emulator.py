@@ -145,7 +145,8 @@ class Emulator(System):
         if not self.config.model.pose_tracking:
             return None
         widths = widths_of(self.config.model.size, self.height, self.width)
-        return RadianceField(self.data.recording, widths, self.config.model.plane_resolution)
+        model = self.config.model
+        return RadianceField(self.data.recording, widths, model.plane_resolution, model.fine_samples)
 
     def pose_of(self, row_B: np.ndarray) -> Tensor | None:
         """Camera poses at these rows of the recording, for pose tracking."""

@@ -29,7 +29,8 @@ HIDDEN, FEATURES = 32, 24  # of the decoder
 # Plane features and depth samples: for U-nets with fewer than SMALL_WIDTH channels at the coarsest scale, and for others.
 SMALL, LARGE = 16, 24
 SMALL_WIDTH = 100
-# The large ones add hierarchical sampling: fine samples per pixel, and planes of a higher resolution with fewer features.
+# The large ones add hierarchical sampling: fine samples per pixel (others where a config says so), and planes of a higher
+# resolution with fewer features.
 FINE_SAMPLES, FINE_SCALE, FINE_CHANNELS = 8, 4, 12
 MAX_ASPECT = 4  # of the fine planes
 MIN_WEIGHT = 0.003  # added to every coarse weight before fine samples are drawn
@@ -63,9 +64,10 @@ class RadianceField(nn.Module):
     bounds_23: Tensor
     walkable_N: Tensor
 
-    def __init__(self, recording: Recording, widths: tuple[int, ...], cells: int = 128) -> None:
+    def __init__(self, recording: Recording, widths: tuple[int, ...], cells: int = 128, fine_samples: int = 0) -> None:
         super().__init__()
-        self.num_samples = SMALL if widths[-1] < SMALL_WIDTH else LARGE
+        is_large = widths[-1] >= SMALL_WIDTH
+        self.num_samples, self.fine_samples = LARGE if is_large else SMALL, fine_samples or (FINE_SAMPLES if is_large else 0)
         self.height, self.width = (side // RAY_STRIDE for side in recording.frames_THWC.shape[1:3])
         names = [axis.name for axis in recording.axes]
         motion_A6 = torch.zeros(len(names), 6)
@@ -88,7 +90,7 @@ class RadianceField(nn.Module):
         self.lens_4 = declare(nn.Parameter(torch.zeros(4)), "scalar", lr_scale=LR_SCALE)
         self.say, self.said = nn.Linear(self.num_samples, HIDDEN), nn.Linear(HIDDEN, 1 + FEATURES)
         self.enter = module_list(nn.Conv2d(FEATURES + 8, channels, 1) for channels in widths)
-        self.detail = FineField(self.reach_3, widths[0], FINE_SCALE * cells) if self.num_samples == LARGE else None
+        self.detail = FineField(self.reach_3, widths[0], FINE_SCALE * cells) if self.fine_samples else None
 
     def init_weights(self, generator: torch.Generator) -> None:
         normal_(self.planes, 0.1, generator)
@@ -208,7 +210,7 @@ class RadianceField(nn.Module):
         before_BDHW = pdf_BDHW.cumsum(1) - pdf_BDHW
         ratio = self.depth_D[1] / self.depth_D[0]
         bound_E = torch.cat((self.depth_D, self.depth_D[-1:] * ratio)) * ratio.rsqrt()
-        quantile_E111 = torch.linspace(0.0, 1.0, FINE_SAMPLES + 1, device=weight_BDHW.device)[:, None, None, None]
+        quantile_E111 = torch.linspace(0.0, 1.0, self.fine_samples + 1, device=weight_BDHW.device)[:, None, None, None]
         # The inverse CDF as a sum over samples: each is covered fully, in part or not at all.
         covered_BEDHW = ((quantile_E111 - before_BDHW[:, None]) / pdf_BDHW[:, None]).clamp(0.0, 1.0)
         return bound_E[0] + (covered_BEDHW * torch.diff(bound_E)[:, None, None]).sum(2)
@@ -267,7 +269,9 @@ class RadianceField(nn.Module):
         """Of the coarse pass and of the fine one: their decoders, once per sample."""
         rays, detail = self.height * self.width, self.detail
         coarse = self.num_samples * rays * (flops(self.say) + flops(self.said))
-        return coarse, 0.0 if detail is None else FINE_SAMPLES * rays * RAY_STRIDE**2 * (flops(detail.say) + flops(detail.said))
+        if detail is None:
+            return coarse, 0.0
+        return coarse, self.fine_samples * rays * RAY_STRIDE**2 * (flops(detail.say) + flops(detail.said))
 
 
 class FineField(nn.Module):

@@ -42,6 +42,7 @@ def _of_files(folder: Path) -> dict[str, Entry]:
 # Files with more than one simulator, or with one that records itself.
 _OTHERS = {
     "box": Entry("box:record_box", records_itself=True),
+    "room": Entry("box:record_room", records_itself=True),
     "atari": Entry("gym:Atari", argument="NAME", responds_late=True),
     "gym": Entry("gym:Gym", argument="ID", responds_late=True),
 }

@@ -27,7 +27,8 @@ VERSION = 2
 # Supersampling along each side of a pixel, for images with fewer pixels than the second number. With single rays edges
 # alias from pixel to pixel in ways that cannot be predicted from small images.
 SUPERSAMPLE, SMALL = 2, 128 * 128
-REACH = 10.0  # half the side of the walled area
+REACH, NUM_BOXES = 10.0, 44  # half the side of the walled area, and what stands in it, walls included
+ROOM = 4.0, 12  # the same of the small world called `room`
 LOW, HIGH = 0.35, 2.2  # range of camera heights
 RADIUS = 0.3  # smallest distance of the camera to a wall
 HORIZON, ZENITH = (0.75, 0.82, 0.90), (0.25, 0.45, 0.80)
@@ -45,11 +46,18 @@ class BoxWorld:
     FRAME_SECONDS = 1 / 30
 
     def __init__(
-        self, seed: int, height: int, width: int, device: str | torch.device = "cpu", num_boxes: int = 44, fov: float = 75.0
+        self,
+        seed: int,
+        height: int,
+        width: int,
+        device: str | torch.device = "cpu",
+        num_boxes: int = NUM_BOXES,
+        fov: float = 75.0,
+        reach: float = REACH,
     ):
-        self.seed, self.height, self.width, self.num_boxes, self.fov = seed, height, width, num_boxes, fov
+        self.seed, self.height, self.width, self.num_boxes, self.fov, self.reach = seed, height, width, num_boxes, fov, reach
         self.device = torch.device(device)
-        self.center_K3, self.half_K3, paint_K23 = _boxes(seed, num_boxes)
+        self.center_K3, self.half_K3, paint_K23 = _boxes(seed, num_boxes, reach)
         self._center_K3 = torch.from_numpy(self.center_K3).to(self.device)
         self._half_K3 = torch.from_numpy(self.half_K3).to(self.device, torch.float32)
         hue = np.random.Generator(np.random.PCG64([VERSION, seed, 1])).uniform(0, 1, 1)
@@ -75,7 +83,7 @@ class BoxWorld:
     @property
     def facts(self) -> dict[str, Any]:
         """Parameters that rebuild this world, for the manifest of a recording."""
-        size = {"height": self.height, "width": self.width}
+        size = {"height": self.height, "width": self.width} | ({"reach": self.reach} if self.reach != REACH else {})
         return {"name": "box", "version": VERSION, "seed": self.seed, "num_boxes": self.num_boxes, "fov": self.fov, **size}
 
     @torch.no_grad()
@@ -95,12 +103,12 @@ class BoxWorld:
     def is_free(self, position_N3: np.ndarray) -> np.ndarray:
         """Whether the camera may be at these positions."""
         inside_NK = (np.abs(position_N3[:, None] - self.center_K3) < self.half_K3 + RADIUS - 1e-9).all(-1).any(-1)
-        flat_N = (np.abs(position_N3[:, :2]) <= REACH - RADIUS + 1e-9).all(-1)
+        flat_N = (np.abs(position_N3[:, :2]) <= self.reach - RADIUS + 1e-9).all(-1)
         return ~inside_NK & flat_N & (position_N3[:, 2] >= LOW) & (position_N3[:, 2] <= HIGH)
 
     def free_pose(self, rng: np.random.Generator) -> np.ndarray:
         """A random free position, height and heading, upright."""
-        side = REACH - 2 * RADIUS
+        side = self.reach - 2 * RADIUS
         for _ in range(1000):
             position_3 = rng.uniform([-side, -side, LOW + 0.2], [side, side, HIGH - 0.2])
             if self.is_free(position_3[None])[0]:
@@ -111,7 +119,7 @@ class BoxWorld:
         """Push positions out of boxes along the nearest face; after a few failed tries the old position is kept."""
         position_N3 = after_N3.copy()
         for _ in range(3):
-            position_N3[:, :2] = position_N3[:, :2].clip(RADIUS - REACH, REACH - RADIUS)
+            position_N3[:, :2] = position_N3[:, :2].clip(RADIUS - self.reach, self.reach - RADIUS)
             position_N3[:, 2] = position_N3[:, 2].clip(LOW, HIGH)
             offset_NK3 = position_N3[:, None] - self.center_K3
             depth_NK3 = self.half_K3 + RADIUS - np.abs(offset_NK3)
@@ -197,20 +205,20 @@ def rebuild_simulator(recording: Recording, device: str | torch.device = "cpu") 
     made = recording.facts.get("simulator") or {}
     if made.get("name") != "box" or made.get("version") != VERSION:
         return None
-    return BoxWorld(made["seed"], made["height"], made["width"], device, made["num_boxes"], made["fov"])
+    return BoxWorld(made["seed"], made["height"], made["width"], device, made["num_boxes"], made["fov"], made.get("reach", REACH))
 
 
-def _boxes(seed: int, num: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _boxes(seed: int, num: int, reach: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Centres, half sizes and two colours each: four walls, and boxes of all sizes around a free centre."""
     assert num >= 4
     rng = np.random.Generator(np.random.PCG64([VERSION, seed]))
-    wall, height = REACH + 0.5, 1.6
+    wall, height = reach + 0.5, 1.6
     center_K3 = np.array([[wall, 0, height], [-wall, 0, height], [0, wall, height], [0, -wall, height]])
     half_K3 = np.array([[0.5, wall + 0.5, height]] * 2 + [[wall + 0.5, 0.5, height]] * 2)
     rest = num - 4
     size_K3 = np.stack([rng.uniform(0.25, 0.9, rest), rng.uniform(0.25, 0.9, rest), rng.uniform(0.2, 1.5, rest)], -1)
-    angle_K, away_K = rng.uniform(0, 2 * np.pi, rest), np.sqrt(rng.uniform(2.5**2, (REACH * 1.2) ** 2, rest))
-    position_K2 = np.stack([away_K * np.cos(angle_K), away_K * np.sin(angle_K)], -1).clip(1.5 - REACH, REACH - 1.5)
+    angle_K, away_K = rng.uniform(0, 2 * np.pi, rest), np.sqrt(rng.uniform((reach / 4) ** 2, (reach * 1.2) ** 2, rest))
+    position_K2 = np.stack([away_K * np.cos(angle_K), away_K * np.sin(angle_K)], -1).clip(1.5 - reach, reach - 1.5)
     center_K3 = np.concatenate((center_K3, np.concatenate((position_K2, size_K3[:, 2:]), -1)))
     half_K3 = np.concatenate((half_K3, size_K3))
     # Bright and dark squares of one hue each; the four walls lie a quarter of the circle apart.
@@ -233,10 +241,19 @@ PIECE = 256  # frames rendered before they are written
 
 
 def record_box(
-    num_frames: int, height: int, width: int, seed: int, *, out: Path | None = None, cache: str = "", device: str = "cpu"
+    num_frames: int,
+    height: int,
+    width: int,
+    seed: int,
+    *,
+    out: Path | None = None,
+    cache: str = "",
+    device: str = "cpu",
+    reach: float = REACH,
+    num_boxes: int = NUM_BOXES,
 ) -> Recording:
     """A recording of `num_frames` frames in the world of this seed: the existing one, or a new one."""
-    world = BoxWorld(seed, height, width, device)
+    world = BoxWorld(seed, height, width, device, num_boxes, reach=reach)
     # At least ten trajectories where they stay long enough for the longest rollout.
     num_trajectories = max(1, round(num_frames / TRAJECTORY_FRAMES), min(10, num_frames // 300))
     # Rounding differs between devices, and with it an occasional edge pixel.
@@ -261,6 +278,11 @@ def record_box(
         simulator=world.facts,
         key=key,
     )
+
+
+def record_room(num_frames: int, height: int, width: int, seed: int, **how: Any) -> Recording:
+    """The same in a room: small enough that a network of the demo's size learns where everything stands."""
+    return record_box(num_frames, height, width, seed, reach=ROOM[0], num_boxes=ROOM[1], **how)
 
 
 def _render(world: BoxWorld, pose_T44: np.ndarray) -> Iterator[np.ndarray]:
