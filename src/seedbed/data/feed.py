@@ -103,9 +103,9 @@ class Feed:
         fits = self.num_bytes <= (room(self.device) if limit_bytes is None else limit_bytes)
         self._tier: _Direct | Mapped | Resident
         if not fits:
-            from seedbed.data.prefetch import Mapped
+            from seedbed.data.prefetch import open_mapped
 
-            self._tier = Mapped(source, locator, parts, self.device)
+            self._tier = open_mapped(source, locator, parts, self.device)
         elif self.device.type == "cpu":
             self._tier = _Direct(source, locator, parts)
         else:
