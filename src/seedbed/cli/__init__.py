@@ -115,7 +115,6 @@ def _flush() -> None:
 
 
 def dispatch(words: list[str]) -> int:
-    """Find the verb after the leading options, parse its arguments and run it."""
     lead = Parser(prog="seedbed", add_help=False, allow_abbrev=False)
     lead.add_argument("-h", "--help", action="store_true")
     lead.add_argument("--version", action="store_true")

@@ -87,7 +87,6 @@ def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str
 
 
 def _places(parser: Parser, typed: list[str]) -> list[str]:
-    """The positional words."""
     out, skip = [], False
     for word in typed:
         action = parser._option_string_actions.get(word)

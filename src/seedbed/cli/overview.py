@@ -17,7 +17,6 @@ SECTIONS = {
 
 
 def overview(root: Path, as_json: bool) -> int:
-    """List recipes, presets and the last runs."""
     from seedbed.recipes import catalogue, names
     from seedbed.report import summaries
     from seedbed.track import jsonl
@@ -49,7 +48,6 @@ def _preset_line(name: str, about: dict[str, str], text: str, columns: int) -> s
 
 
 def help_text() -> str:
-    """All verbs by section."""
     parts = ["usage: seedbed [--runs DIR] VERB ...", "", "`seedbed` alone lists the recipes, their presets and the last runs."]
     for name, found in VERBS.items():
         if name in SECTIONS:
@@ -64,7 +62,6 @@ def help_text() -> str:
 
 
 def group_help(group: str) -> int:
-    """The verbs of `runs` or `data`."""
     for name, found in VERBS.items():
         if name.startswith(f"{group} "):
             print(f"  seedbed {name} {found.usage}\n      {found.about}")

@@ -85,8 +85,6 @@ def argument(*names: str, **options: Any) -> Callable[[Act], Act]:
 
 
 def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str], Any]:
-    """An argparse type that checks a range."""
-
     def read(text: str) -> Any:
         try:
             value = kind(text)

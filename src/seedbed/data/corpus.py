@@ -85,7 +85,6 @@ class Corpus:
 
 
 def open_corpus(text: str) -> Corpus:
-    """The corpus that `data.text` names."""
     if text == "reference":
         from pydoc_data.topics import topics
 

@@ -120,7 +120,6 @@ class Feed:
         self._tier.load(counter)
 
     def part(self, k: int) -> dict[str, Tensor]:
-        """Micro-batch k of the loaded step."""
         raw = self._tier.raw(k)
         for name, dtype in self._wide:
             if raw[name].dtype != dtype:
@@ -128,12 +127,10 @@ class Feed:
         return self.source.batch(raw)
 
     def divide(self, parts: int) -> None:
-        """Change the number of micro-batches per step from now on."""
         self._tier.divide(parts)
 
     @property
     def wait(self) -> float:
-        """Seconds that `load` has waited for data so far."""
         return self._tier.wait
 
     def describe(self) -> str:
@@ -146,7 +143,6 @@ class Feed:
         }[self.tier]
 
     def close(self) -> None:
-        """Stop the reading thread, if there is one."""
         self._tier.close()
 
 

@@ -46,7 +46,6 @@ class ImageDataset:
         raise NotImplementedError
 
     def label(self, n: int) -> str:
-        """A readable name of image n."""
         raise NotImplementedError
 
 
@@ -243,7 +242,6 @@ class HubImageDataset(ImageDataset):
 
 
 def open_image_dataset(name: str) -> ImageDataset:
-    """The images that `data.images` names."""
     if name.startswith("hf:"):
         return HubImageDataset(name.removeprefix("hf:"))
     path = Path(name).expanduser()

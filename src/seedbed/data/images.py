@@ -52,7 +52,6 @@ class ImageConfig:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width in pixels."""
         return self.size, self.width or self.size
 
     @property

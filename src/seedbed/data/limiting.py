@@ -11,7 +11,6 @@ from seedbed.errors import UserError
 
 
 def limited(data: Data, limit: Limit) -> Data:
-    """The data limited to what a config asks for."""
     if limit == Limit():
         return data
     if limit.test and data.test is None:

@@ -329,7 +329,6 @@ def _is_refused_or(run: Run, wanted: Config) -> bool:
 
 
 def _foreign_checkpoint(sandbox: Sandbox, result: DrillResult) -> None:
-    """A newer checkpoint of another run with equal shapes."""
     sandbox.train("other", "seed=5")
     shutil.copytree(sandbox.run_folder("one"), sandbox.run_folder("mixed"), symlinks=True)
     theirs = checkpoint.steps_in(sandbox.checkpoints("other"))[-1]

@@ -125,7 +125,6 @@ class Sandbox:
         return self.folder / f"output-{len(self.children):03d}.txt"
 
     def wait(self, child: Child) -> int:
-        """The exit code of a command, which must end before the drill's deadline."""
         self.wait_until(lambda: child.poll() is not None, child, "to end")
         code = child.poll()
         assert code is not None
@@ -145,7 +144,6 @@ class Sandbox:
             raise Failed(f"{name} ended too early: {child.output()[-300:]}")
 
     def run(self, *words: str, fault: Fault | None = None, code: int = 0, num_ranks: int = 0) -> str:
-        """Runs a command that must end with this exit code; returns its output."""
         child = self.start_fresh(*words, num_ranks=num_ranks) if num_ranks else self.start(*words, fault=fault)
         found = self.wait(child)
         if found != code:
@@ -178,7 +176,6 @@ class Sandbox:
         return 0
 
     def close(self) -> None:
-        """Kill the processes that still run."""
         for child in self.children:
             child.signal(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -228,7 +225,6 @@ class Sandbox:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """A run's rows without times."""
         return [{k: v for k, v in row.items() if k not in CLOCKS} for row in Run.open(self.root, name).rows()]
 
 

@@ -137,7 +137,6 @@ def judge(mine: Sequence[Curve], base: Sequence[Curve], higher: bool, metric: st
 
 
 def quantile(num_free: int) -> float:
-    """Student's t at 99 %."""
     if num_free <= len(_T99):
         return _T99[num_free - 1]
     return _Z99 + (_Z99**3 + _Z99) / (4 * num_free) + (5 * _Z99**5 + 16 * _Z99**3 + 3 * _Z99) / (96 * num_free**2)

@@ -88,7 +88,6 @@ class Report:
         return f"{', '.join(parts)} in {self.seconds:.1f} s"
 
     def details(self) -> list[str]:
-        """The findings in full, most severe first, and a summary."""
         found = [finding for severity in _WORDS for finding in self.of(severity)]
         shown = ("\n" + "\n".join(finding.lines(self.name)) + self.following(finding) for finding in found)
         return [*shown, f"\n{self.name}: {self.summary()}"]
@@ -97,7 +96,6 @@ class Report:
         return "\n".join([self.head(), *(finding.row() for finding in self.findings), *self.details()])
 
     def json(self) -> dict[str, Any]:
-        """JSON values, equal in `--json` output and in the run folder."""
         plain = {"name": self.name, "exit_code": self.exit_code, "seconds": self.seconds, "key": self.key, "made": self.made}
         return {**plain, "shrunk": self.shrunk, "findings": [dataclasses.asdict(f) for f in self.findings]}
 

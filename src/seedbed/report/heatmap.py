@@ -75,7 +75,6 @@ def draw_panels(
 
 
 def short(value: float) -> str:
-    """A number with at most four digits."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e4:

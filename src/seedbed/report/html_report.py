@@ -248,7 +248,6 @@ def compare_page(runs: Sequence[Run], metric: str | None = None) -> str:
 
 
 def overlays(runs: Sequence[Run]) -> list[str]:
-    """The curves of several runs in shared charts, one colour per run."""
     losses, evaluations, metrics = [], [], []
     for index, run in enumerate(runs):
         raw = facts.series(run.rows(), "loss")
@@ -278,7 +277,6 @@ SweepPage = Callable[[Path, str, str | None], tuple[str, str] | None]
 
 
 def report_text(runs: Sequence[Run], metric: str | None = None) -> str:
-    """The facts of runs, as in report.md; later runs are compared with the first."""
     parts = []
     for run in runs:
         parts += [run.name, *(f"  {line}" for line in run_report.fact_lines(run, run.rows(), run.events()))]

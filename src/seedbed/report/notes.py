@@ -20,7 +20,6 @@ _CONCLUSION = re.compile(r"^- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)", re.
 
 
 def text(root: Path) -> str:
-    """The text of the journal; empty when there is none."""
     return read(path_of(root))
 
 
@@ -88,7 +87,6 @@ def entries(root: Path) -> list[dict[str, str]]:
 
 
 def print_week(root: Path, as_json: bool) -> int:
-    """Print the week that ends today, as text or as JSON."""
     found = look(root, datetime.date.today())
     if as_json:
         return print_json(found)

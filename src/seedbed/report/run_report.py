@@ -63,7 +63,6 @@ def fact_lines(run: Run, rows: list[dict[str, Any]], events: list[dict[str, Any]
 
 
 def outcome(run: Run, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Final status and step."""
     step = status.get("step", rows[-1].get("step") if rows else 0)
     of = f" of {status['last_step']}" if status.get("last_step") else ""
     return f"{facts.final_status(run, status)} at step {step}{of}"

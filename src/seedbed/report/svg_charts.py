@@ -62,8 +62,6 @@ def text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Mapping from values to pixels."""
-
     left: float
     right: float
     low: float

@@ -23,7 +23,6 @@ _NUM_ROWS, _NUM_EVENTS = 5, 8
 
 
 def show(root: Path, name: str, as_json: bool) -> int:
-    """Show one run: facts, last rows and events, checkpoints."""
     run = Run.open(root, name)
     config, status, short = run.config_json(), run.status(), summaries.summary(run)
     slurm_queue.add([short])
@@ -56,7 +55,6 @@ def show(root: Path, name: str, as_json: bool) -> int:
 
 
 def show_model(root: Path, name: str, as_json: bool) -> int:
-    """Print the model table of a run."""
     run = Run.open(root, name)
     found = next((event for event in run.events() if event.get("kind") == "model"), None)
     if found is None:
@@ -104,7 +102,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
-    """Print the settings and results that differ between two runs."""
     a, b = Run.open(root, first), Run.open(root, second)
     config_a, config_b = a.config_json(), b.config_json()
     settings = diff(flat(config_a["config"]), flat(config_b["config"]))

@@ -270,7 +270,6 @@ def _names(request: Request) -> list[str]:
 
 
 async def _note(index: RunIndex, request: Request) -> Response:
-    """Add a conclusion on a run or sweep to the journal, or replace one."""
     name = request.path_params["name"]
     try:
         given = json.loads(await request.body())
@@ -287,7 +286,6 @@ async def _note(index: RunIndex, request: Request) -> Response:
 
 
 async def _act(index: RunIndex, request: Request) -> Response:
-    """Tag, rename, archive, delete or restore runs."""
     try:
         given = json.loads(await request.body())
         action, names, text = given["action"], given["runs"], given.get("text", "")

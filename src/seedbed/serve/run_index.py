@@ -41,7 +41,6 @@ class RunIndex:
         self._configs: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
     def run(self, name: str) -> Run:
-        """An existing run by its name; a UserError for anything else."""
         if not is_name(name) or not os.path.isdir(self.root / name):
             raise UserError(f"there is no run {name!r} here; it may have been renamed or removed")
         return Run(self.root / name)
@@ -138,7 +137,6 @@ class RunIndex:
     # ---- one run's numbers -------------------------------------------------------------------------------------------
 
     def columns(self, name: str) -> Columns:
-        """The current rows of a run as columns."""
         with self._lock:
             found = self._columns.setdefault(name, Columns(self.run(name).path / "rows.jsonl")).refresh()
             self._columns.move_to_end(name)

@@ -51,7 +51,6 @@ class Stopwatch:
         self._earlier = dict(saved)
 
     def start(self, name: str) -> None:
-        """Stop the running timer, if any, and start this one."""
         self.pause()
         self._seconds.setdefault(name, 0.0)
         self.running, self._paused, self._since = name, None, self._clock()
@@ -63,7 +62,6 @@ class Stopwatch:
             self.running, self._paused = None, self.running
 
     def resume(self) -> None:
-        """Restart the timer that was paused."""
         if self._paused is not None:
             self.start(self._paused)
 

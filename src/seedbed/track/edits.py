@@ -73,7 +73,6 @@ def accept(run: Run) -> str:
 
 
 def describe(changes: Changes) -> str:
-    """Differences of settings in a line."""
     words = [f"{key} {clip(format_value(old), 40)} -> {clip(format_value(new), 40)}" for key, (old, new) in changes.items()]
     return ", ".join(words[:5]) + (f" and {len(words) - 5} more" if len(words) > 5 else "")
 

@@ -115,7 +115,6 @@ class Appender:
         self._prefix = b""
 
     def sync(self) -> None:
-        """fsync what was written so far."""
         fsync(self._fd)
 
     def content(self) -> bytes:

@@ -128,6 +128,5 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def print_json(values: Any) -> int:
-    """Print values as JSON; infinities and NaN become null."""
     print(json.dumps(finite(values), indent=1))
     return 0

@@ -154,7 +154,6 @@ class LrResult:
 
     @property
     def ratio(self) -> float | None:
-        """The factor on all configured rates."""
         return self.lr / self.configured if self.lr is not None else None
 
     @property
@@ -317,12 +316,10 @@ def run_length(config: Config, per_step: float) -> int:
 
 
 def affordable(seconds: float, per_step: float) -> int:
-    """Steps per trial such that all trials together take `seconds`."""
     return max(FEWEST_STEPS, int(seconds / per_step / NUM_TRIALS / (1.0 + 1.0 / 8.0)))
 
 
 def _limits(configured: float, low: float | None, high: float | None) -> tuple[int, int]:
-    """The range of powers of two to search."""
     if configured <= 0:
         raise UserError("optim.lr=0 has no multiples; give a starting value such as optim.lr=1e-3")
     low = configured / REACH if low is None else low
@@ -392,7 +389,6 @@ def _why_no_rate(
 
 
 def draw(finding: LrResult, title: str, path: Path) -> None:
-    """Writes the figure as a PNG: losses of the trials over the rate, the configured rate, and the likely range of the best."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5.6), dpi=110, layout="constrained")

@@ -97,7 +97,6 @@ class Study:
 
 
 def num_scored(num_steps: int) -> int:
-    """The number of batches that score a trial."""
     return min(max(num_steps // 8, MIN_SCORED), MAX_SCORED)
 
 

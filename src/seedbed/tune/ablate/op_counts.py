@@ -41,8 +41,6 @@ class Matmul:
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of a fused attention kernel, forward or backward."""
-
     backward: bool
     batch: int
     heads: int
@@ -150,7 +148,6 @@ def optimizer(system: nn.Module, config: Config) -> tuple[list[Matmul], float]:
 
 
 def float8_share(system: nn.Module) -> float:
-    """The share of linear weights that would be converted to float8."""
     sizes = [(m.weight.numel(), convertible(m)) for m in system.modules() if isinstance(m, nn.Linear)]
     return sum(n for n, yes in sizes if yes) / max(sum(n for n, _ in sizes), 1)
 

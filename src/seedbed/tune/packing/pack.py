@@ -209,7 +209,6 @@ class Pack:
                 job.console.line(f"step {job.step}: this run ends here: {type(error).__name__}: {error}")
 
     def end(self, trial: PackedTrial) -> None:
-        """Finish one run; its tensors are its own again."""
         if trial.job.status != "failed":
             self.act(trial, loop.finish)
         self.stack.detach(trial.row)

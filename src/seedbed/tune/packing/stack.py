@@ -153,8 +153,6 @@ class Update(nn.Module):
 
 
 class Units(System):
-    """The compile units: a step's two halves."""
-
     def __init__(self, forward: Forward, update: Update) -> None:
         super().__init__()
         self.losses, self.update_all = forward, update

@@ -44,8 +44,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """The state of a trial and its results so far."""
-
     trial: Trial
     state: str
     run: str
@@ -73,7 +71,6 @@ class TrialStatus:
 
 
 def folder_of(root: Path) -> Path:
-    """`sweeps/` beside the runs folder."""
     return Path(root).parent / "sweeps"
 
 
@@ -148,7 +145,6 @@ class Sweep:
         return full_name(self.facts["recipe"], self.facts["preset"])
 
     def command(self) -> str:
-        """The command that makes this sweep again."""
         facts, words = self.facts, []
         for axis in self.grid.axes:
             texts = [format_value(value) for value in axis.values]
@@ -165,7 +161,6 @@ class Sweep:
         return f"{self.name}-{trial.number:04d}"
 
     def trials(self) -> list[Trial]:
-        """All trials, in order of work."""
         found = []
         for path in sorted((self.path / "trials").glob("[0-9]*.json")):
             settings = jsonl.read_object(path).get("settings")
@@ -245,7 +240,6 @@ class Sweep:
         return len(failed)
 
     def status(self, trial: Trial) -> TrialStatus:
-        """The current state of a trial, whoever works on it."""
         return self.result(trial) or self._read_run(trial)
 
     def statuses(self, metric: str | None = None) -> list[TrialStatus]:

@@ -66,8 +66,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Report:
-    """The current state of a sweep."""
-
     sweep: Sweep
     statuses: tuple[TrialStatus, ...]
     cells: tuple[Cell, ...]
@@ -143,7 +141,6 @@ class Report:
 
 
 def read_report(sweep: Sweep, metric: str | None = None) -> Report:
-    """The state of a sweep, ranked by the metric that decides `best` or another one."""
     statuses = tuple(sweep.statuses(metric))
     return Report(sweep, statuses, tuple(sorted(cells_of(statuses), key=Cell.rank)))
 
@@ -168,7 +165,6 @@ Rows = tuple[list[str], list[list[str]], Sequence[int]]
 
 
 def trial_rows(report: Report) -> Rows:
-    """Every trial, best first."""
     order = sorted(report.statuses, key=trial_rank)
     keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
     header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
@@ -292,7 +288,6 @@ def _averaged(report: Report, dropped: Sequence[Axis]) -> str:
 
 
 def record(report: Report) -> Path:
-    """The sweep's entry in the journal."""
     sweep, best = report.sweep, report.best
     top = journal.path_of(sweep.root)
     counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())

@@ -18,8 +18,6 @@ LEAST_SECONDS = 2.0
 
 
 class Screen:
-    """Shows the progress of a sweep, and keeps its report up to date."""
-
     def __init__(self, sweep: Sweep, quiet: bool) -> None:
         self.sweep, self.quiet = sweep, quiet
         self._live: Any = None

@@ -152,8 +152,6 @@ class Worker:
 
 @dataclass(frozen=True)
 class Options:
-    """This process's options; other workers may use others."""
-
     root: Path
     dirty: bool = False
     json: bool = False
@@ -164,7 +162,6 @@ class Options:
 
 
 def show(root: Path, name: str, as_json: bool, metric: str | None = None) -> int:
-    """Prints the state of a sweep."""
     found = reports.read_report(Sweep.open(root, name), metric)
     queue = slurm_queue.describe(found.sweep.path)
     if as_json:
@@ -241,7 +238,6 @@ def draft(
 
 
 def start(made: Draft, options: Options, launch: Callable[[], Launcher]) -> int:
-    """Starts a sweep, or continues it."""
     made.remember()
     sweep = made.write(options.root)
     screen = Screen(sweep, quiet=options.json)
