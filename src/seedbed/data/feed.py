@@ -157,9 +157,6 @@ def room(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
 
 
-# ---- where items come from -----------------------------------------------------------------------------------------------
-
-
 class _Direct:
     """Arrays and model in host memory: one gather, into memory that the caller may use for two steps.
 
@@ -249,8 +246,6 @@ class Locator:
                 return kind(f"the source failed at sample {sample}: {type(alone).__name__}: {alone}")
         return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
-
-# ---- rows in host memory --------------------------------------------------------------------------------------------------
 
 # Rows at least this long are gathered one by one (gather.py); shorter ones (tokens, actions) as whole windows.
 LONG_ROW = 1024

@@ -212,9 +212,6 @@ def _put_before(sandbox: Sandbox, edge: int, name: str) -> str:
     return name
 
 
-# ---- the folder ------------------------------------------------------------------------------------------------------
-
-
 def moved_folder(sandbox: Sandbox, result: DrillResult) -> None:
     """The run's folder is renamed, moved away, replaced or removed during the run: followed, or saved elsewhere."""
     sandbox.train("straight")
@@ -258,9 +255,6 @@ MOVES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-# ---- manifests of several ranks --------------------------------------------------------------------------------------
-
-
 def sharded_manifest(sandbox: Sandbox, result: DrillResult) -> None:
     """Single bits of a sharded checkpoint of two ranks flip, half of them in its manifest: never loaded."""
     together = ("model.dropout=0.0", "steps=24")
@@ -278,9 +272,6 @@ def sharded_manifest(sandbox: Sandbox, result: DrillResult) -> None:
     output = sandbox.resume("pieces", "dist.shard=1", "--force")
     result.add(line_with(output, "checkpoint damaged, falling back"))
     require_close(sandbox, "straight", "pieces", 1e-5)
-
-
-# ---- edited files ----------------------------------------------------------------------------------------------------
 
 
 EDITS = {"optim.lr": 0.5, "seed": 9, "model.dropout": 0.5, "data.block": 32, "ema": 0.5}

@@ -97,8 +97,6 @@ class Sandbox:
         self.deadline = time.monotonic() + limit
         self.children: list[Child] = []
 
-    # ---- processes ---------------------------------------------------------------------------------------------------
-
     def start(self, *words: str, fault: Fault | None = None) -> Child:
         """Runs `seedbed WORDS` in a forked process; `fault` is injected before it begins."""
         out = self._output()
@@ -185,8 +183,6 @@ class Sandbox:
     def plain(self, line: str) -> str:
         """A line of output without the sandbox's folder and the command's prefixes."""
         return line.replace(f"{self.folder}/", "").removeprefix("seedbed: ").removeprefix("warning: ")
-
-    # ---- what runs leave ---------------------------------------------------------------------------------------------
 
     def run_folder(self, name: str) -> Path:
         return self.root / name

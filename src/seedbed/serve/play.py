@@ -177,8 +177,6 @@ class PlaySession:
             with contextlib.suppress(UserError):
                 self._save({})
 
-    # ---- messages --------------------------------------------------------------------------------------------------------
-
     def _step(self, message: dict[str, Any]) -> dict[str, Any]:
         controls, num_axes = message.get("controls"), len(self.player.axes)
         if not isinstance(controls, list) or len(controls) != num_axes or not all(map(_is_number, controls)):
@@ -254,8 +252,6 @@ class PlaySession:
             if isinstance(problem, OSError):
                 raise UserError(f"the recording was stopped: {problem.strerror or problem}") from None
             raise
-
-    # ---- images ----------------------------------------------------------------------------------------------------------
 
     def _packet(self, header: dict[str, Any], with_memory: bool) -> bytes:
         """Header length, header (JSON), then the images in the order that the header names."""

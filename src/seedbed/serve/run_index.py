@@ -45,8 +45,6 @@ class RunIndex:
             raise UserError(f"there is no run {name!r} here; it may have been renamed or removed")
         return Run(self.root / name)
 
-    # ---- listings ----------------------------------------------------------------------------------------------------
-
     def refresh(self) -> int:
         """Update the summaries of runs whose files changed; the version rises with each change."""
         present = run_names(self.root)
@@ -133,8 +131,6 @@ class RunIndex:
     def _mark_changed(self, name: str) -> None:
         self.version += 1
         self._changed[name] = self.version
-
-    # ---- one run's numbers -------------------------------------------------------------------------------------------
 
     def columns(self, name: str) -> Columns:
         with self._lock:

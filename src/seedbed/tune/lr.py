@@ -385,9 +385,6 @@ def _why_no_rate(
     return f"no single best rate: {reason}. It likely lies {between}; more --seconds narrow it"
 
 
-# ---- the figure -------------------------------------------------------------------------------------------------------
-
-
 def draw(finding: LrResult, title: str, path: Path) -> None:
     from matplotlib.figure import Figure
 

@@ -145,8 +145,6 @@ class Pack:
         for trial in self.training:
             trial.job.console.line(text)
 
-    # ---- a step ---------------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         """Set each run's learning rate, EMA weight and next item; finished runs repeat their last step, halted."""
         jobs = [trial.job for trial in self.trials]
@@ -181,8 +179,6 @@ class Pack:
                 if step % job.config.every.log == 0:
                     self.notify(job)
         return sent_back
-
-    # ---- between steps --------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def clocks_paused(self) -> Iterator[None]:

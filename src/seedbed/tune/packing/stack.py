@@ -185,8 +185,6 @@ class Stack:
         self.losses, self.update = Forward(template, self.layout), Update(self)
         self.system: System = Units(self.losses, self.update)
 
-    # ---- a run's tensors, and its row ------------------------------------------------------------------------------------
-
     def _attach(self, row: int, job: Job) -> list[Tensor]:
         """Copy a run's tensors into its row, and make them views of it."""
         engine, held = job.engine, []
@@ -221,8 +219,6 @@ class Stack:
     def is_attached(self, row: int) -> bool:
         """Whether a run's tensors are still views of its row."""
         return bool(self._held[row])
-
-    # ---- a step -------------------------------------------------------------------------------------------------------------
 
     def begin(self, rates: list[float], averaging: list[float], counters: list[int]) -> None:
         """Set what changes from step to step: each run's learning rate, EMA weight and next item."""

@@ -186,8 +186,6 @@ class Sweep:
         finally:
             folders.release(fd)
 
-    # ---- claims ------------------------------------------------------------------------------------------------------
-
     def claim(self, trial: Trial) -> int | None:
         """Claims a trial for this process until `locks.release`; None when it is taken or has ended."""
         fd = folders.open_lock(self.path / "claims" / f"{trial.number:04d}")
@@ -204,8 +202,6 @@ class Sweep:
 
     def is_claimed(self, trial: Trial) -> bool:
         return is_locked(self.path / "claims" / f"{trial.number:04d}")
-
-    # ---- results -----------------------------------------------------------------------------------------------------
 
     def result(self, trial: Trial) -> TrialStatus | None:
         """The result of a trial; it remains when the run's folder is removed."""
