@@ -110,7 +110,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
     if action.dest == "shell":
         return SCRIPTS
     if action.dest in ("mirror", "to"):
-        from seedbed.report.mirrors.choose import SINKS
+        from seedbed.report.mirrors.services import SINKS
 
         given, comma, _ = word.rpartition(",")
         return [f"{given}{comma}{name}" for name in SINKS]

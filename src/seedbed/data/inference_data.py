@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 
 from seedbed.errors import UserError
-from seedbed.track import files, jsonl
+from seedbed.track import files
 
 FACTS, ARRAYS = "data.json", "valid.safetensors"
 
@@ -25,7 +25,7 @@ def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     from seedbed.data import limits
 
     try:
-        about = jsonl.load(folder / FACTS)
+        about = files.read_json(folder / FACTS)
         limits.require_header(folder / ARRAYS)
         arrays = safetensors.numpy.load_file(folder / ARRAYS)
         if not isinstance(about, dict) or not isinstance(about.get("facts"), dict):

@@ -12,7 +12,7 @@ import numpy as np
 from seedbed.data import store as stores
 from seedbed.data.store import DTYPES, FORMAT, Store, damaged, digest, map_array
 from seedbed.errors import UserError
-from seedbed.track import jsonl
+from seedbed.track import files
 from seedbed.track.files import is_plain_name
 
 # Stores up to this size are hashed completely before use, larger ones in part, so that starting takes about a second.
@@ -40,12 +40,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UserError(f"{path} is not a store: it has no manifest.json; make one with: seedbed data prepare PATH")
     try:
-        manifest = jsonl.load(file)
+        manifest = files.read_json(file)
+        sound = isinstance(manifest, dict) and "hash" in manifest and manifest.pop("hash") == digest(manifest)
     except OSError as error:
         raise damaged(path, f"manifest.json cannot be read ({error.strerror})") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise damaged(path, str(error)) from None
-    if not isinstance(manifest, dict) or "hash" not in manifest or manifest.pop("hash") != digest(manifest):
+    if not sound:
         known = isinstance(manifest, dict) and "fingerprint" in manifest
         what = "was changed: it differs from its checksum" if known else "lacks its checksum"
         raise damaged(path, f"manifest.json {what}", manifest if known else None)

@@ -33,7 +33,7 @@ def rewind(run: Run, step: int, *, events: bool = True) -> None:
         if kept != old:
             files.write_atomic(run.path / name, kept)
     for listener in run.listeners:
-        listener.rewind(step)
+        listener("rewind", {"step": step})
 
 
 def _is_upto(line: bytes, step: int) -> bool:

@@ -1,6 +1,5 @@
 """Strict JSON Lines: one object per line, no NaN; a half-written last line is skipped."""
 
-import errno
 import json
 import math
 from collections.abc import Iterable
@@ -10,8 +9,6 @@ from typing import Any
 from seedbed.errors import UserError
 from seedbed.track import files
 
-# Largest file that is parsed as one object: parsing needs many times its size in memory.
-MAX_OBJECT = 64 << 20
 # Our files are nested a few levels deep; functions over values may recurse.
 MAX_DEPTH = 64
 
@@ -97,32 +94,15 @@ def read_bytes(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
-def load(path: Path) -> Any:
-    """The values of a JSON file of limited size and depth; OSError or ValueError otherwise."""
-    try:
-        value = json.loads(files.read_regular(path, MAX_OBJECT))
-    except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise ValueError(f"{path.name} is {error.strerror}") from None
-        raise
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not JSON ({error})") from None
-    except RecursionError:
-        raise ValueError(f"{path.name} is nested too deeply") from None
-    if is_deep(value):
-        raise ValueError(f"{path.name} is nested too deeply")
-    return value
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object, or a UserError that names it."""
     try:
-        value = load(path)
+        value = files.read_json(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
-    if not isinstance(value, dict):
+    if not isinstance(value, dict) or is_deep(value):
         raise UserError(f"{path} is damaged: it holds no JSON object of ours")
     return value
 
