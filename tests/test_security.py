@@ -47,7 +47,6 @@ IMPORTERS = {
     "src/seedbed/checks/registry.py": "modules of the package",
     "src/seedbed/cli/explain.py": "modules of the package",
     "src/seedbed/cli/__init__.py": "a table in the file",
-    "src/seedbed/report/mirrors/choose.py": "a table in the file",
     "src/seedbed/recipes/world/simulators/__init__.py": "a table in the file",
     "src/seedbed/data/image_store.py": "data.encode, which a test below looks at",
 }

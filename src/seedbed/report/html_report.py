@@ -10,11 +10,10 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
-from seedbed.report.config_lines import config_lines
 from seedbed.report.export import write_file
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
-from seedbed.report.model_table import model_text
 from seedbed.report.svg_charts import Chart, Line, Point, bar, text
+from seedbed.report.tables import config_lines, model_text
 from seedbed.track import code, jsonl
 from seedbed.track.events import details, is_at_least
 from seedbed.track.run import Run, full_name

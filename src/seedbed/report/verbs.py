@@ -10,9 +10,7 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
-from seedbed.report.config_lines import config_lines
-from seedbed.report.model_table import model_text
-from seedbed.report.tables import evaluation_table
+from seedbed.report.tables import config_lines, evaluation_table, model_text
 from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
 from seedbed.track.rows import tail_lines

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from seedbed.config import flat
 from seedbed.report import facts
 from seedbed.report.mirrors import MEMORY
-from seedbed.report.model_table import model_text
+from seedbed.report.tables import model_text
 from seedbed.track import jsonl
 from seedbed.track.events import details
 from seedbed.track.files import write_atomic
