@@ -100,8 +100,6 @@ def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str]
 
 
 def settings(what: str = "RECIPE/PRESET", needed: bool = True) -> Callable[[Act], Act]:
-    """Declare a name and `key=value` settings after it."""
-
     def add(parser: Parser) -> None:
         parser.takes_settings = True
         parser.add_argument("name", nargs=None if needed else "?", metavar=what)

@@ -134,7 +134,6 @@ class Feed:
         return self._tier.wait
 
     def describe(self) -> str:
-        """Where the data is, for the run's header."""
         size = f"{self.num_bytes / 1e6:,.1f} MB"
         return {
             "generated": f"generated on {self.device}",
@@ -287,7 +286,6 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 
 def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers in a wider type."""
     if value.device.type == "cpu":
         # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
         return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))

@@ -21,7 +21,6 @@ def write(folder: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) ->
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `write` wrote."""
     from seedbed.data import limits
 
     try:

@@ -24,7 +24,6 @@ def limited(data: Data, limit: Limit) -> Data:
 
 
 def first_items(source: Source, num: int) -> Source:
-    """The default of `Source.first`."""
     part: Any = copy.copy(source)
     if not source.arrays:
         part.batch = lambda raw: source.batch({**raw, "index": raw["index"] % num})

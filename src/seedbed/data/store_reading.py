@@ -22,7 +22,6 @@ _sound: set[tuple[Any, ...]] = set()
 
 
 def read_store(path: Path, check: bool) -> Store:
-    """`Store.open`."""
     manifest = _read_manifest(path)
     for name in manifest["files"]:
         if not (path / name).is_file():
@@ -119,7 +118,6 @@ def _refuse_damage(store: Store) -> None:
 
 
 def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
-    """What is wrong with one chunk; empty when it is intact."""
     chunk = flat[number * stores.CHUNK : (number + 1) * stores.CHUNK]
     if hashlib.sha256(chunk.data).hexdigest() == sha:
         return ""

@@ -63,7 +63,6 @@ def flip_bits(files: Iterable[Path], rng: random.Random, result: DrillResult, is
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a checkpoint is refused as damaged."""
     try:
         checkpoint_loading.load(path)
     except checkpoint_loading.Damaged:

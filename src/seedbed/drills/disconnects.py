@@ -235,7 +235,6 @@ def ranks(sandbox: Sandbox, result: DrillResult) -> None:
 
 
 def _second_rank(torchrun: int) -> int:
-    """The process of rank 1 among the children of torchrun."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])

@@ -37,7 +37,6 @@ class Finding:
         return self.status == "fail" and self.severity != "note"
 
     def lines(self, name: str) -> list[str]:
-        """The five lines of a failure."""
         head = f"FAIL {self.id} {self.title:<16} {name}"
         tail = f"[{_WORDS[self.severity]}, {self.seconds:.1f} s]"
         body = [f" {part:<6} {safe(getattr(self, part))}" for part in ("what", "where", "why", "fix")]

@@ -11,8 +11,7 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
 from seedbed.report.export import write_file
-from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
-from seedbed.report.svg_charts import Chart, Line, Point, bar, text
+from seedbed.report.html_page import Chart, Line, Point, bar, card, chart, embedded, folded, pairs, section, table, text
 from seedbed.report.tables import config_lines, model_text
 from seedbed.track import code, jsonl
 from seedbed.track.events import details, is_at_least

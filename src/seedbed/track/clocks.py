@@ -56,7 +56,6 @@ class Stopwatch:
         self.running, self._paused, self._since = name, None, self._clock()
 
     def pause(self) -> None:
-        """Stop counting until `resume` or `start`."""
         if self.running is not None:
             self._seconds[self.running] = self._here(self.running)
             self.running, self._paused = None, self.running

@@ -115,7 +115,6 @@ class Console:
         self._show(safe(head + first) + (f"  and {hidden} more" if more else "") + end, "bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:
-        """Print a sample, indented, and the names of its files."""
         self.line(f"sample at step {step}" + (f": {', '.join(names)}" if names else ""), style="bold")
         for part in text.splitlines():
             self.line(f"  | {part}", style="cyan")

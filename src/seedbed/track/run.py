@@ -203,7 +203,6 @@ class Run:
             self.warn_once("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
-        """Append one log point to rows.jsonl."""
         self.last_step = values.get("step", self.last_step)
         self._append("rows.jsonl", values)
         for listener in self.listeners:

@@ -93,7 +93,6 @@ class Sink(ABC):
         """Rows and events after `step` will be sent again."""
 
     def place(self) -> str:
-        """Address of the copy."""
         return ""
 
     @abstractmethod

@@ -98,7 +98,6 @@ class Wandb(Sink):
 
 
 def _has_key() -> bool:
-    """Whether W&B is logged in."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").hostname or ""

@@ -168,7 +168,6 @@ class Rates:
         return self.seconds(lambda: layers(x).sum().backward()) / counter.op_counts.num_ops
 
     def _recomputed(self, mode: str) -> float:
-        """Host overhead per recomputed operation."""
         times = {}
         for tried in ("none", mode):
             system = _Chain().to(self.device)

@@ -48,7 +48,6 @@ def markdown(study: Study, summary: Sequence[Line], notes: Sequence[str], drawn:
 
 
 def facts(study: Study) -> list[str]:
-    """Where and how it was measured."""
     known = study.facts
     where = [known.get("device"), f"torch {known.get('torch')}", known.get("driver"), known.get("code"), known.get("created")]
     execution = f"{study.steps} timed steps per repeat after a warm-up, {study.num_repeats} repeats per row"

@@ -217,7 +217,6 @@ class Stack:
         self.halted[row] = 1.0
 
     def is_attached(self, row: int) -> bool:
-        """Whether a run's tensors are still views of its row."""
         return bool(self._held[row])
 
     def begin(self, rates: list[float], averaging: list[float], counters: list[int]) -> None:

@@ -15,8 +15,7 @@ from typing import Any
 from seedbed.report import html_page, html_report, journal
 from seedbed.report.comparison import quantile
 from seedbed.report.heatmap import Panel, draw_panels
-from seedbed.report.html_page import card, embedded, folded, pairs, section
-from seedbed.report.svg_charts import text
+from seedbed.report.html_page import card, embedded, folded, pairs, section, text
 from seedbed.track import code, files, jsonl
 from seedbed.track.run import Run
 from seedbed.track.text import clip, format_value, number, one_line, table
@@ -37,7 +36,6 @@ class Cell:
 
     @property
     def values(self) -> list[float]:
-        """The best value of every seed that ended normally."""
         return [s.best for s in self.seeds if s.state in ("done", "stopped early") and s.best is not None]
 
     @property

@@ -194,7 +194,6 @@ class Draft:
 
     @property
     def config(self) -> Config:
-        """The config of the first trial."""
         return grids.config_of(self.base, self.grid, self.settings[0] if self.settings else _end(self.grid, "low"))
 
     def remember(self) -> None:
