@@ -149,11 +149,7 @@ def open_data(config: Config) -> ImageData:
 def open_images(config: ImageConfig, seed: int, say: Say = lambda line: None) -> ImageData:
     store = prepare_images(config, say=say)
     parts = [(store.split(name, "image"), store.split(name, "class")) for name in ("train", "valid")]
-    facts = {
-        "fingerprint": store.fingerprint,
-        "num_bad": store.manifest["counts"]["num_bad"],
-        "store": str(store.path),
-    }
+    facts = {"fingerprint": store.fingerprint, "num_bad": store.manifest["counts"]["num_bad"], "store": str(store.path)}
     return _data(config, seed, parts, store.manifest["class_names"], facts)
 
 

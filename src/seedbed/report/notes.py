@@ -19,10 +19,6 @@ DAYS = 7
 _CONCLUSION = re.compile(r"^- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)", re.M)
 
 
-def text(root: Path) -> str:
-    return read(path_of(root))
-
-
 def note(root: Path, name: str, conclusion: str) -> Path:
     """Add a dated conclusion to the run's entry, which is kept when the run folder is removed."""
     conclusion = one_line(conclusion)

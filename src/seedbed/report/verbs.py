@@ -194,7 +194,7 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     if name is not None:
         print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
     elif found:
-        print(safe(notes.text(root)), end="")
+        print(safe(journal.read(journal.path_of(root))), end="")
     else:
         print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
     return 0
