@@ -27,7 +27,7 @@ import torch
 from _report import ROOT, write_result
 
 from seedbed.tune import lr
-from seedbed.tune.lr_trial import Study, Trial
+from seedbed.tune.lr import Study, Trial
 from seedbed.tune.workload import Workload, preserved, rigged
 
 TARGET = 1.6

@@ -44,14 +44,14 @@ class Timed(Mirror):
 
     spent = 0.0
 
-    def row(self, values: dict[str, Any]) -> None:
+    def __call__(self, kind: str, values: dict[str, Any]) -> None:
         start = time.perf_counter()
-        super().row(values)
+        super().__call__(kind, values)
         self.spent += time.perf_counter() - start
 
 
 def sink(kind: str, run: Run) -> Sink:
-    return Sleeping(run) if kind == SLEEPING else choose._kind(kind)(run)
+    return Sleeping(run) if kind == SLEEPING else choose.SINKS[kind](run)
 
 
 def measure(kind: str, num_steps: int) -> tuple[list[float], list[float], float]:

@@ -356,7 +356,7 @@ def test_mirror_added_later_gets_earlier_rows(tmp_path: Path, monkeypatch):
 
 
 def test_results_do_not_depend_on_mirrors(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setitem(choose.SINKS, "json", f"{__name__}:Raising")
+    monkeypatch.setitem(choose.SINKS, "json", Raising)
     start(tmp_path, "plain")
     assert train(tmp_path, "mirrored", "json") == 0
     assert "mirror raising: ConnectionError" in capsys.readouterr().out
@@ -366,7 +366,7 @@ def test_results_do_not_depend_on_mirrors(tmp_path: Path, monkeypatch, capsys):
 
 
 def test_resumed_run_continues_without_a_missing_mirror_package(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setitem(choose.SINKS, "json", f"{__name__}:Recorder")
+    monkeypatch.setitem(choose.SINKS, "json", Recorder)
     stop_at(6, monkeypatch)
     train(tmp_path, "one", "json")
     monkeypatch.delitem(choose.SINKS, "json")
@@ -375,7 +375,7 @@ def test_resumed_run_continues_without_a_missing_mirror_package(tmp_path: Path, 
 
 
 def test_mirror_that_hangs_delays_the_end_by_a_bounded_time(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setitem(choose.SINKS, "json", f"{__name__}:Hanging")
+    monkeypatch.setitem(choose.SINKS, "json", Hanging)
     monkeypatch.setattr(base, "SECONDS", 0.2)
     before = time.monotonic()
     assert train(tmp_path, "one", "json") == 0

@@ -27,7 +27,7 @@ from seedbed.data.store import digest
 from seedbed.errors import UserError
 from seedbed.recipes import find
 from seedbed.recipes.saved import find_saved
-from seedbed.track import jsonl
+from seedbed.track import files, jsonl
 from seedbed.train import checkpoint, checkpoint_loading
 
 # ---- what our own source may call ------------------------------------------------------------------------------------
@@ -47,7 +47,6 @@ IMPORTERS = {
     "src/seedbed/checks/registry.py": "modules of the package",
     "src/seedbed/cli/explain.py": "modules of the package",
     "src/seedbed/cli/__init__.py": "a table in the file",
-    "src/seedbed/report/mirrors/choose.py": "a table in the file",
     "src/seedbed/recipes/world/simulators/__init__.py": "a table in the file",
     "src/seedbed/data/image_store.py": "data.encode, which a test below looks at",
 }
@@ -197,12 +196,11 @@ def test_valid_header_passes() -> None:
 
 def test_json_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "big.json").write_text(json.dumps({"a": "x" * 1000}))
-    monkeypatch.setattr(jsonl, "MAX_OBJECT", 100)
-    monkeypatch.setattr(limits, "MAX_JSON", 100)
+    monkeypatch.setattr(files, "MAX_JSON", 100)
     with pytest.raises(UserError, match="larger than"):
         jsonl.read_object(tmp_path / "big.json")
     with pytest.raises(ValueError, match="larger than"):
-        limits.read_json(tmp_path / "big.json")
+        files.read_json(tmp_path / "big.json")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000])
@@ -211,7 +209,7 @@ def test_deep_nesting_is_damage_not_a_crash(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match="damaged"):
         jsonl.read_object(tmp_path / "deep.json")
     with pytest.raises(ValueError):
-        limits.read_json(tmp_path / "deep.json")
+        files.read_json(tmp_path / "deep.json")
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz"])

@@ -10,9 +10,8 @@ from tune_toys import CPU, talker_recipe, workload
 from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.recipes import find
-from seedbed.tune.ablate import op_counts, predictions
-from seedbed.tune.ablate.op_counts import Attention, Matmul
-from seedbed.tune.ablate.predictions import Parts, Prediction, Predictor, Rates
+from seedbed.tune.ablate import predictions
+from seedbed.tune.ablate.predictions import Attention, Matmul, Parts, Prediction, Predictor, Rates
 from seedbed.tune.estimate import EstimateEngine, real_batch
 from seedbed.tune.workload import Workload
 
@@ -35,9 +34,9 @@ def changed(made: Workload, *settings: str):
 
 
 def test_op_counts_extrapolate_to_a_real_batch(small: Workload) -> None:
-    extrapolate = op_counts.count(small.recipe, small.config, small.data)
+    extrapolate = predictions.count(small.recipe, small.config, small.data)
     engine = EstimateEngine(small.recipe.build(small.config, small.data), small.config, CPU)
-    real = op_counts._count(engine, real_batch(small.data, small.config.batch, small.config.seed))
+    real = predictions._count(engine, real_batch(small.data, small.config.batch, small.config.seed))
     assert extrapolate.matmuls == real.matmuls
     assert extrapolate.attentions == real.attentions
     assert extrapolate.num_ops == real.num_ops
@@ -45,7 +44,7 @@ def test_op_counts_extrapolate_to_a_real_batch(small: Workload) -> None:
 
 
 def test_matmul_flops_equal_torch_counts(small: Workload) -> None:
-    found = op_counts.count(small.recipe, small.config, small.data)
+    found = predictions.count(small.recipe, small.config, small.data)
     engine = EstimateEngine(small.recipe.build(small.config, small.data), small.config, CPU)
     with FlopCounterMode(display=False) as counter:
         engine.system.update(real_batch(small.data, small.config.batch, 1), engine)
@@ -55,13 +54,13 @@ def test_matmul_flops_equal_torch_counts(small: Workload) -> None:
 
 def test_attention_is_counted_as_the_recipe_counts_it(small: Workload) -> None:
     """Products and attention together are the formula of the recipe, which torch's own count confirms elsewhere."""
-    found = op_counts.count(small.recipe, small.config, small.data)
+    found = predictions.count(small.recipe, small.config, small.data)
     assert found.flops == pytest.approx(small.config.batch * small.build().system.flops_per_item(), rel=0.01)
 
 
 def test_parts_of_a_step_add_up(small: Workload) -> None:
     config = changed(small, "batch=6", "accum=3")
-    whole, part = (op_counts.count(small.recipe, c, small.data) for c in (config, changed(small, "batch=2")))
+    whole, part = (predictions.count(small.recipe, c, small.data) for c in (config, changed(small, "batch=2")))
     assert whole.flops == 3 * part.flops and whole.num_ops == 3 * part.num_ops
 
 
@@ -77,24 +76,24 @@ def test_remat_flops_are_counted(small: Workload) -> None:
 
 def test_recipe_that_needs_real_values_is_counted_with_real_batches() -> None:
     made = workload()
-    found = op_counts.count(made.recipe, made.config, made.data)
+    found = predictions.count(made.recipe, made.config, made.data)
     assert found.flops > 0 and found.num_params == sum(p.numel() for p in made.build().system.parameters())
 
 
 def test_muon_matmuls_are_counted(small: Workload) -> None:
     system = small.build().system
-    none, moved = op_counts.optimizer(system, small.config)
-    some, same = op_counts.optimizer(system, changed(small, "optim.kind=muon"))
+    none, moved = predictions.optimizer(system, small.config)
+    some, same = predictions.optimizer(system, changed(small, "optim.kind=muon"))
     assert none == [] and some and moved == same > 0
-    assert op_counts.optimizer(system, changed(small, "ema=0.9"))[1] == moved * 9 / 7
+    assert predictions.optimizer(system, changed(small, "ema=0.9"))[1] == moved * 9 / 7
 
 
 def test_views_are_not_counted() -> None:
     x = torch.zeros(4, 6)
-    with op_counts.OpCounter() as counter:
+    with predictions.OpCounter() as counter:
         x.view(6, 4).t()[1:].detach().transpose(0, 1)
     assert counter.op_counts.num_ops == 0
-    with op_counts.OpCounter() as counter:
+    with predictions.OpCounter() as counter:
         x + 1.0
     assert (counter.op_counts.num_ops, counter.op_counts.bytes) == (1, 2 * x.numel() * 4)
 
@@ -209,6 +208,6 @@ def test_matmul_too_large_to_try_is_extrapolated(monkeypatch: pytest.MonkeyPatch
 def test_attention_calls_are_counted_once_each_way() -> None:
     recipe, data = talker_recipe()
     made = workload()
-    found = op_counts.count(recipe, made.config, data)
+    found = predictions.count(recipe, made.config, data)
     assert [call.backward for call in found.attentions] == [False, True]
     assert found.attentions[0].batch == made.config.batch

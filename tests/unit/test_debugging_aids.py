@@ -18,7 +18,7 @@ from seedbed.data.limiting import limited
 from seedbed.errors import UserError
 from seedbed.launch import local
 from seedbed.recipes import find
-from seedbed.report.model_table import model_text
+from seedbed.report.tables import model_text
 from seedbed.track.run import Run
 from seedbed.train import summary
 from seedbed.train.engine import Engine

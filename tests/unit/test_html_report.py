@@ -13,7 +13,7 @@ from PIL import Image
 
 from seedbed.cli import main
 from seedbed.errors import UserError
-from seedbed.report import export, html_page, html_report, svg_charts
+from seedbed.report import export, html_page, html_report
 from seedbed.track.run import Run
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b[31m"
@@ -183,7 +183,7 @@ def test_downsampled_curve_keeps_extremes_and_order(num: int):
     points = [(float(i), float((i * 7919) % 1009)) for i in range(num)]
     if num > 10:
         points[num // 3] = (float(num // 3), 1e9)
-    thin = svg_charts.bucketed(points)
+    thin = html_page.bucketed(points)
     assert len(thin) <= 1200
     assert sorted(thin) == thin and set(thin) <= set(points)
     if points:
@@ -193,21 +193,21 @@ def test_downsampled_curve_keeps_extremes_and_order(num: int):
 
 @pytest.mark.parametrize("values", [[1.0], [2.0, 2.0], [0.0, 0.0], [-3.0, 5.0], [1e-9, 1e9], [1e-12, 2e-12], [5e300, 1e300]])
 def test_chart_points_are_inside_the_frame(values: list[float]):
-    drawn = svg_charts.draw(svg_charts.Chart("t", [svg_charts.Line(list(enumerate(values)), dots=True)]))
+    drawn = html_page.svg(html_page.Chart("t", [html_page.Line(list(enumerate(values)), dots=True)]))
     read = Reader(drawn)
     at = [float(v) for n, v in read.attributes if n == "cy"]
-    assert len(at) == len(values) and all(0 <= y <= svg_charts.HEIGHT for y in at)
+    assert len(at) == len(values) and all(0 <= y <= html_page.HEIGHT for y in at)
     assert "nan" not in drawn and "inf" not in drawn
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.9), (-5, 5), (0, 1600), (1e-6, 3e-6), (99.5, 100.5), (3, 3)])
 def test_axis_ticks_are_round_and_inside(low: float, high: float):
-    found = svg_charts.ticks(low, high, 5)
+    found = html_page.ticks(low, high, 5)
     assert found and all(low - 1e-9 <= value <= high + 1e-9 for value in found) and len(found) <= 12
 
 
 def test_empty_chart_draws_nothing():
-    assert svg_charts.draw(svg_charts.Chart("t", [])) == html_page.chart(svg_charts.Chart("t", [svg_charts.Line([])])) == ""
+    assert html_page.svg(html_page.Chart("t", [])) == html_page.chart(html_page.Chart("t", [html_page.Line([])])) == ""
 
 
 # ---- exports ---------------------------------------------------------------------------------------------------------

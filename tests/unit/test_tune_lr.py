@@ -14,7 +14,7 @@ from seedbed.config import Optim, Schedule
 from seedbed.errors import UserError
 from seedbed.train.optim import multiplier
 from seedbed.tune import lr
-from seedbed.tune.lr_trial import Divergence, Study, Trial, num_scored, trial_schedule
+from seedbed.tune.lr import Divergence, Study, Trial, num_scored, trial_schedule
 from seedbed.tune.workload import preserved, rigged
 
 FACTS = {"num_params": 1000, "run_steps": 800, "trial_steps": 100}

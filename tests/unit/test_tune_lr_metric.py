@@ -10,7 +10,7 @@ from tune_toys import Regression, Rows, workload
 
 from seedbed.config import Optim
 from seedbed.tune import lr
-from seedbed.tune.lr_trial import Study, Trial
+from seedbed.tune.lr import Study, Trial
 from seedbed.tune.workload import rigged
 
 

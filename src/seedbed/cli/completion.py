@@ -87,7 +87,6 @@ def _of_verb(name: str, typed: list[str], word: str, root: Path) -> Iterable[str
 
 
 def _places(parser: Parser, typed: list[str]) -> list[str]:
-    """The positional words."""
     out, skip = [], False
     for word in typed:
         action = parser._option_string_actions.get(word)
@@ -111,7 +110,7 @@ def _values(action: argparse.Action, word: str, places: list[str], root: Path) -
     if action.dest == "shell":
         return SCRIPTS
     if action.dest in ("mirror", "to"):
-        from seedbed.report.mirrors.choose import SINKS
+        from seedbed.report.mirrors.services import SINKS
 
         given, comma, _ = word.rpartition(",")
         return [f"{given}{comma}{name}" for name in SINKS]

@@ -17,7 +17,6 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def print_error(text: str) -> int:
-    """Print an error that the user can fix."""
     print(f"seedbed: {_rank()}" + text.replace("\n", "\n  "), file=sys.stderr)
     return EXIT_USER
 
@@ -67,7 +66,6 @@ DESTRUCTIVE = {"rm", "cancel", "delete", "remove", "prune"}
 
 
 def refuse_verb(name: str) -> NoReturn:
-    """The error for a word that is no verb, with the nearest one."""
     if name in RENAMED_VERBS:
         raise UserError(f"`{name}` is now: seedbed {RENAMED_VERBS[name]}")
     if "/" in name or name.endswith(".py"):

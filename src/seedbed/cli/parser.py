@@ -85,8 +85,6 @@ def argument(*names: str, **options: Any) -> Callable[[Act], Act]:
 
 
 def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str], Any]:
-    """An argparse type that checks a range."""
-
     def read(text: str) -> Any:
         try:
             value = kind(text)
@@ -102,8 +100,6 @@ def number(kind: type, low: float, high: float = float("inf")) -> Callable[[str]
 
 
 def settings(what: str = "RECIPE/PRESET", needed: bool = True) -> Callable[[Act], Act]:
-    """Declare a name and `key=value` settings after it."""
-
     def add(parser: Parser) -> None:
         parser.takes_settings = True
         parser.add_argument("name", nargs=None if needed else "?", metavar=what)

@@ -29,7 +29,6 @@ class TextConfig:
     cache: str = ""
 
     def check(self) -> None:
-        """What the fields must satisfy beyond their ranges."""
         if not self.text.strip():
             raise UserError(f"data.text is empty; {HELP}")
         if not self.tokenizer.strip():
@@ -41,7 +40,6 @@ class TextConfig:
 
     @property
     def units(self) -> Units:
-        """Characters, bytes or tokens, by the tokenizer."""
         name = "char" if self.tokenizer in ("char", "char75") else "byte" if self.vocab == 257 else "token"
         items = {"char": "characters"}.get(name, f"{name}s")
         words = f"{{name}}: {{num_tokens:,}} {items} to train on, {{num_valid_tokens:,}} held out"
@@ -76,7 +74,6 @@ class Corpus:
         return False
 
     def describe(self) -> dict[str, Any]:
-        """Plain facts for the manifest."""
         return self._facts
 
     def chunks(self, document: int = 0, offset: int = 0) -> Iterator[Chunk]:
@@ -85,7 +82,6 @@ class Corpus:
 
 
 def open_corpus(text: str) -> Corpus:
-    """The corpus that `data.text` names."""
     if text == "reference":
         from pydoc_data.topics import topics
 

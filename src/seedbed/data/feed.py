@@ -22,7 +22,7 @@ from seedbed.data.order import Order
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from seedbed.data.device_feed import Resident
+    from seedbed.data.gather import Resident
     from seedbed.data.prefetch import Mapped
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -103,13 +103,13 @@ class Feed:
         fits = self.num_bytes <= (room(self.device) if limit_bytes is None else limit_bytes)
         self._tier: _Direct | Mapped | Resident
         if not fits:
-            from seedbed.data.prefetch import Mapped
+            from seedbed.data.prefetch import open_mapped
 
-            self._tier = Mapped(source, locator, parts, self.device)
+            self._tier = open_mapped(source, locator, parts, self.device)
         elif self.device.type == "cpu":
             self._tier = _Direct(source, locator, parts)
         else:
-            from seedbed.data.device_feed import Resident
+            from seedbed.data.gather import Resident
 
             self._tier = Resident(source, locator, parts, self.device)
         self.tier = self._tier.name
@@ -120,7 +120,6 @@ class Feed:
         self._tier.load(counter)
 
     def part(self, k: int) -> dict[str, Tensor]:
-        """Micro-batch k of the loaded step."""
         raw = self._tier.raw(k)
         for name, dtype in self._wide:
             if raw[name].dtype != dtype:
@@ -128,16 +127,13 @@ class Feed:
         return self.source.batch(raw)
 
     def divide(self, parts: int) -> None:
-        """Change the number of micro-batches per step from now on."""
         self._tier.divide(parts)
 
     @property
     def wait(self) -> float:
-        """Seconds that `load` has waited for data so far."""
         return self._tier.wait
 
     def describe(self) -> str:
-        """Where the data is, for the run's header."""
         size = f"{self.num_bytes / 1e6:,.1f} MB"
         return {
             "generated": f"generated on {self.device}",
@@ -146,7 +142,6 @@ class Feed:
         }[self.tier]
 
     def close(self) -> None:
-        """Stop the reading thread, if there is one."""
         self._tier.close()
 
 
@@ -159,9 +154,6 @@ def room(device: torch.device) -> int:
         (line,) = (line for line in info.read_text().splitlines() if line.startswith("MemAvailable"))
         return int(line.split()[1]) * 1024 // 2
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-
-
-# ---- where items come from -----------------------------------------------------------------------------------------------
 
 
 class _Direct:
@@ -254,8 +246,6 @@ class Locator:
         return kind(f"the source failed at samples {counter} to {counter + self.stride - 1}: {type(error).__name__}: {error}")
 
 
-# ---- rows in host memory --------------------------------------------------------------------------------------------------
-
 # Rows at least this long are gathered one by one (gather.py); shorter ones (tokens, actions) as whole windows.
 LONG_ROW = 1024
 
@@ -296,7 +286,6 @@ def torch_dtype(dtype: np.dtype) -> torch.dtype:
 
 
 def widen(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """The same numbers in a wider type."""
     if value.device.type == "cpu":
         # Microseconds of work for one thread: waking torch's others for it can cost a thousand times as much.
         return torch.from_numpy(value.numpy().astype(torch.empty(0, dtype=dtype).numpy().dtype))

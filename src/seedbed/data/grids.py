@@ -46,7 +46,6 @@ def beside(panels: Sequence[tuple[str, Image.Image]]) -> Image.Image:
 
 
 def save(page: Image.Image, path: Path) -> Path:
-    """Write a PNG, with its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     page.save(path, format="PNG")
     return path

@@ -5,6 +5,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -28,26 +29,21 @@ CLASS_NAMES = (
 MAX_CLASSES = 1 << 16
 
 
-class ImageDataset:
-    """Images by index, each with its class. `held_N` marks the held-out ones where the source has its own split, else None."""
+class ImageDataset(Protocol):
+    """Images by index, each with its class. `held_N` marks the held-out ones where the source has its own split, else None.
+
+    `identity` changes when the images do. `image` may give one that is not decoded yet; any error means that it is bad.
+    """
 
     name: str
     class_names: tuple[str, ...]
     classes_N: np.ndarray
-    held_N: np.ndarray | None = None
+    held_N: np.ndarray | None
     notes: tuple[str, ...] = ()
 
-    def identity(self) -> str:
-        """Changes when the images do."""
-        raise NotImplementedError
-
-    def image(self, n: int) -> Image.Image:
-        """Image n, possibly not decoded yet; any error means that it is bad."""
-        raise NotImplementedError
-
-    def label(self, n: int) -> str:
-        """A readable name of image n."""
-        raise NotImplementedError
+    def identity(self) -> str: ...
+    def image(self, n: int) -> Image.Image: ...
+    def label(self, n: int) -> str: ...
 
 
 class ImageFolder(ImageDataset):
@@ -243,7 +239,6 @@ class HubImageDataset(ImageDataset):
 
 
 def open_image_dataset(name: str) -> ImageDataset:
-    """The images that `data.images` names."""
     if name.startswith("hf:"):
         return HubImageDataset(name.removeprefix("hf:"))
     path = Path(name).expanduser()

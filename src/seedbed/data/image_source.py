@@ -147,14 +147,9 @@ def open_data(config: Config) -> ImageData:
 
 
 def open_images(config: ImageConfig, seed: int, say: Say = lambda line: None) -> ImageData:
-    """The images of a folder, a file or a dataset: prepared if missing, opened, checked."""
     store = prepare_images(config, say=say)
     parts = [(store.split(name, "image"), store.split(name, "class")) for name in ("train", "valid")]
-    facts = {
-        "fingerprint": store.fingerprint,
-        "num_bad": store.manifest["counts"]["num_bad"],
-        "store": str(store.path),
-    }
+    facts = {"fingerprint": store.fingerprint, "num_bad": store.manifest["counts"]["num_bad"], "store": str(store.path)}
     return _data(config, seed, parts, store.manifest["class_names"], facts)
 
 
@@ -174,7 +169,6 @@ def given_images(config: Config, data: ImageData, given: Any, by_class: bool = T
 
 
 def _open_random(config: ImageConfig, seed: int) -> ImageData:
-    """Noise with random classes, for speed runs; the last images are for validation."""
     num, num_classes = random_images(config.images)
     rng = np.random.Generator(np.random.PCG64(1))
     images_NHWC = rng.integers(0, 256, (num, *config.stored_shape, 3), np.uint8)

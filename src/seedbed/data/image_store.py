@@ -254,7 +254,6 @@ class Encoder(NamedTuple):
 
 
 def load_encoder(name: str) -> Encoder:
-    """The function that `package.module:name` names."""
     place, _, title = name.partition(":")
     # The name may come from the config of another person's run, so functions that can do more than compute are refused.
     if place.partition(".")[0] in sys.stdlib_module_names:

@@ -29,7 +29,6 @@ class ImageConfig:
     cache: str = ""
 
     def check(self) -> None:
-        """What the fields must satisfy beyond their ranges."""
         if 0 < self.width < 4:
             raise UserError(f"data.width={self.width} is out of range: at least 4 pixels, or 0 for square images")
         if not self.images.strip():
@@ -46,13 +45,11 @@ class ImageConfig:
             raise UserError(f"data.encode={self.encode} is not package.module:function")
 
     def units(self, loss: str) -> Units:
-        """Images, with this unit of the loss."""
         size = f"{self.shape[1]}x{self.shape[0]}"
         return Units("images", 1.0, loss, f"{{name}}: {{num_images:,}} images of {size} pixels, {{num_valid_images:,}} held out")
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Height and width in pixels."""
         return self.size, self.width or self.size
 
     @property

@@ -21,11 +21,10 @@ def write(folder: Path, about: dict[str, Any], arrays: dict[str, np.ndarray]) ->
 
 
 def read(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `write` wrote."""
     from seedbed.data import limits
 
     try:
-        about = limits.read_json(folder / FACTS)
+        about = files.read_json(folder / FACTS)
         limits.require_header(folder / ARRAYS)
         arrays = safetensors.numpy.load_file(folder / ARRAYS)
         if not isinstance(about, dict) or not isinstance(about.get("facts"), dict):

@@ -4,38 +4,28 @@ A recipe registers its kinds in its file `dataset.py`, which must be cheap to im
 """
 
 import argparse
+from typing import Protocol
 
 KINDS: "dict[str, DatasetKind]" = {}
 
 
-class DatasetKind:
-    """What the data commands do with one kind of data. `given` holds the parsed options of the command."""
+class DatasetKind(Protocol):
+    """What the data commands do with one kind of data. `given` holds the parsed options of the command.
 
-    name = ""
+    Of the options that only this kind has, those of `data prepare` are refused by `check_unused` where another kind prepares the
+    path. What a kind leaves out it does not offer.
+    """
 
-    def add_prepare_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Options of `data prepare` that only this kind has."""
+    name: str
 
-    def check_unused(self, given: argparse.Namespace) -> None:
-        """Refuse those options where another kind prepares the path."""
-
-    def can_prepare(self, path: str) -> bool:
-        return False
-
-    def prepare(self, given: argparse.Namespace) -> int:
-        raise NotImplementedError
-
-    def can_inspect(self, path: str) -> bool:
-        return False
-
-    def inspect(self, given: argparse.Namespace) -> int:
-        raise NotImplementedError
-
-    def add_record_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Options of `data record`, for the kind that can be recorded."""
-
-    def record(self, given: argparse.Namespace) -> int:
-        raise NotImplementedError
+    def add_prepare_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def check_unused(self, given: argparse.Namespace) -> None: ...
+    def can_prepare(self, path: str) -> bool: ...
+    def prepare(self, given: argparse.Namespace) -> int: ...
+    def can_inspect(self, path: str) -> bool: ...
+    def inspect(self, given: argparse.Namespace) -> int: ...
+    def add_record_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+    def record(self, given: argparse.Namespace) -> int: ...
 
 
 def register(kind: DatasetKind) -> None:

@@ -11,7 +11,6 @@ from seedbed.errors import UserError
 
 
 def limited(data: Data, limit: Limit) -> Data:
-    """The data limited to what a config asks for."""
     if limit == Limit():
         return data
     if limit.test and data.test is None:
@@ -25,7 +24,6 @@ def limited(data: Data, limit: Limit) -> Data:
 
 
 def first_items(source: Source, num: int) -> Source:
-    """The default of `Source.first`."""
     part: Any = copy.copy(source)
     if not source.arrays:
         part.batch = lambda raw: source.batch({**raw, "index": raw["index"] % num})

@@ -182,7 +182,10 @@ class _Advice:
 
 
 class Mapped:
-    """Arrays too large for the device: a thread reads batches into slots in host memory, and a transfer object delivers them."""
+    """Arrays too large for memory: a thread reads batches into slots in host memory.
+
+    A model on the host gets the slots themselves, each of them released two steps later.
+    """
 
     name = "memory-map"
 
@@ -194,24 +197,23 @@ class Mapped:
         self.slots = [Slot(source.arrays, source.spans, locator.batch, cpu, pin) for _ in range(NUM_SLOTS)]
         self.targets = [[(rows, rows.target(slot.bytes[name])) for name, rows in arrays.items()] for slot in self.slots]
         self.ahead = Prefetch(self._read, NUM_SLOTS, locator.stride)
-        if device.type == "cpu":
-            self.transfer = _LendSlot(self.slots, parts)
-        else:
-            static = Slot(source.arrays, source.spans, locator.batch, device, pin=False)
-            self.transfer = (_CopyAsync if device.type == "cuda" else _CopySlot)(self.slots, static, parts, locator.stride)
+        self.held: list[int] = []
+        self.divide(parts)
 
     @property
     def wait(self) -> float:
         return self.ahead.waited
 
     def load(self, counter: int) -> None:
-        self.transfer.take(self.ahead, counter)
+        if len(self.held) == 2:
+            self.ahead.release(self.held.pop(0))
+        self.held.append(self.ahead.get(counter))
 
     def raw(self, k: int) -> dict[str, Tensor]:
-        return self.transfer.raw(k)
+        return dict(self.parts[self.held[-1]][k])
 
     def divide(self, parts: int) -> None:
-        self.transfer.divide(parts)
+        self.parts = [_parts(slot, parts) for slot in self.slots]
 
     def close(self) -> None:
         self.ahead.close()
@@ -240,82 +242,59 @@ def _parts(slot: Slot, count: int) -> list[dict[str, Tensor]]:
     return [{name: v[k * size : (k + 1) * size] for name, v in slot.values.items()} for k in range(count)]
 
 
-class _LendSlot:
-    """For a model on the host: the slot itself, released two steps later."""
+class MappedCopy(Mapped):
+    """For a device without streams: every slot is copied into the same memory of the device."""
 
-    def __init__(self, slots: list[Slot], parts: int):
-        self.slots = slots
-        self.divide(parts)
-        self.held: list[int] = []
-
-    def divide(self, parts: int) -> None:
-        self.parts = [_parts(slot, parts) for slot in self.slots]
-
-    def take(self, ahead: Prefetch, counter: int) -> None:
-        if len(self.held) == 2:
-            ahead.release(self.held.pop(0))
-        self.held.append(ahead.get(counter))
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        return dict(self.parts[self.held[-1]][k])
-
-
-class _CopySlot:
-    """For a device without streams: a plain copy."""
-
-    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
-        self.slots, self.static, self.parts = slots, static, _parts(static, parts)
+    def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
+        self.static = Slot(source.arrays, source.spans, locator.batch, device, pin=False)
+        super().__init__(source, locator, parts, device)
+        self.held = [0]
 
     def divide(self, parts: int) -> None:
-        self.parts = _parts(self.static, parts)
+        self.parts = [_parts(self.static, parts)]
 
-    def take(self, ahead: Prefetch, counter: int) -> None:
-        slot = ahead.get(counter)
+    def load(self, counter: int) -> None:
+        slot = self.ahead.get(counter)
         self.static.memory.copy_(self.slots[slot].memory)
-        ahead.release(slot)
-
-    def raw(self, k: int) -> dict[str, Tensor]:
-        return dict(self.parts[k])
+        self.ahead.release(slot)
 
 
-class _CopyAsync(_CopySlot):
+class MappedAsync(MappedCopy):
     """For CUDA: the next step is copied on a separate stream while this one computes; events guard every buffer.
 
     Only the calling thread uses CUDA, so that the reading thread can never disturb a capture.
     """
 
-    def __init__(self, slots: list[Slot], static: Slot, parts: int, stride: int):
-        super().__init__(slots, static, parts, stride)
-        self.stride = stride
-        self.stream = torch.cuda.Stream(static.memory.device)
-        self.buffers = [torch.empty_like(static.memory) for _ in range(2)]
+    def __init__(self, source: Source, locator: Locator, parts: int, device: torch.device):
+        super().__init__(source, locator, parts, device)
+        self.stream = torch.cuda.Stream(device)
+        self.buffers = [torch.empty_like(self.static.memory) for _ in range(2)]
         # The allocator may have returned memory that earlier work on the current stream still uses.
-        self.stream.wait_stream(torch.cuda.current_stream(static.memory.device))
+        self.stream.wait_stream(torch.cuda.current_stream(device))
         self.arrived = [torch.cuda.Event() for _ in self.buffers]
         self.emptied = [torch.cuda.Event() for _ in self.buffers]
         # The counter that is in, or on its way to, each buffer; and the pinned slots whose copy may not have ended.
         self.turn, self.waiting = 0, None
         self.in_flight: list[tuple[int, int]] = []
 
-    def take(self, ahead: Prefetch, counter: int) -> None:
+    def load(self, counter: int) -> None:
         if self.waiting != counter:
-            self._send(ahead, ahead.get(counter), counter)
+            self._send(self.ahead.get(counter), counter)
         stream, buffer = torch.cuda.current_stream(self.static.memory.device), self.turn
         stream.wait_event(self.arrived[buffer])
         self.static.memory.copy_(self.buffers[buffer], non_blocking=True)
         self.emptied[buffer].record(stream)
-        following = counter + self.stride
-        slot = ahead.poll(following)
-        if slot is None:
-            self.waiting = None
-        else:
-            self._send(ahead, slot, following)
+        following = counter + self.locator.stride
+        slot = self.ahead.poll(following)
+        self.waiting = None
+        if slot is not None:
+            self._send(slot, following)
 
-    def _send(self, ahead: Prefetch, slot: int, counter: int) -> None:
+    def _send(self, slot: int, counter: int) -> None:
         while len(self.in_flight) > 1 or (self.in_flight and self.arrived[self.in_flight[0][1]].query()):
             done, buffer = self.in_flight.pop(0)
             self.arrived[buffer].synchronize()
-            ahead.release(done)
+            self.ahead.release(done)
         self.turn = 1 - self.turn
         with torch.cuda.stream(self.stream):
             self.stream.wait_event(self.emptied[self.turn])
@@ -323,3 +302,7 @@ class _CopyAsync(_CopySlot):
             self.arrived[self.turn].record(self.stream)
         self.in_flight.append((slot, self.turn))
         self.waiting = counter
+
+
+def open_mapped(source: Source, locator: Locator, parts: int, device: torch.device) -> Mapped:
+    return {"cpu": Mapped, "cuda": MappedAsync}.get(device.type, MappedCopy)(source, locator, parts, device)

@@ -12,8 +12,6 @@ CHUNK = 1 << 22
 
 
 class RandomPlan:
-    """Random tokens for speed runs."""
-
     def __init__(self, config: "TextConfig"):
         from seedbed.data.prepare import FORMAT
         from seedbed.data.store import digest

@@ -81,7 +81,6 @@ class Store:
 
 
 def damaged(path: Path, what: str, manifest: dict[str, Any] | None = None) -> DamagedStore:
-    """The error that names the damage and the remedy."""
     known = (manifest or {}).get("rebuild")
     way = f"rebuild it: {known}" if isinstance(known, str) else f"remove it (rm -r {shlex.quote(str(path))}) and prepare it again"
     return DamagedStore(f"store {path} is damaged: {what}\n{way}")
@@ -190,7 +189,6 @@ class Writer:
             array.close()
 
     def discard(self) -> None:
-        """Remove what was built so far."""
         self.close()
         shutil.rmtree(self.aside)
 

@@ -1,7 +1,6 @@
 """Opening a store: its manifest is intact and describes what is there, and its chunks match their checksums."""
 
 import hashlib
-import json
 import random
 import re
 from math import prod
@@ -13,9 +12,9 @@ import numpy as np
 from seedbed.data import store as stores
 from seedbed.data.store import DTYPES, FORMAT, Store, damaged, digest, map_array
 from seedbed.errors import UserError
+from seedbed.track import files
 from seedbed.track.files import is_plain_name
 
-MAX_MANIFEST = 64 << 20
 # Stores up to this size are hashed completely before use, larger ones in part, so that starting takes about a second.
 SURE_BYTES = 1 << 30
 # Stores of this process whose chunks were hashed and have not been written since.
@@ -23,7 +22,6 @@ _sound: set[tuple[Any, ...]] = set()
 
 
 def read_store(path: Path, check: bool) -> Store:
-    """`Store.open`."""
     manifest = _read_manifest(path)
     for name in manifest["files"]:
         if not (path / name).is_file():
@@ -40,17 +38,13 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no store at {path}; make one with: seedbed data prepare PATH")
     if not file.is_file():
         raise UserError(f"{path} is not a store: it has no manifest.json; make one with: seedbed data prepare PATH")
-    if file.stat().st_size > MAX_MANIFEST:
-        raise damaged(path, f"manifest.json is larger than {MAX_MANIFEST >> 20} MiB")
     try:
-        manifest = json.loads(file.read_bytes())
+        manifest = files.read_json(file)
         sound = isinstance(manifest, dict) and "hash" in manifest and manifest.pop("hash") == digest(manifest)
     except OSError as error:
         raise damaged(path, f"manifest.json cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise damaged(path, f"manifest.json is not JSON ({error})") from None
-    except RecursionError:
-        raise damaged(path, "manifest.json is nested too deeply") from None
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
     if not sound:
         known = isinstance(manifest, dict) and "fingerprint" in manifest
         what = "was changed: it differs from its checksum" if known else "lacks its checksum"
@@ -124,7 +118,6 @@ def _refuse_damage(store: Store) -> None:
 
 
 def chunk_problem(name: str, flat: np.ndarray, number: int, sha: str) -> str:
-    """What is wrong with one chunk; empty when it is intact."""
     chunk = flat[number * stores.CHUNK : (number + 1) * stores.CHUNK]
     if hashlib.sha256(chunk.data).hexdigest() == sha:
         return ""

@@ -132,7 +132,6 @@ def open_data(config: Config) -> TextData:
 
 
 def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> TextData:
-    """The data of a text config: prepared if missing, opened, checked."""
     store = prepare_text(config, say=say)
     tokenizer = load_tokenizer(store)
     token_bytes = tokenizer.token_bytes if tokenizer else None
@@ -154,7 +153,6 @@ def open_text(config: TextConfig, seed: int, say: Say = lambda line: None) -> Te
 
 
 def save_for_inference(data: TextData, folder: Path) -> None:
-    """Save the tokenizer and the first validation tokens."""
     tokens = np.ascontiguousarray(data.valid.tokens[: max(NUM_KEPT, 2 * data.valid.block + 1)])
     inference_data.write(folder, {"facts": data.facts, "vocab_size": data.vocab_size}, {"tokens": tokens})
     if data.tokenizer is not None:

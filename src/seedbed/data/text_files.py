@@ -28,7 +28,6 @@ NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "
 
 
 def open_files(text: str) -> Corpus:
-    """The corpus that `data.text` names, other than the reference."""
     if text == "stdlib":
         root = Path(sysconfig.get_path("stdlib"))
         return FileCorpus(text, root, _find_files(root, [".py"], NOT_LIBRARY, skip_links_out=True))

@@ -111,7 +111,6 @@ def char_table(counts: np.ndarray) -> list[str]:
 
 
 def _count_characters(corpus: Corpus) -> np.ndarray:
-    """How often each code point occurs."""
     counts = np.zeros(NUM_CODEPOINTS, np.int64)
     progress = Progress("reading characters", corpus.unit)
     for chunk in corpus.chunks():
@@ -143,7 +142,6 @@ def commit(
 
 
 def rebuild_command(config: TextConfig, path: Path) -> str:
-    """The command that makes this store again, from anywhere."""
     if (config.valid, config.unknown) != (TextConfig.valid, TextConfig.unknown):
         return f"{shlex.join(['rm', '-r', str(path)])}  (the next run prepares it again)"
     words = ["seedbed", "data", "prepare", _from_anywhere(config.text)]

@@ -4,7 +4,7 @@ import codecs
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,8 +27,11 @@ def token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
-class Tokenizer:
-    """Base of tokenizers. `token_bytes` is the number of bytes of text of each id, for bits per byte."""
+class Tokenizer(Protocol):
+    """Text to ids and back: `decode` is the exact inverse of `encode`, with the replacement character for incomplete characters.
+
+    `bytes_of` gives UTF-8 for streaming decoders; `token_bytes` is the number of bytes of text of each id, for bits per byte.
+    """
 
     kind: str
     vocab_size: int
@@ -36,27 +39,17 @@ class Tokenizer:
     fingerprint: str
     separator: np.ndarray
 
+    def encode(self, text: str) -> np.ndarray: ...
+    def decode(self, ids: Iterable[int]) -> str: ...
+    def bytes_of(self, ids: Iterable[int]) -> bytes: ...
+    def to_json(self) -> dict[str, Any]: ...
+
     @property
     def dtype(self) -> np.dtype:
         return token_dtype(self.vocab_size)
 
-    def encode(self, text: str) -> np.ndarray:
-        """The ids of a text; `decode` is the exact inverse."""
-        raise NotImplementedError
-
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [self.encode(text) for text in texts]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids; incomplete characters become the replacement character."""
-        raise NotImplementedError
-
-    def bytes_of(self, ids: Iterable[int]) -> bytes:
-        """The text as UTF-8 bytes, for streaming decoders."""
-        raise NotImplementedError
-
-    def to_json(self) -> dict[str, Any]:
-        raise NotImplementedError
 
     def save(self, folder: Path) -> Path:
         """Write `tokenizer.json`, which `load` reads."""

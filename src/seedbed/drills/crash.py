@@ -258,7 +258,6 @@ class Recorder:
 
 
 def lose_power(note: Path, rng: random.Random) -> None:
-    """After the run: removes what was not durable."""
     record: dict[str, Any] = json.loads(note.read_text())
     for path, size in record["synced"].items():
         _lose_bytes(Path(path), size, rng)

@@ -63,7 +63,6 @@ def flip_bits(files: Iterable[Path], rng: random.Random, result: DrillResult, is
 
 
 def is_damaged(path: Path) -> bool:
-    """Whether a checkpoint is refused as damaged."""
     try:
         checkpoint_loading.load(path)
     except checkpoint_loading.Damaged:
@@ -212,9 +211,6 @@ def _put_before(sandbox: Sandbox, edge: int, name: str) -> str:
     return name
 
 
-# ---- the folder ------------------------------------------------------------------------------------------------------
-
-
 def moved_folder(sandbox: Sandbox, result: DrillResult) -> None:
     """The run's folder is renamed, moved away, replaced or removed during the run: followed, or saved elsewhere."""
     sandbox.train("straight")
@@ -258,9 +254,6 @@ MOVES: dict[str, Callable[[Path, Path], object]] = {
 }
 
 
-# ---- manifests of several ranks --------------------------------------------------------------------------------------
-
-
 def sharded_manifest(sandbox: Sandbox, result: DrillResult) -> None:
     """Single bits of a sharded checkpoint of two ranks flip, half of them in its manifest: never loaded."""
     together = ("model.dropout=0.0", "steps=24")
@@ -278,9 +271,6 @@ def sharded_manifest(sandbox: Sandbox, result: DrillResult) -> None:
     output = sandbox.resume("pieces", "dist.shard=1", "--force")
     result.add(line_with(output, "checkpoint damaged, falling back"))
     require_close(sandbox, "straight", "pieces", 1e-5)
-
-
-# ---- edited files ----------------------------------------------------------------------------------------------------
 
 
 EDITS = {"optim.lr": 0.5, "seed": 9, "model.dropout": 0.5, "data.block": 32, "ema": 0.5}
@@ -329,7 +319,6 @@ def _is_refused_or(run: Run, wanted: Config) -> bool:
 
 
 def _foreign_checkpoint(sandbox: Sandbox, result: DrillResult) -> None:
-    """A newer checkpoint of another run with equal shapes."""
     sandbox.train("other", "seed=5")
     shutil.copytree(sandbox.run_folder("one"), sandbox.run_folder("mixed"), symlinks=True)
     theirs = checkpoint.steps_in(sandbox.checkpoints("other"))[-1]

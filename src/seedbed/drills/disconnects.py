@@ -178,7 +178,7 @@ SERVICES = (
 def _mirror_by(kind: type[Sink]) -> None:
     """In the run: makes this service the mirror, and limits the final wait to a second."""
     choose.require = lambda choice: None
-    choose.sink_kind = lambda name: kind
+    choose.SINKS = {"tensorboard": kind}
     base.SECONDS = 1.0
 
 
@@ -235,7 +235,6 @@ def ranks(sandbox: Sandbox, result: DrillResult) -> None:
 
 
 def _second_rank(torchrun: int) -> int:
-    """The process of rank 1 among the children of torchrun."""
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             parent = int((path.parent / "stat").read_text().rpartition(")")[2].split()[1])

@@ -51,7 +51,6 @@ def at_step(step: int, act: Callable[[loop.Job], object]) -> None:
 
 
 def send(number: int) -> Callable[[loop.Job], None]:
-    """Sends a signal to the run itself."""
     return lambda job: os.kill(os.getpid(), number)
 
 
@@ -61,7 +60,6 @@ def fail(error: BaseException) -> NoReturn:
 
 
 def hang(job: loop.Job) -> None:
-    """A step that never ends."""
     while True:
         time.sleep(1.0)
 

@@ -97,8 +97,6 @@ class Sandbox:
         self.deadline = time.monotonic() + limit
         self.children: list[Child] = []
 
-    # ---- processes ---------------------------------------------------------------------------------------------------
-
     def start(self, *words: str, fault: Fault | None = None) -> Child:
         """Runs `seedbed WORDS` in a forked process; `fault` is injected before it begins."""
         out = self._output()
@@ -125,7 +123,6 @@ class Sandbox:
         return self.folder / f"output-{len(self.children):03d}.txt"
 
     def wait(self, child: Child) -> int:
-        """The exit code of a command, which must end before the drill's deadline."""
         self.wait_until(lambda: child.poll() is not None, child, "to end")
         code = child.poll()
         assert code is not None
@@ -145,7 +142,6 @@ class Sandbox:
             raise Failed(f"{name} ended too early: {child.output()[-300:]}")
 
     def run(self, *words: str, fault: Fault | None = None, code: int = 0, num_ranks: int = 0) -> str:
-        """Runs a command that must end with this exit code; returns its output."""
         child = self.start_fresh(*words, num_ranks=num_ranks) if num_ranks else self.start(*words, fault=fault)
         found = self.wait(child)
         if found != code:
@@ -178,7 +174,6 @@ class Sandbox:
         return 0
 
     def close(self) -> None:
-        """Kill the processes that still run."""
         for child in self.children:
             child.signal(signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -188,8 +183,6 @@ class Sandbox:
     def plain(self, line: str) -> str:
         """A line of output without the sandbox's folder and the command's prefixes."""
         return line.replace(f"{self.folder}/", "").removeprefix("seedbed: ").removeprefix("warning: ")
-
-    # ---- what runs leave ---------------------------------------------------------------------------------------------
 
     def run_folder(self, name: str) -> Path:
         return self.root / name
@@ -228,7 +221,6 @@ class Sandbox:
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """A run's rows without times."""
         return [{k: v for k, v in row.items() if k not in CLOCKS} for row in Run.open(self.root, name).rows()]
 
 

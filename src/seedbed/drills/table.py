@@ -172,7 +172,6 @@ def _keep(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def markdown(results: list[dict[str, Any]]) -> str:
-    """The results as a Markdown table, with their sum."""
     rows = ["| drill | injected | faults | detected | steps lost | bit-exact after |", "|---|---|---|---|---|---|"]
     for one in results:
         cells = [one["num_faults"], one["num_detected"], one["steps_lost"], one["bit_exact"]]

@@ -20,8 +20,8 @@ from seedbed.dist import SINGLE, Ranks, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
-from seedbed.report.model_table import model_text
 from seedbed.report.run_report import Setup, closing_verdict
+from seedbed.report.tables import model_text
 from seedbed.track import clocks, code
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
@@ -324,7 +324,7 @@ def print_config(run: Run, base: Config, console: Console) -> None:
         parent = Run.open(run.path.parent, facts["parent"])
         changes[f"changed against {parent.name}"] = configs.diff(configs.flat(parent.config_json()["config"]), new)
     if console.verbose:
-        from seedbed.report.config_lines import config_lines
+        from seedbed.report.tables import config_lines
 
         for text in config_lines(new, dict(zip("*~", changes.values(), strict=False)), console.width):
             console.line(text)

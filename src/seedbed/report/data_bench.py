@@ -51,7 +51,6 @@ def compare(source: Source, *, batch: int, limit_bytes: int | None = None) -> di
 
 
 def _plain_copies(num_bytes: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Two ways to copy the next bytes of a large buffer into allocated memory."""
     pool, target = np.ones(max(POOL, 4 * num_bytes), np.uint8), np.ones(num_bytes, np.uint8)
     tensor, there = torch.from_numpy(pool), torch.from_numpy(target)
     place = 0

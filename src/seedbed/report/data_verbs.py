@@ -80,7 +80,6 @@ def prepare_image_store(path: str, *, size: int, width: int = 0, out: str | Path
 
 
 def _prepared(make: Callable[..., Store], config: TextConfig | ImageConfig, out: str | Path | None) -> Store | None:
-    """The store; None when interrupted."""
     validate(config)
     config.check()
     try:
@@ -200,7 +199,6 @@ def _facts_in_words(found: dict[str, Any]) -> dict[str, str]:
 
 
 def _print_result(result: dict[str, Any], shown: dict[str, Any], json: bool) -> int:
-    """The result as JSON, or what is shown of it as aligned lines."""
     if json:
         print(dumps(result))
         return EXIT_OK

@@ -65,7 +65,6 @@ _TABLES = {
 
 
 def _columns(found: Table) -> list[str]:
-    """All column names, in order of first appearance."""
     return list(dict.fromkeys(key for row in found for key in row))
 
 

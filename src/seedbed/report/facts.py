@@ -51,7 +51,6 @@ def is_higher_better(events: Sequence[dict[str, Any]], metric: str | None) -> bo
 
 
 def last_losses(rows: list[dict[str, Any]]) -> list[float]:
-    """The losses at the end of the run, for its final level and noise."""
     return last_of([float(row["loss"]) for row in rows if is_number(row.get("loss"))])
 
 
@@ -67,7 +66,6 @@ def mean_and_sd(values: list[float]) -> tuple[float, float]:
 
 
 def series(rows: list[dict[str, Any]], name: str) -> list[tuple[Any, Any]]:
-    """The points (step, value) of one curve."""
     return [(row["step"], row[name]) for row in rows if is_number(row.get(name)) and is_number(row.get("step"))]
 
 

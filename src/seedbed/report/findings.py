@@ -37,7 +37,6 @@ class Finding:
         return self.status == "fail" and self.severity != "note"
 
     def lines(self, name: str) -> list[str]:
-        """The five lines of a failure."""
         head = f"FAIL {self.id} {self.title:<16} {name}"
         tail = f"[{_WORDS[self.severity]}, {self.seconds:.1f} s]"
         body = [f" {part:<6} {safe(getattr(self, part))}" for part in ("what", "where", "why", "fix")]
@@ -88,7 +87,6 @@ class Report:
         return f"{', '.join(parts)} in {self.seconds:.1f} s"
 
     def details(self) -> list[str]:
-        """The findings in full, most severe first, and a summary."""
         found = [finding for severity in _WORDS for finding in self.of(severity)]
         shown = ("\n" + "\n".join(finding.lines(self.name)) + self.following(finding) for finding in found)
         return [*shown, f"\n{self.name}: {self.summary()}"]
@@ -97,7 +95,6 @@ class Report:
         return "\n".join([self.head(), *(finding.row() for finding in self.findings), *self.details()])
 
     def json(self) -> dict[str, Any]:
-        """JSON values, equal in `--json` output and in the run folder."""
         plain = {"name": self.name, "exit_code": self.exit_code, "seconds": self.seconds, "key": self.key, "made": self.made}
         return {**plain, "shrunk": self.shrunk, "findings": [dataclasses.asdict(f) for f in self.findings]}
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from seedbed.errors import UserError
 from seedbed.track import files
 
 _EMPTY, _SPOILED = "#ececec", "#d9d2cf"
@@ -41,13 +40,10 @@ def draw_panels(
     `box` outlines (first row, last row, first column, last column), all inside. Colours run from `low`, dark, to `high`, bright;
     where less is better, `low` is the larger number.
     """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.cm import ScalarMappable
-        from matplotlib.figure import Figure
-        from matplotlib.patches import Rectangle
-    except ImportError as error:
-        raise UserError(f"the picture needs matplotlib, which does not load: {error}") from None
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
     rows, cols = labels[:2]
     across = min(len(panels), _MAX_COLUMNS)
@@ -75,7 +71,6 @@ def draw_panels(
 
 
 def short(value: float) -> str:
-    """A number with at most four digits."""
     if not math.isfinite(value):
         return "-"
     if value == int(value) and abs(value) < 1e4:

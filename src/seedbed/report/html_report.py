@@ -10,11 +10,9 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
-from seedbed.report.config_lines import config_lines
 from seedbed.report.export import write_file
-from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
-from seedbed.report.model_table import model_text
-from seedbed.report.svg_charts import Chart, Line, Point, bar, text
+from seedbed.report.html_page import Chart, Line, Point, bar, card, chart, embedded, folded, pairs, section, table, text
+from seedbed.report.tables import config_lines, model_text
 from seedbed.track import code, jsonl
 from seedbed.track.events import details, is_at_least
 from seedbed.track.run import Run, full_name
@@ -248,7 +246,6 @@ def compare_page(runs: Sequence[Run], metric: str | None = None) -> str:
 
 
 def overlays(runs: Sequence[Run]) -> list[str]:
-    """The curves of several runs in shared charts, one colour per run."""
     losses, evaluations, metrics = [], [], []
     for index, run in enumerate(runs):
         raw = facts.series(run.rows(), "loss")
@@ -278,7 +275,6 @@ SweepPage = Callable[[Path, str, str | None], tuple[str, str] | None]
 
 
 def report_text(runs: Sequence[Run], metric: str | None = None) -> str:
-    """The facts of runs, as in report.md; later runs are compared with the first."""
     parts = []
     for run in runs:
         parts += [run.name, *(f"  {line}" for line in run_report.fact_lines(run, run.rows(), run.events()))]

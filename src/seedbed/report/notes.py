@@ -19,11 +19,6 @@ DAYS = 7
 _CONCLUSION = re.compile(r"^- conclusion, ([^:\n]*): (.*(?:\n[ \t]+\S.*)*)", re.M)
 
 
-def text(root: Path) -> str:
-    """The text of the journal; empty when there is none."""
-    return read(path_of(root))
-
-
 def note(root: Path, name: str, conclusion: str) -> Path:
     """Add a dated conclusion to the run's entry, which is kept when the run folder is removed."""
     conclusion = one_line(conclusion)
@@ -88,7 +83,6 @@ def entries(root: Path) -> list[dict[str, str]]:
 
 
 def print_week(root: Path, as_json: bool) -> int:
-    """Print the week that ends today, as text or as JSON."""
     found = look(root, datetime.date.today())
     if as_json:
         return print_json(found)

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from seedbed.config import flat
-from seedbed.errors import UserError
 from seedbed.report import facts
 from seedbed.track import clocks, code, files
 from seedbed.track.events import KINDS, details, is_at_least
@@ -63,7 +62,6 @@ def fact_lines(run: Run, rows: list[dict[str, Any]], events: list[dict[str, Any]
 
 
 def outcome(run: Run, status: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """Final status and step."""
     step = status.get("step", rows[-1].get("step") if rows else 0)
     of = f" of {status['last_step']}" if status.get("last_step") else ""
     return f"{facts.final_status(run, status)} at step {step}{of}"
@@ -136,10 +134,7 @@ def draw(title: str, rows: list[dict[str, Any]], events: list[dict[str, Any]]) -
     losses, rates = facts.series(rows, "loss"), facts.series(rows, "lr")
     if not losses:
         return {}
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(f"the plot needs matplotlib, which does not load: {error}") from None
+    from matplotlib.figure import Figure
 
     metric, points = facts.evaluations(events)
     apart = bool(points) and "loss" not in str(metric)

@@ -22,7 +22,6 @@ def record(folder: Path, job: str) -> None:
 
 
 def jobs(folder: Path) -> list[str]:
-    """Ids of the jobs submitted for this folder, newest last."""
     found = None
     with contextlib.suppress(UserError):
         found = jsonl.read_object(folder / FILE).get("jobs")

@@ -46,7 +46,6 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def summaries(root: Path) -> list[dict[str, Any]]:
-    """Summaries of all runs, newest first, damaged ones included."""
     found = [summary(Run(Path(root) / name)) for name in run_names(root)]
     return sorted(found, key=lambda s: (math.inf if s["age"] is None else s["age"], s["name"]))
 
@@ -122,7 +121,6 @@ def _run_cells(s: dict[str, Any], queue: bool) -> list[str]:
 
 
 def list_checkpoints(root: Path, name: str, as_json: bool) -> int:
-    """Every checkpoint of a run, oldest first."""
     run = Run.open(root, name)
     found, metric = describe_checkpoints(run)
     if as_json:

@@ -28,8 +28,6 @@ Frame = tuple[list[str], bool]
 
 @dataclass(frozen=True)
 class Canvas:
-    """Size of a plot in characters, and what the terminal can show."""
-
     columns: int
     lines: int
     log: bool = False

@@ -32,7 +32,6 @@ def training(root: Path) -> list[dict[str, Any]]:
 
 
 def pace(run: Run) -> dict[str, Any]:
-    """Recent speed of a run and its time left."""
     rows = [row for row in jsonl.decode(tail_lines(run.path / "rows.jsonl")) if facts.is_number(row.get("step"))]
     last: dict[str, Any] = rows[-1] if rows else {}
     out = {key: last.get(key) for key in ("items_per_s", "wait", "mfu")}

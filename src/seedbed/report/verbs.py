@@ -10,9 +10,7 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
-from seedbed.report.config_lines import config_lines
-from seedbed.report.model_table import model_text
-from seedbed.report.tables import evaluation_table
+from seedbed.report.tables import config_lines, evaluation_table, model_text
 from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
 from seedbed.track.rows import tail_lines
@@ -23,7 +21,6 @@ _NUM_ROWS, _NUM_EVENTS = 5, 8
 
 
 def show(root: Path, name: str, as_json: bool) -> int:
-    """Show one run: facts, last rows and events, checkpoints."""
     run = Run.open(root, name)
     config, status, short = run.config_json(), run.status(), summaries.summary(run)
     slurm_queue.add([short])
@@ -56,7 +53,6 @@ def show(root: Path, name: str, as_json: bool) -> int:
 
 
 def show_model(root: Path, name: str, as_json: bool) -> int:
-    """Print the model table of a run."""
     run = Run.open(root, name)
     found = next((event for event in run.events() if event.get("kind") == "model"), None)
     if found is None:
@@ -104,7 +100,6 @@ def _print_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def diff_runs(root: Path, first: str, second: str, as_json: bool) -> int:
-    """Print the settings and results that differ between two runs."""
     a, b = Run.open(root, first), Run.open(root, second)
     config_a, config_b = a.config_json(), b.config_json()
     settings = diff(flat(config_a["config"]), flat(config_b["config"]))
@@ -199,7 +194,7 @@ def print_journal(root: Path, name: str | None, as_json: bool) -> int:
     if name is not None:
         print(safe("\n".join([f"## {found[0]['title']}", found[0]["text"]])))
     elif found:
-        print(safe(notes.text(root)), end="")
+        print(safe(journal.read(journal.path_of(root))), end="")
     else:
         print(f"no entries yet: {journal.path_of(root)} gains one when a run ends")
     return 0

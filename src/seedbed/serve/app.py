@@ -186,9 +186,6 @@ def workbench(root: Path) -> Starlette:
     return Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _missing, UserError: _explained})
 
 
-# ---- pages -----------------------------------------------------------------------------------------------------------
-
-
 async def _page(request: Request, status: int = 200) -> Response:
     return FileResponse(STATIC / "index.html", status, media_type="text/html")
 
@@ -221,9 +218,6 @@ async def _file(index: RunIndex, request: Request) -> Response:
     found = await run_in_threadpool(resolved, index, **request.path_params)
     # Plots of a running sweep are replaced under the same name, so browsers must revalidate.
     return FileResponse(found, media_type=KINDS[found.suffix.lower()], headers={"cache-control": "no-cache"})
-
-
-# ---- JSON -----------------------------------------------------------------------------------------------------------
 
 
 def _reading(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
@@ -270,7 +264,6 @@ def _names(request: Request) -> list[str]:
 
 
 async def _note(index: RunIndex, request: Request) -> Response:
-    """Add a conclusion on a run or sweep to the journal, or replace one."""
     name = request.path_params["name"]
     try:
         given = json.loads(await request.body())
@@ -287,7 +280,6 @@ async def _note(index: RunIndex, request: Request) -> Response:
 
 
 async def _act(index: RunIndex, request: Request) -> Response:
-    """Tag, rename, archive, delete or restore runs."""
     try:
         given = json.loads(await request.body())
         action, names, text = given["action"], given["runs"], given.get("text", "")
@@ -296,9 +288,6 @@ async def _act(index: RunIndex, request: Request) -> Response:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, ClientDisconnect):
         raise HTTPException(400, "an action is JSON with its name and a list of runs, and at most 64 kB") from None
     return Json(await run_in_threadpool(actions.act, index, action, names, text))
-
-
-# ---- errors ----------------------------------------------------------------------------------------------------------
 
 
 async def _missing(request: Request, error: Exception) -> Response:

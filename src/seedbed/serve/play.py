@@ -142,8 +142,6 @@ class PlayServer:
 
 
 class PlaySession:
-    """A rollout, what is recorded of it, and the messages that move it."""
-
     def __init__(self, name: str, player: Player, folder: Path) -> None:
         self.name, self.player, self.folder = name, player, folder
         self.rollout = player.new_rollout()
@@ -152,7 +150,6 @@ class PlaySession:
         self._acts = {act.__name__.removeprefix("_"): act for act in known}
 
     def hello(self) -> dict[str, Any]:
-        """Everything the page needs to build itself."""
         player = self.player
         axes = [asdict(axis) | {"is_time": axis.is_time} for axis in player.axes]
         size = {"height": player.height, "width": player.width, "num_seeds": player.num_seeds}
@@ -179,8 +176,6 @@ class PlaySession:
         if self.recorder is not None:
             with contextlib.suppress(UserError):
                 self._save({})
-
-    # ---- messages --------------------------------------------------------------------------------------------------------
 
     def _step(self, message: dict[str, Any]) -> dict[str, Any]:
         controls, num_axes = message.get("controls"), len(self.player.axes)
@@ -257,8 +252,6 @@ class PlaySession:
             if isinstance(problem, OSError):
                 raise UserError(f"the recording was stopped: {problem.strerror or problem}") from None
             raise
-
-    # ---- images ----------------------------------------------------------------------------------------------------------
 
     def _packet(self, header: dict[str, Any], with_memory: bool) -> bytes:
         """Header length, header (JSON), then the images in the order that the header names."""

@@ -109,7 +109,6 @@ class Playground:
         await worker.stop()
 
     async def stop_idle(self) -> None:
-        """Stop idle processes, periodically."""
         while True:
             await asyncio.sleep(IDLE_SECONDS / 10)
             for worker in list(self._workers.values()):

@@ -41,12 +41,9 @@ class RunIndex:
         self._configs: dict[str, tuple[Stamp, dict[str, Any]]] = {}
 
     def run(self, name: str) -> Run:
-        """An existing run by its name; a UserError for anything else."""
         if not is_name(name) or not os.path.isdir(self.root / name):
             raise UserError(f"there is no run {name!r} here; it may have been renamed or removed")
         return Run(self.root / name)
-
-    # ---- listings ----------------------------------------------------------------------------------------------------
 
     def refresh(self) -> int:
         """Update the summaries of runs whose files changed; the version rises with each change."""
@@ -135,10 +132,7 @@ class RunIndex:
         self.version += 1
         self._changed[name] = self.version
 
-    # ---- one run's numbers -------------------------------------------------------------------------------------------
-
     def columns(self, name: str) -> Columns:
-        """The current rows of a run as columns."""
         with self._lock:
             found = self._columns.setdefault(name, Columns(self.run(name).path / "rows.jsonl")).refresh()
             self._columns.move_to_end(name)

@@ -107,7 +107,6 @@ class LogLimit(logging.Filter):
 
 
 def limit_logs() -> None:
-    """Limit the logs of the server and its event loop."""
     for name in ("uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         if not any(isinstance(one, LogLimit) for one in logger.filters):

@@ -44,7 +44,6 @@ MAX_POINTS, MAX_CONSOLE, MAX_SAMPLES = 4000, 1 << 16, 200
 
 
 def run_page(index: RunIndex, name: str) -> dict[str, Any]:
-    """All data of a run page except curves, samples and console."""
     run, short = index.run(name), index.summary(name)
     page: dict[str, Any] = {"summary": short, "folder": str(run.path), "keys": keys_of(index, name)}
     try:
@@ -151,7 +150,6 @@ def _opens(config: dict[str, Any], found: list[dict[str, Any]]) -> dict[str, boo
 
 
 def samples(index: RunIndex, name: str) -> list[dict[str, Any]]:
-    """Samples over time: text, and addresses of images and videos."""
     run = index.run(name)
     found = [event for event in index.events(name) if event.get("kind") == "sample"]
     stride = max(1, -(-len(found) // MAX_SAMPLES))
@@ -167,7 +165,6 @@ def samples(index: RunIndex, name: str) -> list[dict[str, Any]]:
 
 
 def console(index: RunIndex, name: str) -> dict[str, Any]:
-    """The end of console.log."""
     path = index.run(name).path / "console.log"
     try:
         with open(files.open_regular(path), "rb") as file:
@@ -180,7 +177,6 @@ def console(index: RunIndex, name: str) -> dict[str, Any]:
 
 
 def address(kind: str, name: str, path: str) -> str:
-    """The address of a file of a run or a sweep."""
     return f"/files/{kind}/{quote(name, safe='')}/{quote(path)}"
 
 

@@ -51,19 +51,16 @@ class Stopwatch:
         self._earlier = dict(saved)
 
     def start(self, name: str) -> None:
-        """Stop the running timer, if any, and start this one."""
         self.pause()
         self._seconds.setdefault(name, 0.0)
         self.running, self._paused, self._since = name, None, self._clock()
 
     def pause(self) -> None:
-        """Stop counting until `resume` or `start`."""
         if self.running is not None:
             self._seconds[self.running] = self._here(self.running)
             self.running, self._paused = None, self.running
 
     def resume(self) -> None:
-        """Restart the timer that was paused."""
         if self._paused is not None:
             self.start(self._paused)
 

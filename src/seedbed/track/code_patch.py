@@ -185,7 +185,6 @@ _ASSIGNED = re.compile(
 
 
 def named(path: str) -> bool:
-    """Whether a path looks like that of a secret."""
     *folders, name = PurePath(path.lower()).parts or ("",)
     is_source = name.endswith(tuple(_SECRETS["sources"]))
     if is_source and re.fullmatch(_SECRETS["source_names"], name):

@@ -99,7 +99,6 @@ class Console:
         self._show("  ".join(cells) + left)
 
     def _columns(self) -> dict[str, Callable[[Any], str]]:
-        """The columns with this recipe's units."""
         items, each, loss = self.units.items, self.units.per_item, self.units.loss
         rate = {"items_per_s": lambda value: f"{scaled(value * each):>5} {items}/s"}
         return COLUMNS | {"loss": lambda value: f"{_loss(value)} {loss}".rstrip()} | rate
@@ -116,13 +115,11 @@ class Console:
         self._show(safe(head + first) + (f"  and {hidden} more" if more else "") + end, "bold green" if improved else "bold")
 
     def sample(self, step: int, text: str, names: list[str]) -> None:
-        """Print a sample, indented, and the names of its files."""
         self.line(f"sample at step {step}" + (f": {', '.join(names)}" if names else ""), style="bold")
         for part in text.splitlines():
             self.line(f"  | {part}", style="cyan")
 
     def close(self) -> None:
-        """Clear the progress line and close the log file."""
         self._status = ""
         self._show(None)
         if self._appender is not None:

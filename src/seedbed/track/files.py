@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import itertools
+import json
 import os
 import re
 import stat
@@ -10,11 +11,14 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _counter = itertools.count()
 
 # Bytes of appended lines kept in memory while the disk is full; beyond it the oldest lines are dropped.
 _MAX_WAITING = 1 << 20
+# Largest file of JSON that is read: parsing needs many times its size in memory.
+MAX_JSON = 64 << 20
 
 
 def open_write(path: Path) -> int:
@@ -115,7 +119,6 @@ class Appender:
         self._prefix = b""
 
     def sync(self) -> None:
-        """fsync what was written so far."""
         fsync(self._fd)
 
     def content(self) -> bytes:
@@ -146,6 +149,20 @@ def read_regular(path: Path | str, limit: int) -> bytes:
     if len(content) > limit:
         raise OSError(errno.EFBIG, f"larger than {limit >> 20} MiB" if limit >> 20 else f"larger than {limit} bytes", str(path))
     return content
+
+
+def read_json(path: Path) -> Any:
+    """The values of a JSON file of limited size; OSError or ValueError otherwise."""
+    try:
+        return json.loads(read_regular(path, MAX_JSON))
+    except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise ValueError(f"{path.name} is {error.strerror}") from None
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON ({error})") from None
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
 
 
 # Temporary names: files of `write_atomic`, and folders of runs that are being created or removed.

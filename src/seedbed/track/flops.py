@@ -32,7 +32,6 @@ def nominal_peak(device_name: str) -> float | None:
 
 
 def measured_peak(device: "torch.device", size: int = 8192, seconds: float = 0.2) -> float:
-    """Measured FLOP/s of a large bf16 matrix product on this CUDA device."""
     import torch
 
     a = torch.randn(size, size, device=device, dtype=torch.bfloat16)

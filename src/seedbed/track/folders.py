@@ -102,7 +102,6 @@ def try_lock(fd: int) -> bool:
 
 
 def sign(fd: int) -> None:
-    """Write the holder of the lock into the file."""
     since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(fd, 0)

@@ -9,8 +9,6 @@ from typing import Any
 from seedbed.errors import UserError
 from seedbed.track import files
 
-# Largest file that is parsed as one object: parsing needs many times its size in memory.
-MAX_OBJECT = 64 << 20
 # Our files are nested a few levels deep; functions over values may recurse.
 MAX_DEPTH = 64
 
@@ -99,17 +97,16 @@ def read_bytes(path: Path) -> bytes:
 def read_object(path: Path) -> dict[str, Any]:
     """A file that holds one JSON object, or a UserError that names it."""
     try:
-        value = json.loads(files.read_regular(path, MAX_OBJECT))
+        value = files.read_json(path)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(value, dict) or is_deep(value):
         raise UserError(f"{path} is damaged: it holds no JSON object of ours")
     return value
 
 
 def print_json(values: Any) -> int:
-    """Print values as JSON; infinities and NaN become null."""
     print(json.dumps(finite(values), indent=1))
     return 0

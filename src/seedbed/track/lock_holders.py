@@ -20,7 +20,6 @@ def is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> str:
-    """The process that signed a lock, in words."""
     try:
         facts = json.loads(files.read_regular(path, 1 << 16))
         return f"process {facts['pid']} on {facts['host']} since {facts['since']}"

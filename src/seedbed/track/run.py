@@ -13,15 +13,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seedbed import config as configs
 from seedbed.errors import UserError
 from seedbed.track import events, files, folders, jsonl
 from seedbed.track.text import format_value
 
-if TYPE_CHECKING:
-    from seedbed.track.listeners import Listener
+# What follows a run while it trains, such as a mirror: gets "row", an event's kind or "rewind", and its values as they are
+# written; must neither raise nor block.
+Listener = Callable[[str, dict[str, Any]], None]
 
 
 class Run:
@@ -202,11 +203,10 @@ class Run:
             self.warn_once("status.json", error)
 
     def row(self, values: dict[str, Any]) -> None:
-        """Append one log point to rows.jsonl."""
         self.last_step = values.get("step", self.last_step)
         self._append("rows.jsonl", values)
         for listener in self.listeners:
-            listener.row(values)
+            listener("row", values)
 
     def event(self, step: int, kind: str, **facts: Any) -> None:
         """Append to events.jsonl. `kind` is one of seedbed.track.events; the first number of an "eval" decides `best`."""
@@ -217,7 +217,7 @@ class Run:
         values["time"] = round(time.time(), 3)
         self._append("events.jsonl", values)
         for listener in self.listeners:
-            listener.event(values)
+            listener(kind, values)
 
     def _append(self, name: str, values: dict[str, Any]) -> None:
         self.locate()

@@ -17,6 +17,7 @@ from seedbed.data import limits
 from seedbed.data.store import digest
 from seedbed.dist import Ranks
 from seedbed.errors import UserError
+from seedbed.track import files
 from seedbed.track.files import is_plain_name
 from seedbed.track.folders import step_of
 from seedbed.train.checkpoint import FORMAT, FULL, Part, hash_file, steps_in
@@ -98,7 +99,7 @@ def _read_facts(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint, verified by its own checksum; tensors are not read."""
     try:
-        manifest = limits.read_json(path / "manifest.json")
+        manifest = files.read_json(path / "manifest.json")
     except (OSError, ValueError):
         raise Damaged(f"{path.name}/manifest.json is missing or unreadable") from None
     if not isinstance(manifest, dict):

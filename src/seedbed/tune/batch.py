@@ -235,7 +235,6 @@ def peak_memory(device: torch.device) -> int:
 
 @contextlib.contextmanager
 def limited(device: torch.device, limit: int) -> Iterator[None]:
-    """Limits the GPU's allocator."""
     is_limited = device.type == "cuda" and limit > 0
     if is_limited:
         total = torch.cuda.get_device_properties(device).total_memory

@@ -1,20 +1,20 @@
 """find-lr: the best learning rate of a run, from short trials at several rates, extrapolated to the run's length."""
 
+import contextlib
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from seedbed.config import Config
+from seedbed.config import Config, Schedule
 from seedbed.data.feed import Source
 from seedbed.errors import UserError
 from seedbed.track import jsonl
 from seedbed.train.optim import multiplier
 from seedbed.train.system import maximized
-from seedbed.tune.lr_trial import Study, Trial, num_scored
 from seedbed.tune.workload import Rig, Workload, num_parameters, preserved, rigged
 
 # The best rate falls with the length of a run, roughly as a power of it: -0.12 to 0.54 in five shortened presets, by
@@ -31,10 +31,118 @@ MOST_RATES = 7  # a flat range wider than this many powers of two is not followe
 SAME = 0.05  # a training loss that begins this near the evaluation's number is the same quantity
 FEWEST_STEPS, FEWEST_SCANNED = 20, 10
 SECONDS = {"cpu": 110.0, "cuda": 60.0, "mps": 60.0}
+DIVERGED = 2.0  # a loss that rose by this many times its first value has diverged
+FIRST_LOSSES = 5
+MAX_WARMUP = 0.2  # of a trial: the run's own number of warm-up steps where they fit
+MIN_SCORED, MAX_SCORED = 4, 16
 INK, BAND, CONFIGURED, FOUND = "#1f3b57", "#7fa8cf", "#9a9a9a", "#588157"
 
 GRID = 1  # the distance between rates, in powers of two
 T_95 = (6.31, 2.92, 2.35, 2.13, 2.02, 1.94, 1.89, 1.86, 1.83, 1.81, 1.80, 1.78)  # Student's, one-sided, by degrees of freedom
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training of `num_steps` steps at `factor` times the configured rates, and its losses; infinite if it diverged.
+
+    `loss` is the training loss on the next items, `score` the first number of the recipe's evaluation, None without one.
+    """
+
+    factor: float
+    num_steps: int
+    repeat: int
+    loss: float
+    score: float | None = None
+
+
+@dataclass
+class Study:
+    """Trials of one system, each made once. `run_steps` is the length of the run in question.
+
+    With `valid`, every trial is evaluated with its last weights, as the run is.
+    """
+
+    rig: Rig
+    run_steps: int
+    tick: Callable[[], None] = lambda: None
+    valid: Source | None = None
+    trials: dict[tuple[float, int, int], Trial] = field(default_factory=dict)
+
+    def trial(self, factor: float, num_steps: int, repeat: int = 0, evaluated: bool = True) -> Trial:
+        """A training at `factor` times the rates; every repeat has its own items and noise."""
+        key, evaluated = (factor, num_steps, repeat), evaluated and self.valid is not None
+        if key not in self.trials or (evaluated and self.trials[key].score is None):
+            with preserved(self.rig.engine):
+                fine = factor == 0.0 or self._train(factor, num_steps, repeat)
+                loss = self._score(num_steps, repeat) if fine else math.inf
+                score = (self.evaluate() if fine else math.inf) if evaluated else None
+            self.trials[key] = Trial(*key, loss if math.isfinite(loss) else math.inf, score)
+        return self.trials[key]
+
+    def evaluate(self) -> float:
+        """The metric by which a run chooses its best weights, for the current weights."""
+        engine = self.rig.engine
+        assert self.valid is not None
+        with engine.evaluating():
+            value = next(iter(engine.system.evaluate(self.valid, engine).values()))
+        return value if math.isfinite(value) else math.inf
+
+    def _train(self, factor: float, num_steps: int, repeat: int) -> bool:
+        """Trains along the shortened schedule; False when the loss diverges."""
+        rig, schedule = self.rig, trial_schedule(self.rig.engine.config.schedule, self.run_steps, num_steps)
+        watch = Divergence()
+        for i in range(num_steps + 1):
+            if i < num_steps:
+                progress = (i + 1) / num_steps
+                self._step(i, num_steps, repeat, progress, factor * multiplier(schedule, progress, i + 1))
+            result = rig.pop_result(lag=1 if i < num_steps else 0)
+            self.tick()
+            if result is not None and (result.halted or watch.add(result.loss)):
+                rig.readback.drop()
+                return False
+        return True
+
+    def _score(self, num_steps: int, repeat: int) -> float:
+        """The mean loss on the next items, equal for every rate; with EMA weights where a run has them."""
+        rig, losses = self.rig, []
+        averaged = rig.engine.ema.swapped_in() if rig.engine.ema else contextlib.nullcontext()
+        with averaged, rig.engine.dry_run():
+            for i in range(num_scored(num_steps)):
+                self._step(num_steps + i, num_steps, repeat, 1.0, 0.0)
+                result = rig.pop_result(lag=0)
+                assert result is not None
+                losses.append(result.loss)
+        return statistics.fmean(losses)
+
+    def _step(self, step: int, num_steps: int, repeat: int, progress: float, rate: float) -> None:
+        rig, first = self.rig, repeat * (num_steps + MAX_SCORED)
+        rig.load(min(step, num_steps - 1), (first + step) * rig.engine.config.batch, num_steps)
+        rig.run(first + step, progress, rate)
+
+
+def num_scored(num_steps: int) -> int:
+    return min(max(num_steps // 8, MIN_SCORED), MAX_SCORED)
+
+
+def trial_schedule(schedule: Schedule, run_steps: int, num_steps: int) -> Schedule:
+    """The schedule of a trial: the same shape, with as many warm-up steps as the run has, where they fit."""
+    return replace(schedule, warmup=min(schedule.warmup * run_steps / num_steps, max(schedule.warmup, MAX_WARMUP)))
+
+
+class Divergence:
+    """Detects losses that are not finite, or far above the first ones."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def add(self, loss: float) -> bool:
+        if not math.isfinite(loss):
+            return True
+        self.losses.append(loss)
+        if len(self.losses) < 2 * FIRST_LOSSES:
+            return False
+        first, last = statistics.median(self.losses[:FIRST_LOSSES]), statistics.median(self.losses[-FIRST_LOSSES:])
+        return last - first > DIVERGED * max(abs(first), 1e-12)
 
 
 @dataclass(frozen=True)
@@ -154,7 +262,6 @@ class LrResult:
 
     @property
     def ratio(self) -> float | None:
-        """The factor on all configured rates."""
         return self.lr / self.configured if self.lr is not None else None
 
     @property
@@ -317,12 +424,10 @@ def run_length(config: Config, per_step: float) -> int:
 
 
 def affordable(seconds: float, per_step: float) -> int:
-    """Steps per trial such that all trials together take `seconds`."""
     return max(FEWEST_STEPS, int(seconds / per_step / NUM_TRIALS / (1.0 + 1.0 / 8.0)))
 
 
 def _limits(configured: float, low: float | None, high: float | None) -> tuple[int, int]:
-    """The range of powers of two to search."""
     if configured <= 0:
         raise UserError("optim.lr=0 has no multiples; give a starting value such as optim.lr=1e-3")
     low = configured / REACH if low is None else low
@@ -388,11 +493,7 @@ def _why_no_rate(
     return f"no single best rate: {reason}. It likely lies {between}; more --seconds narrow it"
 
 
-# ---- the figure -------------------------------------------------------------------------------------------------------
-
-
 def draw(finding: LrResult, title: str, path: Path) -> None:
-    """Writes the figure as a PNG: losses of the trials over the rate, the configured rate, and the likely range of the best."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 5.6), dpi=110, layout="constrained")

@@ -89,7 +89,6 @@ TRIAL_COLUMNS = "{:>9}  {:<34}  {:>11}  {:>10}  {:>12}"
 
 
 def batch_trial(out: Console, t: Trial) -> None:
-    """One trial, printed at once."""
     state = ("fits" if t.fits else t.why) + (" (extrapolated)" if t.extrapolated else "") + (", compiled" if t.compiled else "")
     peak = f"{t.peak / GIB:.2f} GiB" if t.peak else "-"
     speed = (f"{t.seconds * 1e3:.1f}", f"{t.items_per_s:,.0f}") if t.seconds else ("-", "-")

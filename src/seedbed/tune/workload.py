@@ -53,7 +53,6 @@ class Rig(Stepper):
         return min((step + 1) / self.engine.config.steps, 1.0)
 
     def take_step(self, step: int) -> None:
-        """One step as the loop takes it."""
         self.step(step, step * self.engine.config.batch, self.progress(step), self.engine.config.steps)
 
     def take_steps(self, num_steps: int) -> None:
@@ -105,7 +104,6 @@ def preserved(engine: Engine) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits until the device has finished."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from seedbed.config import flat
 from seedbed.report import facts
 from seedbed.report.mirrors import MEMORY
-from seedbed.report.model_table import model_text
+from seedbed.report.tables import model_text
 from seedbed.track import jsonl
 from seedbed.track.events import details
 from seedbed.track.files import write_atomic
@@ -93,7 +93,6 @@ class Sink(ABC):
         """Rows and events after `step` will be sent again."""
 
     def place(self) -> str:
-        """Address of the copy."""
         return ""
 
     @abstractmethod
@@ -122,18 +121,9 @@ class Mirror:
 
     # ---- training's side ---------------------------------------------------------------------------------------------
 
-    def row(self, values: dict[str, Any]) -> None:
-        self._put(Item("row", dict(values), time.time()))
-
-    def event(self, values: dict[str, Any]) -> None:
-        self._put(Item(str(values["kind"]), dict(values), time.time()))
-
-    def rewind(self, step: int) -> None:
-        self._put(Item("rewind", {"step": step}, time.time()))
-
-    def _put(self, item: Item) -> None:
+    def __call__(self, kind: str, values: dict[str, Any]) -> None:
         with self._news:
-            self._waiting.append(item)
+            self._waiting.append(Item(kind, dict(values), time.time()))
             if self._given_up or len(self._waiting) > NUM_WAITING:
                 self._waiting.popleft()
                 self.num_dropped += 1

@@ -1,7 +1,6 @@
 """Which mirrors a run has: `--mirror`, checked before training, stored in the run's folder for resuming."""
 
 import contextlib
-import importlib
 import importlib.util
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +8,7 @@ from typing import Any, NamedTuple
 
 from seedbed.errors import UserError
 from seedbed.report.mirrors import MEMORY, base
+from seedbed.report.mirrors.services import SINKS
 from seedbed.track import jsonl
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run
@@ -22,15 +22,6 @@ class Choice(NamedTuple):
 
     def __str__(self) -> str:
         return self.name + ("+checkpoints" if self.checkpoints else "")
-
-
-# Module and class of each mirror; the required package has the mirror's name.
-SINKS = {
-    "wandb": "seedbed.report.mirrors.wandb:Wandb",
-    "tensorboard": "seedbed.report.mirrors.tensorboard:Tensorboard",
-    "trackio": "seedbed.report.mirrors.trackio:Trackio",
-    "mlflow": "seedbed.report.mirrors.mlflow:Mlflow",
-}
 
 
 def read(text: str) -> tuple[Choice, ...]:
@@ -53,18 +44,13 @@ def read(text: str) -> tuple[Choice, ...]:
 def require(choice: Choice) -> None:
     if choice.name not in SINKS:
         raise UserError(f"there is no mirror {choice.name!r}; there are: {', '.join(SINKS)}")
-    kind = sink_kind(choice.name)
+    kind = SINKS[choice.name]
     if choice.checkpoints and not kind.takes_checkpoints:
-        takers = [name for name in SINKS if sink_kind(name).takes_checkpoints]
+        takers = [name for name, other in SINKS.items() if other.takes_checkpoints]
         raise UserError(f"{choice.name} keeps no checkpoints; these do: {', '.join(takers)}")
     if importlib.util.find_spec(choice.name) is None:
         raise UserError(f'the mirror {choice.name} needs a package that is not installed: pip install "seedbed[{choice.name}]"')
     kind.require()
-
-
-def sink_kind(name: str) -> type[base.Sink]:
-    module, _, attribute = SINKS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def keep(run: Run, choices: Sequence[Choice]) -> None:
@@ -84,7 +70,7 @@ def mirrored(run: Run, say: Callable[[str], None], warn: Callable[[str], None]) 
         except UserError as problem:  # a resumed run may lack a mirror here
             warn(f"{problem}; the run goes on without it")
     for choice in choices:
-        sink = sink_kind(choice.name)(run, choice.checkpoints)
+        sink = SINKS[choice.name](run, choice.checkpoints)
         # A mirror that is added later gets the earlier rows and events first.
         mirrors.append(base.Mirror(sink, warn, () if sink.memory else base.backlog(run)))
     run.listeners += mirrors
@@ -103,7 +89,7 @@ def send(run: Run, choices: Sequence[Choice], say: Callable[[str], Any]) -> None
     """Send a finished run from its folder, in this thread."""
     items = base.backlog(run)
     for choice in choices:
-        sink = sink_kind(choice.name)(run, choice.checkpoints)
+        sink = SINKS[choice.name](run, choice.checkpoints)
         sink.forget()
         try:
             sink.open(run.config_json())

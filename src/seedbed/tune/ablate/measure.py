@@ -123,8 +123,6 @@ def steps_per_repeat(workload: Workload) -> int:
 
 
 class _AttentionCalls(TorchFunctionMode):
-    """Counts calls of torch's attention."""
-
     num = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,8 +131,6 @@ class _AttentionCalls(TorchFunctionMode):
 
 
 class _AttentionKernels(TorchDispatchMode):
-    """The fused attention kernels that run."""
-
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()

@@ -26,7 +26,6 @@ COLOURS = {"faster": "#588157", "slower": "#c8553d", "within noise": "#9a9a9a"}
 
 
 def write(study: Study, summary: Sequence[Line], notes: Sequence[str]) -> None:
-    """Writes report.md, report.json and the two figures."""
     study.save([asdict(line) for line in summary])
     drawn = draw_all(study, summary)
     files.write_atomic(study.path / "report.md", markdown(study, summary, notes, drawn))
@@ -49,7 +48,6 @@ def markdown(study: Study, summary: Sequence[Line], notes: Sequence[str], drawn:
 
 
 def facts(study: Study) -> list[str]:
-    """Where and how it was measured."""
     known = study.facts
     where = [known.get("device"), f"torch {known.get('torch')}", known.get("driver"), known.get("code"), known.get("created")]
     execution = f"{study.steps} timed steps per repeat after a warm-up, {study.num_repeats} repeats per row"
@@ -69,7 +67,6 @@ def peaks(study: Study) -> str:
 
 
 def notes(summary: Sequence[Line], repeats: int) -> list[str]:
-    """Caveats for the reader."""
     found = []
     if repeats < 2:
         found.append(f"one repeat per row: differences up to {BLIND_NOISE:.0%} are taken for noise; --repeats 3 would measure it")
@@ -121,7 +118,6 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def command(study: Study) -> str:
-    """The command that makes or continues this report."""
     known = study.identity
     words = [*known["axes"], *(w for s in known["settings"] for w in ("--set", s))]
     words += ["--steps", str(known["steps"])] if known["steps"] else []
@@ -264,7 +260,6 @@ def _log(axis: Any, scale: Any, limit: Any, low: float, high: float) -> None:
 
 
 def _axes(size: tuple[float, float], title: str, label: str) -> Any:
-    """The axes of a new figure, with a grid behind the data."""
     axes = Figure(figsize=size, dpi=120, layout="constrained").add_subplot()
     axes.grid(True, color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)

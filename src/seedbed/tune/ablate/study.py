@@ -91,7 +91,6 @@ class Study:
 
     @property
     def singles(self) -> list[Entry]:
-        """The rows that change one thing."""
         return [entry for entry in self.entries if entry.row.axis not in (BASELINE, COMBINED)]
 
     @property
@@ -108,7 +107,6 @@ class Study:
         return {"name": self.path.name, **kept, "spacing": self.spacing, "rows": rows}
 
     def save(self, summary: Sequence[dict[str, Any]] = ()) -> None:
-        """Writes everything so far atomically."""
         with writing(self.path):
             files.write_atomic(self.path / "report.json", jsonl.pretty(self.to_json() | {"summary": list(summary)}))
 
@@ -317,7 +315,6 @@ def loss_at(repeat: Repeat, step: int) -> float | None:
 
 
 def step_at(repeat: Repeat, moment: float) -> int:
-    """The step that a row reaches after this many seconds."""
     return min(int(moment / statistics.median(repeat.seconds) + 1e-9), len(repeat.losses))
 
 

@@ -48,8 +48,6 @@ class DataCache:
 
 @dataclass
 class Session:
-    """One process that measures a report."""
-
     workload: Workload
     study: Study
     predictor: Predictor
@@ -62,7 +60,6 @@ class Session:
         return replace(config, seed=config.seed + place // study.ROUND % self.study.num_repeats)
 
     def work(self) -> None:
-        """Measures everything that is waiting, then the combination of the best."""
         self._measure_all()
         if self.study.combined is None and self.study.singles:
             self.study.entries.append(self._combination())

@@ -145,8 +145,6 @@ class Pack:
         for trial in self.training:
             trial.job.console.line(text)
 
-    # ---- a step ---------------------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         """Set each run's learning rate, EMA weight and next item; finished runs repeat their last step, halted."""
         jobs = [trial.job for trial in self.trials]
@@ -182,8 +180,6 @@ class Pack:
                     self.notify(job)
         return sent_back
 
-    # ---- between steps --------------------------------------------------------------------------------------------------
-
     @contextlib.contextmanager
     def clocks_paused(self) -> Iterator[None]:
         """Pause every run's clock: no run trains while one of them evaluates, samples or saves."""
@@ -209,7 +205,6 @@ class Pack:
                 job.console.line(f"step {job.step}: this run ends here: {type(error).__name__}: {error}")
 
     def end(self, trial: PackedTrial) -> None:
-        """Finish one run; its tensors are its own again."""
         if trial.job.status != "failed":
             self.act(trial, loop.finish)
         self.stack.detach(trial.row)

@@ -153,8 +153,6 @@ class Update(nn.Module):
 
 
 class Units(System):
-    """The compile units: a step's two halves."""
-
     def __init__(self, forward: Forward, update: Update) -> None:
         super().__init__()
         self.losses, self.update_all = forward, update
@@ -186,8 +184,6 @@ class Stack:
         self._held = [self._attach(row, job) for row, job in enumerate(jobs)]
         self.losses, self.update = Forward(template, self.layout), Update(self)
         self.system: System = Units(self.losses, self.update)
-
-    # ---- a run's tensors, and its row ------------------------------------------------------------------------------------
 
     def _attach(self, row: int, job: Job) -> list[Tensor]:
         """Copy a run's tensors into its row, and make them views of it."""
@@ -221,10 +217,7 @@ class Stack:
         self.halted[row] = 1.0
 
     def is_attached(self, row: int) -> bool:
-        """Whether a run's tensors are still views of its row."""
         return bool(self._held[row])
-
-    # ---- a step -------------------------------------------------------------------------------------------------------------
 
     def begin(self, rates: list[float], averaging: list[float], counters: list[int]) -> None:
         """Set what changes from step to step: each run's learning rate, EMA weight and next item."""

@@ -44,8 +44,6 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialStatus:
-    """The state of a trial and its results so far."""
-
     trial: Trial
     state: str
     run: str
@@ -73,7 +71,6 @@ class TrialStatus:
 
 
 def folder_of(root: Path) -> Path:
-    """`sweeps/` beside the runs folder."""
     return Path(root).parent / "sweeps"
 
 
@@ -148,7 +145,6 @@ class Sweep:
         return full_name(self.facts["recipe"], self.facts["preset"])
 
     def command(self) -> str:
-        """The command that makes this sweep again."""
         facts, words = self.facts, []
         for axis in self.grid.axes:
             texts = [format_value(value) for value in axis.values]
@@ -165,7 +161,6 @@ class Sweep:
         return f"{self.name}-{trial.number:04d}"
 
     def trials(self) -> list[Trial]:
-        """All trials, in order of work."""
         found = []
         for path in sorted((self.path / "trials").glob("[0-9]*.json")):
             settings = jsonl.read_object(path).get("settings")
@@ -191,8 +186,6 @@ class Sweep:
         finally:
             folders.release(fd)
 
-    # ---- claims ------------------------------------------------------------------------------------------------------
-
     def claim(self, trial: Trial) -> int | None:
         """Claims a trial for this process until `locks.release`; None when it is taken or has ended."""
         fd = folders.open_lock(self.path / "claims" / f"{trial.number:04d}")
@@ -209,8 +202,6 @@ class Sweep:
 
     def is_claimed(self, trial: Trial) -> bool:
         return is_locked(self.path / "claims" / f"{trial.number:04d}")
-
-    # ---- results -----------------------------------------------------------------------------------------------------
 
     def result(self, trial: Trial) -> TrialStatus | None:
         """The result of a trial; it remains when the run's folder is removed."""
@@ -245,7 +236,6 @@ class Sweep:
         return len(failed)
 
     def status(self, trial: Trial) -> TrialStatus:
-        """The current state of a trial, whoever works on it."""
         return self.result(trial) or self._read_run(trial)
 
     def statuses(self, metric: str | None = None) -> list[TrialStatus]:

@@ -41,8 +41,6 @@ class Span:
 
 @dataclass(frozen=True)
 class Grid:
-    """The axes and ranges, and the settings shared by all trials."""
-
     axes: tuple[Axis, ...]
     spans: tuple[Span, ...]
     fixed: dict[str, Any]
@@ -53,7 +51,6 @@ class Grid:
 
 
 def words(settings: dict[str, Any]) -> list[str]:
-    """Settings as the command line takes them."""
     return [f"{key}={format_value(value)}" for key, value in settings.items()]
 
 

@@ -15,8 +15,7 @@ from typing import Any
 from seedbed.report import html_page, html_report, journal
 from seedbed.report.comparison import quantile
 from seedbed.report.heatmap import Panel, draw_panels
-from seedbed.report.html_page import card, embedded, folded, pairs, section
-from seedbed.report.svg_charts import text
+from seedbed.report.html_page import card, embedded, folded, pairs, section, text
 from seedbed.track import code, files, jsonl
 from seedbed.track.run import Run
 from seedbed.track.text import clip, format_value, number, one_line, table
@@ -37,7 +36,6 @@ class Cell:
 
     @property
     def values(self) -> list[float]:
-        """The best value of every seed that ended normally."""
         return [s.best for s in self.seeds if s.state in ("done", "stopped early") and s.best is not None]
 
     @property
@@ -66,8 +64,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Report:
-    """The current state of a sweep."""
-
     sweep: Sweep
     statuses: tuple[TrialStatus, ...]
     cells: tuple[Cell, ...]
@@ -143,7 +139,6 @@ class Report:
 
 
 def read_report(sweep: Sweep, metric: str | None = None) -> Report:
-    """The state of a sweep, ranked by the metric that decides `best` or another one."""
     statuses = tuple(sweep.statuses(metric))
     return Report(sweep, statuses, tuple(sorted(cells_of(statuses), key=Cell.rank)))
 
@@ -168,7 +163,6 @@ Rows = tuple[list[str], list[list[str]], Sequence[int]]
 
 
 def trial_rows(report: Report) -> Rows:
-    """Every trial, best first."""
     order = sorted(report.statuses, key=trial_rank)
     keys = list(dict.fromkeys(key for s in order for key in s.trial.settings))
     header = ["trial", *keys, "state", "step", "loss", report.metric, ""]
@@ -292,7 +286,6 @@ def _averaged(report: Report, dropped: Sequence[Axis]) -> str:
 
 
 def record(report: Report) -> Path:
-    """The sweep's entry in the journal."""
     sweep, best = report.sweep, report.best
     top = journal.path_of(sweep.root)
     counts = ", ".join(f"{count} {state}" for state, count in report.counts.items())

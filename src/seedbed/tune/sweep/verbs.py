@@ -4,6 +4,9 @@ Torch is imported only for training.
 """
 
 import contextlib
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,33 +22,159 @@ from seedbed.report.findings import Finding
 from seedbed.track import code, folders
 from seedbed.track.jsonl import print_json
 from seedbed.track.run import full_name
-from seedbed.track.text import width
+from seedbed.track.text import number, one_line, width
 from seedbed.trust import Code
 from seedbed.tune.sweep import grid as grids
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep import suggest
-from seedbed.tune.sweep.folder import Sweep, Trial, default_name
+from seedbed.tune.sweep.folder import Sweep, Trial, TrialStatus, default_name
 from seedbed.tune.sweep.grid import Grid, words
-from seedbed.tune.sweep.screen import Screen
 
 # Number of suggestions that train as a pack.
 SUGGESTED_TOGETHER = 8
+# Reading the files of all workers may take at most this share of the time.
+SHARE = 0.02
+LEAST_SECONDS = 2.0
+
+
+class Screen:
+    """Console output: a live table on a terminal, a line per event elsewhere, nothing with --json; and the report's file."""
+
+    def __init__(self, sweep: Sweep, quiet: bool) -> None:
+        self.sweep, self.quiet = sweep, quiet
+        self._live: Any = None
+        self._draw_again = 0.0
+        self._drawing = threading.Lock()
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._live:
+            self._live.console.print(one_line(text), markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(text, flush=True)
+
+    def on_start(self, trials: Sequence[Trial]) -> None:
+        text = f"trials {', '.join(f'{t.number:04d}' for t in trials)} begin as one pack"
+        if len(trials) == 1:
+            text = f"trial {trials[0].number:04d} begins: {' '.join(words(trials[0].settings))}"
+        self._line(text)
+
+    def on_end(self, found: TrialStatus) -> None:
+        name = f"trial {found.trial.number:04d} {found.state}: {' '.join(words(found.trial.settings))}"
+        at = f" at step {number(found.step)}" if found.step is not None else ""
+        value = f", {found.metric or 'best'} {number(found.best)}" if found.best is not None else ""
+        self._line(f"{name}{at}{value}" + (f" ({found.error})" if found.error else ""))
+        self.write()
+
+    def write(self, last: bool = False) -> None:
+        """Writes the report; the heat-map only now and then, and at the end."""
+        # One worker at a time reads and writes, so that none overwrites newer results.
+        with self._drawing, self.sweep.locked("report.lock"):
+            start = time.monotonic()
+            draw = last or start >= self._draw_again
+            reports.write(reports.read_report(self.sweep), draw=draw)
+            if draw:
+                self._draw_again = start + (time.monotonic() - start) / SHARE
+
+    def close(self) -> None:
+        """Writes the final report, and a journal entry when all trials have ended."""
+        self.write(last=True)
+        found = reports.read_report(self.sweep)
+        if not {"running", "waiting"} & set(found.counts):
+            reports.record(found)
+
+    def _line(self, text: str) -> None:
+        """Prints an event, where no table shows it."""
+        if not self._live:
+            self.say(text)
+
+    @contextlib.contextmanager
+    def showing(self) -> Iterator[None]:
+        """A live table during the block, on a terminal."""
+        if self.quiet or not sys.stdout.isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        # On its own handle: the output of trials is redirected, the table is not.
+        out = Console(file=sys.stdout, highlight=False)
+        done = threading.Event()
+        with Live(console=out, auto_refresh=False, transient=True, redirect_stdout=False, redirect_stderr=False) as live:
+            self._live = live
+            thread = threading.Thread(target=self._refresh, args=(done, out), daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                done.set()
+                thread.join(5)
+                self._live = None
+
+    def _refresh(self, done: threading.Event, out: Any) -> None:
+        pause = 0.0
+        while not done.wait(pause):
+            start = time.monotonic()
+            # A half-written file may break the table, never the training.
+            with contextlib.suppress(Exception):
+                self._live.update(self._table(out.height - 3), refresh=True)
+            pause = max(LEAST_SECONDS, (time.monotonic() - start) / SHARE)
+
+    def _table(self, max_rows: int) -> Any:
+        from rich.table import Table
+        from rich.text import Text
+
+        found = reports.read_report(self.sweep)
+        keys = list(dict.fromkeys(key for s in found.statuses for key in s.trial.settings))
+        counts = ", ".join(f"{count} {state}" for state, count in found.counts.items())
+        shown = Table(box=None, pad_edge=False, title=f"{self.sweep.name}: {counts}", title_justify="left")
+        for name in ("trial", *keys, "state", "step", "loss", found.metric, "items/s"):
+            shown.add_column(Text(name), no_wrap=True)
+        running = [s for s in found.statuses if s.state == "running"]
+        ended = sorted(
+            (s for s in found.statuses if s.best is not None and s.state != "running"), key=lambda s: s.sign * (s.best or 0.0)
+        )
+        for status in [*running, *ended][: max(max_rows, 3)]:
+            cells = reports.trial_cells(status, keys)[:-1]
+            shown.add_row(*map(Text, [*cells, number(status.rate, 0) if status.rate else ""]))
+        return shown
+
+
+@dataclass(frozen=True)
+class Options:
+    root: Path
+    dirty: bool = False
+    json: bool = False
+    check: bool = True
+    most: int | None = None
+    suggest: int | None = None
+    retry: bool = False
+
+    def clean_code(self) -> dict[str, Any]:
+        state = code.state(Path.cwd(), self.root)
+        code.require_clean(state, self.dirty)
+        return state
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """What the training of a trial needs to know about its sweep."""
+    """What the training of a trial needs to know about its sweep, and this process's options."""
 
     sweep: Sweep
     recipe: Recipe
     preset: str
     base: Config
     code: dict[str, Any]
-    say: Callable[[str], None]
+    options: Options
+    screen: Screen
 
     @property
     def patience(self) -> int:
         return int(self.sweep.facts.get("patience") or 0)
+
+    def say(self, text: str) -> None:
+        self.screen.say(text)
 
     def config(self, trial: Trial) -> Config:
         config = grids.config_of(self.base, self.sweep.grid, trial.settings)
@@ -80,37 +209,31 @@ class Launcher(Protocol):
 
 
 class Worker:
-    """Works until nothing is left to claim. `most` limits a pack, 1 for none; `more` adds further trials, if any."""
+    """Works until nothing is left to claim."""
 
-    def __init__(
-        self, workspace: Workspace, launch: Launcher, screen: Screen, most: int | None, more: Callable[[], bool]
-    ) -> None:
-        self.workspace, self.launch, self.screen, self.most, self.more = workspace, launch, screen, most, more
-        self._groups: list[Group] = []
-        self._grouped: set[int] = set()
+    def __init__(self, workspace: Workspace, launch: Launcher) -> None:
+        self.workspace, self.launch, self.screen = workspace, launch, workspace.screen
+        self._groups: dict[int, Group] = {}  # by the numbers of their trials
 
     def work(self) -> int:
         """Trains what can be claimed; returns the signal that stopped it, or 0."""
         while True:
             with self._claimed() as trials:
-                if trials:
-                    outcome = self._train(trials)
-                    if outcome.stop_signal:
-                        return outcome.stop_signal
-            if not trials and not self.more():
-                return 0
+                stop_signal = self._train(trials) if trials else 0
+            if stop_signal or (not trials and not _more(self.workspace)):
+                return stop_signal
 
-    def _train(self, trials: list[Trial]) -> Outcome:
+    def _train(self, trials: list[Trial]) -> int:
         # A worker may have died between the end of a run and the record of it.
         left = [trial for trial in trials if not self._recorded(trial)]
         if not left:
-            return Outcome()
+            return 0
         self.screen.on_start(left)
         outcome = self.launch.train(self.workspace, left)
         for trial in left:
             if not self._recorded(trial, outcome.errors.get(trial.number, "")) and not outcome.stop_signal:
                 self._recorded(trial, "the run ended without a message; see its console.log")
-        return outcome
+        return outcome.stop_signal
 
     def _recorded(self, trial: Trial, error: str = "") -> bool:
         """Records and shows the result of a trial whose run has ended or failed; False when it can continue."""
@@ -139,32 +262,17 @@ class Worker:
         return [trial for trial in sweep.trials() if sweep.result(trial) is None and not sweep.is_claimed(trial)]
 
     def _group_of(self, trial: Trial) -> Group:
-        if trial.number not in self._grouped:
+        if trial.number not in self._groups:
             # New trials since the last call: all of them at the start, a few suggestions later.
-            fresh = [t for t in self._waiting() if t.number not in self._grouped]
-            if self.most == 1 and not self._grouped:
+            fresh, most = [t for t in self._waiting() if t.number not in self._groups], self.workspace.options.most
+            if most == 1 and not self._groups:
                 self.workspace.say("one by one: packs were declined (--no-pack)")
-            found = [Group((t,)) for t in fresh] if self.most == 1 else self.launch.groups(self.workspace, fresh, self.most)
-            self._groups += found
-            self._grouped |= {t.number for group in found for t in group.trials}
-        return next((group for group in self._groups if trial in group.trials), Group((trial,)))
-
-
-@dataclass(frozen=True)
-class Options:
-    """This process's options; other workers may use others."""
-
-    root: Path
-    dirty: bool = False
-    json: bool = False
-    check: bool = True
-    most: int | None = None
-    suggest: int | None = None
-    retry: bool = False
+            found = [Group((t,)) for t in fresh] if most == 1 else self.launch.groups(self.workspace, fresh, most)
+            self._groups |= {t.number: group for group in found for t in group.trials}
+        return self._groups.get(trial.number) or Group((trial,))
 
 
 def show(root: Path, name: str, as_json: bool, metric: str | None = None) -> int:
-    """Prints the state of a sweep."""
     found = reports.read_report(Sweep.open(root, name), metric)
     queue = slurm_queue.describe(found.sweep.path)
     if as_json:
@@ -195,7 +303,6 @@ class Draft:
 
     @property
     def config(self) -> Config:
-        """The config of the first trial."""
         return grids.config_of(self.base, self.grid, self.settings[0] if self.settings else _end(self.grid, "low"))
 
     def remember(self) -> None:
@@ -230,8 +337,7 @@ def draft(
     settings = _checked_cells(base, grid, searching, full_name(recipe.name, preset))
     if searching:
         suggest.require(sampler)
-    state = code.state(Path.cwd(), options.root)
-    code.require_clean(state, options.dirty)
+    state = options.clean_code()
     facts = {"recipe": recipe.name, "preset": preset, "patience": patience, "sampler": sampler if searching else None}
     facts |= {"metric": metric} if metric else {}
     facts |= {"why": why, "suggest": options.suggest, "code": {k: v for k, v in state.items() if k != "patch"}}
@@ -241,26 +347,22 @@ def draft(
 
 
 def start(made: Draft, options: Options, launch: Callable[[], Launcher]) -> int:
-    """Starts a sweep, or continues it."""
     made.remember()
     sweep = made.write(options.root)
     screen = Screen(sweep, quiet=options.json)
     for note in made.notes:
         screen.say(note)
-    return _work(Workspace(sweep, made.recipe, made.preset, made.base, made.code, screen.say), options, launch, screen)
+    return _work(Workspace(sweep, made.recipe, made.preset, made.base, made.code, options, screen), launch)
 
 
 def join(name: str, options: Options, launch: Callable[[], Launcher]) -> int:
     """Works on an existing sweep, here or on another machine that shares the disk."""
     sweep = Sweep.open(options.root, name)
-    recipe = find_saved(sweep.facts["recipe"], sweep.path)
-    preset = sweep.facts["preset"]
+    recipe, preset = find_saved(sweep.facts["recipe"], sweep.path), sweep.facts["preset"]
     if sweep.facts.get("sampler"):
         suggest.require(sweep.facts["sampler"])
-    state = code.state(Path.cwd(), options.root)
-    code.require_clean(state, options.dirty)
-    screen = Screen(sweep, quiet=options.json)
-    return _work(Workspace(sweep, recipe, preset, recipe.preset(preset), state, screen.say), options, launch, screen)
+    base, state, screen = recipe.preset(preset), options.clean_code(), Screen(sweep, quiet=options.json)
+    return _work(Workspace(sweep, recipe, preset, base, state, options, screen), launch)
 
 
 def confirm(root: Path, name: str) -> list[Code]:
@@ -296,40 +398,39 @@ def _end(grid: Grid, which: Literal["low", "high"]) -> dict[str, Any]:
     return spans | {axis.key: axis.values[0] for axis in grid.axes}
 
 
-def _work(workspace: Workspace, options: Options, launch: Callable[[], Launcher], screen: Screen) -> int:
-    sweep = workspace.sweep
+def _work(workspace: Workspace, launch: Callable[[], Launcher]) -> int:
+    sweep, screen, options = workspace.sweep, workspace.screen, workspace.options
     _greet(workspace)
     if options.retry and (num := sweep.forget_failures()):
         workspace.say(f"{num} failed trials are tried again")
-    _more(workspace, options)
+    _more(workspace)
     trials = sweep.trials()
     if any(sweep.result(trial) is None for trial in trials):
         train = launch()
         if options.check and not _passed(workspace, train, trials):
             return EXIT_FAILED
         with screen.showing():
-            stopped = Worker(workspace, train, screen, options.most, lambda: _more(workspace, options)).work()
+            stopped = Worker(workspace, train).work()
         screen.close()
         if stopped:
             screen.say(f"stopped, every trial is saved; continue with: seedbed sweep --join {sweep.name}")
             return 128 + stopped
-    # Prints the report at the end of this worker's part.
-    found = reports.read_report(workspace.sweep)
+    found = reports.read_report(sweep)
     if options.json:
         print_json(found.to_json())
     else:
         print("\n".join(reports.lines_of(found, width())))
         left = found.counts.get("running", 0) + found.counts.get("waiting", 0)
         if left:
-            again = f"look again with: seedbed sweep --show {workspace.sweep.name}"
-            print(f"{left} trials are still being worked on elsewhere; {again}")
-        paths = (workspace.sweep.path / name for name in ("heatmap.png", "report.md"))
+            print(f"{left} trials are still being worked on elsewhere; look again with: seedbed sweep --show {sweep.name}")
+        paths = (sweep.path / name for name in ("heatmap.png", "report.md"))
         print("\n".join(str(path) for path in paths if path.exists()))
     return EXIT_FAILED if found.counts.get("failed") else EXIT_OK
 
 
-def _more(workspace: Workspace, options: Options) -> bool:
+def _more(workspace: Workspace) -> bool:
     """Adds suggested trials; whether there are any."""
+    options = workspace.options
     if not workspace.sweep.facts.get("sampler"):
         return False
     num = options.suggest or int(workspace.sweep.facts["suggest"])
