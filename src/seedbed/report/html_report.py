@@ -11,6 +11,7 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
 from seedbed.report.config_lines import config_lines
+from seedbed.report.event_text import event_text
 from seedbed.report.export import write_file
 from seedbed.report.html_page import card, chart, embedded, folded, pairs, section, table
 from seedbed.report.model_table import model_text
@@ -204,10 +205,7 @@ def _events_section(events: Rows) -> str:
 
 
 def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
-    known = flat({k: v for k, v in details(event).items() if k not in ("layers", "data")})
-    kept = {k: format_value(v) if isinstance(v, list) else number(v) for k, v in known.items() if v not in (None, "", [])}
-    words = ", ".join(f"{k} {v}" for k, v in kept.items())
-    return number(event.get("step")), one_line(str(event.get("kind"))), clip(one_line(words), 400)
+    return number(event.get("step")), one_line(str(event.get("kind"))), event_text(event)
 
 
 def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:

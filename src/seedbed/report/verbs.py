@@ -11,6 +11,7 @@ from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
 from seedbed.report.config_lines import config_lines
+from seedbed.report.event_text import event_text
 from seedbed.report.model_table import model_text
 from seedbed.report.tables import evaluation_table
 from seedbed.track import clocks, code, jsonl
@@ -47,11 +48,7 @@ def show(root: Path, name: str, as_json: bool) -> int:
     if events:
         print("last events")
     for event in events:
-        rest = flat({k: v for k, v in details(event).items() if k != "layers"})
-        words = " ".join(
-            f"{k}={number(v) if not isinstance(v, list) else format_value(v)}" for k, v in rest.items() if v not in (None, "", [])
-        )
-        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
+        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {event_text(event)}", width()))
     return 0
 
 
