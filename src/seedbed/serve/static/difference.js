@@ -90,12 +90,16 @@ export class Difference {
     const names = [h("a", { href: runPath(this.other) }, this.other), this.page.summary.name];
     return h(
       "div",
-      { className: "scroll" },
+      {},
       h(
+        "div",
+        { className: "scroll tall", tabIndex: 0, role: "region", ariaLabel: `Differences: ${what}` },
+        h(
         "table",
         { className: "config", "data-part": what },
         h("thead", {}, h("tr", {}, [what, ...names].map((name) => h("th", {}, name)))),
         h("tbody", {}, rows.map(([name, there, here]) => h("tr", { "data-key": name }, h("td", {}, name), h("td", { className: "mono" }, there), h("td", { className: "mono" }, here)))),
+        ),
       ),
       h("p", { className: "small soft pad" }, `${num_equal} more are equal`),
     );

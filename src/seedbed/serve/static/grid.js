@@ -248,8 +248,13 @@ export class Panels {
     chart.span = span && (logx ? span.map((value) => Math.log10(Math.max(value, 1e-12))) : span);
     const traces = this.traces(found, group),
       { marks = [], shapes } = this.decorate?.(group, traces) || {};
+    // Curves of one chart that are not told apart by the page's legend.
+    const isPair = this.byKey && group.length === 2;
+    for (const trace of traces) trace.showlegend = isPair && trace.opacity !== 0.34;
     await chart.draw([...traces, ...marks], {
       shapes,
+      showlegend: isPair,
+      legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
       uirevision: `${x}${logx}${logy}${span}`,
       xaxis: { type: logx ? "log" : "linear", title: { text: axisTitle(x), font: { size: 10 }, standoff: 2 } },
       yaxis: { ...fixed, type: logy && !SHARES.has(key) ? "log" : "linear", fixedrange: true },

@@ -1,6 +1,6 @@
 // Units of metrics by their names. A name that is not known stays bare.
 
-import { bytes, num, percent } from "./dom.js";
+import { bytes, num, percent, scaled } from "./dom.js";
 
 const BY_NAME = [
   [/(^|_)nats(_|$)/, "nats"],
@@ -44,5 +44,6 @@ export const SHARES = new Set(["wait", "mfu", "mfu_measured"]);
 // A value of a metric as people read it.
 export function textOf(key, value, unit = "") {
   if (SHARES.has(key)) return percent(value);
-  return key && unitOf(key) === "B" ? bytes(value) : `${num(value)} ${unit}`.trim();
+  if (key && unitOf(key) === "B") return bytes(value);
+  return `${key?.endsWith("per_s") ? scaled(value) : num(value)} ${unit}`.trim();
 }
