@@ -59,11 +59,21 @@ def run_page(index: RunIndex, name: str) -> dict[str, Any]:
     page |= {"reproduce": reproduction(run), "error": status.get("error"), "verdict": status.get("verdict")}
     page |= {"config": config_table(run, config), "children": index.children(name)[:50], "events": time_line(index, name)}
     page |= {"preflight": _preflight(run, events), "time": _time_use(index, name, status), "notes": notes(index, name)}
-    page["code_json"] = run.code_json()
+    page |= {"code_json": run.code_json(), "parents": _parents(index, config.get("parent"))}
     with contextlib.suppress(OSError):
         page["code_json"]["code.patch"] = hashlib.sha256((run.path / "code.patch").read_bytes()).hexdigest()[:10]
     page["checkpoints"], page["metric"] = _checkpoints(index, run)
     return page | {"opens": _opens(config, page["checkpoints"])}
+
+
+def _parents(index: RunIndex, name: str | None) -> list[dict[str, Any]]:
+    """Summaries of a parent and of those above it, the root first; of one that was removed, the name."""
+    found: list[dict[str, Any]] = []
+    while name and name not in [one["name"] for one in found]:
+        there = is_name(name) and os.path.isdir(index.root / name)
+        found.insert(0, index.summary(name) if there else {"name": name})
+        name = found[0].get("parent")
+    return found
 
 
 def keys_of(index: RunIndex, name: str) -> list[str]:

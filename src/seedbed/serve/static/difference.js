@@ -24,7 +24,6 @@ export function differing(there, here) {
 export class Difference {
   constructor(place, page, other) {
     Object.assign(this, { place, page, other });
-    const { name } = page.summary;
     this.names = h("datalist", { id: "other-runs" });
     this.field = h("input", {
       type: "search",
@@ -32,7 +31,7 @@ export class Difference {
       ariaLabel: "Compare with run",
       list: "other-runs",
       value: other,
-      onfocus: () => this.offer(name),
+      onfocus: () => (this.offered ??= this.offer()),
       oninput: () => this.known?.has(this.field.value) && this.choose(this.field.value),
       onchange: () => this.choose(this.field.value.trim()),
     });
@@ -44,11 +43,9 @@ export class Difference {
     return [h("span", { className: "grow" }), offered, this.field, this.names];
   }
 
-  async offer(own) {
-    if (this.known) return;
-    this.known = new Set();
-    const { runs } = await get("/api/runs");
-    this.known = new Set(runs.map((run) => run.name).filter((name) => name !== own));
+  async offer() {
+    const { names } = await get("/api/settings");
+    this.known = new Set(names.filter((name) => name !== this.page.summary.name));
     this.names.replaceChildren(...[...this.known].map((value) => h("option", { value })));
   }
 
@@ -67,6 +64,8 @@ export class Difference {
     if (!other) return place.replaceChildren(h("div", { className: "empty" }, "Name any other run to see which settings and which code differ."));
     let page;
     try {
+      await (this.offered ??= this.offer());
+      if (!this.known.has(other)) throw new Error(`there is no run ${other} with settings here, or it is this one`);
       page = await get(apiPath(other));
     } catch (error) {
       return other === this.other && place.replaceChildren(problem(error));

@@ -224,14 +224,14 @@ class RunPage {
   }
 
   drawFacts() {
-    const { summary, events = [], time = {}, preflight = {}, checkpoints = [], verdict, metric, children } = this.about;
+    const { summary, events = [], time = {}, preflight = {}, checkpoints = [], verdict, metric, parents, children } = this.about;
     const draw = (key, data, made) => this.once(key, data, () => this.parts[key].replaceChildren(...made()));
     draw("events", events, () => [eventList(events)]);
     draw("time", [time, verdict], () => timeUse(time, verdict));
     draw("preflight", preflight, () => checks(preflight));
     draw("checkpoints", [checkpoints, metric], () => [checkpointTable(checkpoints, metric)]);
     const resumes = events.filter((event) => event.kind === "resume");
-    this.once("lineage", [summary.status, summary.parent, children, resumes], () => lineage(this.parts.lineage, this.about));
+    this.once("lineage", [summary.status, parents, children, resumes], () => lineage(this.parts.lineage, this.about));
     const { config, reproduce, code, hash } = this.about;
     this.once("config", [config, reproduce, code, hash], () => this.drawConfig());
   }

@@ -140,11 +140,10 @@ export class RunCurves {
   groups(name, keys) {
     const pattern = matcher(this.view.find),
       { pin } = this.view;
-    const measured = ordered(keys.filter((key) => !isEvaluation(key)));
-    const groups = families(name === "Evaluation" ? keys : measured);
     // The evaluation that can be compared with the loss of training is drawn with it.
-    if (name === "Training" && groups[0]?.[0] === "loss" && this.many.has("eval/loss")) groups[0] = ["loss", "eval/loss"];
-    const shown = groups.filter((group) => group.some((key) => pattern.test(key)));
+    const both = name === "Training" && this.many.has("eval/loss") ? ["loss", "eval/loss"] : ["loss"];
+    const found = keys.filter((key) => (key === "loss" ? both : [key]).some((one) => pattern.test(one)));
+    const shown = families(name === "Evaluation" ? found : ordered(found)).map((group) => (group[0] === "loss" ? both : group));
     return [...shown.filter(([key]) => pin.includes(key)), ...shown.filter(([key]) => !pin.includes(key))];
   }
 
