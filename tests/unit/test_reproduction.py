@@ -83,7 +83,7 @@ def test_reproduction_says_where_other_code_is_installed(tmp_path: Path):
     assert reproduction(trained(older))["remarks"] == [
         f"seedbed 0.0.1 trained it, and {code.version()} is installed: numbers may differ"
     ]
-    assert "sources of the installed seedbed" in reproduction(trained(edited))["remarks"][0]
+    assert "other sources than those" in reproduction(trained(edited))["remarks"][0]
 
 
 def test_reproduction_of_a_resumed_run_stops_and_goes_on(tmp_path: Path):
@@ -94,7 +94,7 @@ def test_reproduction_of_a_resumed_run_stops_and_goes_on(tmp_path: Path):
     first, then = reproduction(run)["command"].split(" && ")
     assert first == "seedbed train gpt/demo --no-check steps=12 --name one-again --until 5"
     assert then == "seedbed resume one-again steps=20"
-    assert reproduction(run)["remarks"] == ["from step 5 on other code trained it, which no command restores"]
+    assert reproduction(run)["remarks"] == ["it was resumed with other code, which no command restores"]
 
 
 def test_reproduction_says_what_no_command_repeats(tmp_path: Path):

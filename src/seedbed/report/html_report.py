@@ -198,14 +198,10 @@ def _time_use(status: dict[str, Any]) -> str:
 def _events_section(events: Rows) -> str:
     listed = [e for e in events if e.get("kind") not in ("model", "sample", "eval")]
     incidents = [e for e in listed if is_at_least("notice", e)]
-    shown = ([event_cells(e) for e in found] for found in (incidents[:40], listed[:_MAX_EVENTS]))
-    head, rest = (table(("step", "what", ""), cells, numbers=(0,), keys=(1,)) for cells in shown)
+    cells = [[(number(e.get("step")), str(e.get("kind")), event_text(e)) for e in found] for found in (incidents[:40], listed)]
+    head, rest = (table(("step", "what", ""), rows[:_MAX_EVENTS], numbers=(0,), keys=(1,)) for rows in cells)
     quiet = "<p class=lead>No spikes, roll-backs or alarms.</p>" if not incidents else ""
     return card(quiet, head, folded(f"all {len(listed)} events", rest))
-
-
-def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
-    return number(event.get("step")), one_line(str(event.get("kind"))), event_text(event)
 
 
 def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:

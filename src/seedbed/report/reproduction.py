@@ -20,24 +20,24 @@ _EVENTS = {
 def reproduction(run: Run) -> dict[str, Any]:
     """Commands that put the code back (`before`), those that train (`command`), and `remarks` on what differs all the same."""
     facts, state, patch, file = run.config_json(), run.code_json(), run.path / "code.patch", Path(run.config_json()["recipe"])
-    changes, remarks = _against_preset_now(facts)
     before = [f"git checkout {shlex.quote(str(state['commit']))}"] if state.get("commit") else []
     before += [f"git apply {shlex.quote(str(patch))}"] if patch.is_file() else []
-    if state.get("dirty") and not patch.is_file():
-        remarks.append(f"its code had uncommitted changes, and {patch} is missing")
-    remarks += filter(None, [code.left_out(state)])
-    if state.get("version") not in (None, code.version()):
-        remarks.append(f"seedbed {state['version']} trained it, and {code.version()} is installed: numbers may differ")
-    elif state.get("source") not in (None, code.source_digest()):
-        remarks.append("the sources of the installed seedbed are not those that trained it: numbers may differ")
-    resumed = [past for past in state.get("resumed") or [] if isinstance(past, dict)]
-    remarks += [f"from step {p.get('step')} on other code trained it, which no command restores" for p in resumed]
-    if (kept := run.path / file.name).is_file() and not (file.is_file() and file.read_bytes() == kept.read_bytes()):
-        remarks.append(f"{file} has changed or is gone; the run's copy is {kept}")
-    if facts["config"].get("budget"):
-        remarks.append("a time budget decided its length, which is another one on another machine")
-    found = (_EVENTS.get(str(event.get("kind")), "").format(step=event.get("step")) for event in run.events())
-    return {"before": before, "command": run.command(changes), "remarks": [*remarks, *dict.fromkeys(filter(None, found))]}
+    (changes, remarks), version, kept = _against_preset_now(facts), code.version(), run.path / file.name
+    is_edited = kept.is_file() and not (file.is_file() and file.read_bytes() == kept.read_bytes())
+    is_other = state.get("version") not in (None, version)
+    said = {
+        f"its code had uncommitted changes, and {patch} is missing": state.get("dirty") and not patch.is_file(),
+        code.left_out(state): code.left_out(state),
+        f"seedbed {state.get('version')} trained it, and {version} is installed: numbers may differ": is_other,
+        "the installed seedbed has other sources than those that trained it: numbers may differ": not is_other
+        and state.get("source") not in (None, code.source_digest()),
+        "it was resumed with other code, which no command restores": state.get("resumed"),
+        f"{file} has changed or is gone; the run's copy is {kept}": is_edited,
+        "a time budget decided its length, which is another one on another machine": facts["config"].get("budget"),
+    }
+    said |= {_EVENTS.get(str(event.get("kind")), "").format(step=event.get("step")): True for event in run.events()}
+    remarks += [text for text, holds in said.items() if text and holds]
+    return {"before": before, "command": run.command(changes), "remarks": remarks}
 
 
 def _against_preset_now(facts: dict[str, Any]) -> tuple[dict[str, Any] | None, list[str]]:
@@ -51,6 +51,6 @@ def _against_preset_now(facts: dict[str, Any]) -> tuple[dict[str, Any] | None, l
     differing = diff(now, own)
     moved = [key for key in differing if key not in (facts.get("changes") or {})]
     shared = {key: value for key, (_, value) in differing.items() if key in now and key in own}
-    remarks = [f"the preset has changed since; the command restores {', '.join(set(moved) & shared.keys())}"]
+    remarks = [f"the preset has changed since; the command restores {', '.join(sorted(shared.keys() & moved))}"]
     lost = [key for key in moved if key not in shared]
     return (shared if moved else None), remarks * (len(lost) < len(moved)) + [f"not restored: {', '.join(lost)}"] * bool(lost)
