@@ -279,8 +279,9 @@ class Run:
         begun = dict((facts.get("changes") or {}) if changes is None else changes)
         for past in reversed(history):
             begun |= {key: old for key, (old, _) in past["changed"].items()}
-        checked = next((str(event.get("outcome")) for event in self.events() if event.get("kind") == "preflight"), "")
-        flags = [*["--dirty"] * (self.code_json().get("dirty") is True), *_FLAGS.get(checked, [])]
+        outcomes = [event.get("outcome") for event in self.events() if event.get("kind") == "preflight"]
+        flags = ["--dirty"] * (self.code_json().get("dirty") is True) + ["--no-check"] * ("skipped" in outcomes)
+        flags += ["--force"] * ("forced" in outcomes)
         commands = [["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *flags, *_words(begun)]]
         for past in history:
             commands[0] += ["--name", f"{self.name}-again"] * (past is history[0])
@@ -290,8 +291,6 @@ class Run:
         return " && ".join(map(shlex.join, commands))
 
 
-# What lets a run start again whose checks were skipped, or failed.
-_FLAGS = {"skipped": ["--no-check"], "forced": ["--force"]}
 # Types of the optional parts of config.json.
 _KINDS = {"id": str, "hash": str, "changes": dict, "parent": str, "why": str, "created": str, "sweep": str, "accepted": list}
 

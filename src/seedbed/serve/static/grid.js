@@ -244,7 +244,7 @@ export class Panels {
     const { group, chart } = panel,
       { x, logx, logy, span } = this.view,
       [key] = group;
-    const fixed = SHARES.has(key) ? { tickformat: "~%", rangemode: "tozero" } : key === "items_per_s" ? { rangemode: "tozero" } : {};
+    const fixed = SHARES.has(key) ? { tickformat: ".2~%", rangemode: "tozero" } : key === "items_per_s" ? { rangemode: "tozero" } : {};
     chart.span = span && (logx ? span.map((value) => Math.log10(Math.max(value, 1e-12))) : span);
     const traces = this.traces(found, group),
       { marks = [], shapes } = this.decorate?.(group, traces) || {};

@@ -2,7 +2,7 @@
 
 import { h, num, runPath, status } from "./dom.js";
 
-export function lineage(place, { summary, events, parents, children = [] }) {
+export function lineage(place, { summary, events, parents = [], children = [] }) {
   const resumes = events.filter((event) => event.kind === "resume");
   const line = (run) =>
     h(
