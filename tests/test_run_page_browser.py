@@ -119,7 +119,7 @@ def test_run_sections_hold_training_evaluation_system_and_own_groups(visit):  # 
     page.keyboard.press("Enter")
     page.wait_for_selector("[data-section=System] .panel[data-key=memory] .scatterlayer .trace", state="attached")
     assert "1.20 GB" in page.inner_text("[data-key=memory] .chart-title") or "1.2 GB" in page.inner_text("[data-key=memory]")
-    assert page.inner_text("[data-key=items_per_s] .ytitle").endswith("/s")
+    assert str(page.text_content("[data-key=items_per_s] .ytitle")).endswith("/s")
 
 
 def test_metric_measured_once_is_in_a_table(visit):  # noqa: F811
