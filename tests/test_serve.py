@@ -222,9 +222,21 @@ def test_run_with_a_parent(shared: Path):
     assert moved == {"seed": ("1", "2"), "optim.lr": ("0.002", "0.003")}
     assert [c["key"] for c in page["config"] if c["changed"]] == ["optim.lr"]
     assert get(shared, "/api/runs/run-0001")["children"] == ["run-0002"]
-    assert page["command"] == "seedbed train ebt/demo optim.lr=0.003"
+    assert [parent["name"] for parent in page["parents"]] == ["run-0001"] and page["code_json"]["version"] == "0.1.0"
+    # The preset of today has other settings than these runs were made up with.
+    command = page["reproduce"]["command"].split()
+    assert command[:3] == ["seedbed", "train", "ebt/demo"] and {"batch=64", "steps=1000", "seed=2"} <= set(command)
+    assert page["reproduce"]["remarks"][0].startswith("the preset has changed since")
     assert page["time"]["seconds"]["train"] > page["time"]["seconds"]["eval"] > 0
     assert "loss" in page["keys"] and "eval/loss" in page["keys"] and "step" not in page["keys"]
+
+
+def test_parents_are_listed_from_the_root_to_one_that_was_removed(root: Path):
+    for name, parent in (("run-0000", "gone"), ("run-0001", "run-0000")):
+        config = root / name / "config.json"
+        config.write_text(config.read_text().replace('"parent": null', f'"parent": "{parent}"'))
+    found = get(root, "/api/runs/run-0002")["parents"]
+    assert [one["name"] for one in found] == ["gone", "run-0000", "run-0001"] and "status" not in found[0]
 
 
 def test_events_have_a_position_on_every_axis(shared: Path):

@@ -10,6 +10,7 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, html_page, journal, notes, run_report, verbs
+from seedbed.report.event_text import event_text
 from seedbed.report.export import write_file
 from seedbed.report.html_page import Chart, Line, Point, bar, card, chart, embedded, folded, pairs, section, table, text
 from seedbed.report.tables import config_lines, model_text
@@ -195,17 +196,10 @@ def _time_use(status: dict[str, Any]) -> str:
 def _events_section(events: Rows) -> str:
     listed = [e for e in events if e.get("kind") not in ("model", "sample", "eval")]
     incidents = [e for e in listed if is_at_least("notice", e)]
-    shown = ([event_cells(e) for e in found] for found in (incidents[:40], listed[:_MAX_EVENTS]))
-    head, rest = (table(("step", "what", ""), cells, numbers=(0,), keys=(1,)) for cells in shown)
+    cells = [[(number(e.get("step")), str(e.get("kind")), event_text(e)) for e in found] for found in (incidents[:40], listed)]
+    head, rest = (table(("step", "what", ""), rows[:_MAX_EVENTS], numbers=(0,), keys=(1,)) for rows in cells)
     quiet = "<p class=lead>No spikes, roll-backs or alarms.</p>" if not incidents else ""
     return card(quiet, head, folded(f"all {len(listed)} events", rest))
-
-
-def event_cells(event: dict[str, Any]) -> tuple[str, str, str]:
-    known = flat({k: v for k, v in details(event).items() if k not in ("layers", "data")})
-    kept = {k: format_value(v) if isinstance(v, list) else number(v) for k, v in known.items() if v not in (None, "", [])}
-    words = ", ".join(f"{k} {v}" for k, v in kept.items())
-    return number(event.get("step")), one_line(str(event.get("kind"))), clip(one_line(words), 400)
 
 
 def _settings(config: dict[str, Any], parent: Run | None) -> list[str]:

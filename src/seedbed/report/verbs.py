@@ -10,6 +10,7 @@ from typing import Any
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import facts, journal, notes, slurm_queue, summaries
+from seedbed.report.event_text import event_text
 from seedbed.report.tables import config_lines, evaluation_table, model_text
 from seedbed.track import clocks, code, jsonl
 from seedbed.track.events import details
@@ -44,11 +45,7 @@ def show(root: Path, name: str, as_json: bool) -> int:
     if events:
         print("last events")
     for event in events:
-        rest = flat({k: v for k, v in details(event).items() if k != "layers"})
-        words = " ".join(
-            f"{k}={number(v) if not isinstance(v, list) else format_value(v)}" for k, v in rest.items() if v not in (None, "", [])
-        )
-        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {words}", width()))
+        print(clip(f"  {number(event.get('step')):>8}  {one_line(str(event.get('kind'))):<10} {event_text(event)}", width()))
     return 0
 
 

@@ -1,6 +1,7 @@
 """Data of the pages as plain values: runs, curves, comparisons, sweeps, journal."""
 
 import contextlib
+import hashlib
 import math
 import os
 import re
@@ -16,11 +17,13 @@ from seedbed import recipes
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
 from seedbed.report import comparison, facts, journal, summaries
+from seedbed.report.event_text import event_text
 from seedbed.report.notes import conclusions, entries
+from seedbed.report.reproduction import reproduction
 from seedbed.serve.actions import TRASH
 from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
-from seedbed.track.events import details, has_section, severity_of
+from seedbed.track.events import has_section, severity_of
 from seedbed.track.rows import Columns
 from seedbed.track.run import Run
 from seedbed.track.run_names import run_names
@@ -52,11 +55,24 @@ def run_page(index: RunIndex, name: str) -> dict[str, Any]:
         return {**page, "damaged": str(problem), "events": time_line(index, name), "notes": [], "config": []}
     status, events = run.status(), index.events(name)
     page |= {"version": config.get("version"), "hash": config.get("hash"), "code": code.describe(run.code_json())}
-    page |= {"command": run.command(), "error": status.get("error"), "verdict": status.get("verdict")}
+    page |= {"reproduce": reproduction(run), "error": status.get("error"), "verdict": status.get("verdict")}
     page |= {"config": config_table(run, config), "children": index.children(name)[:50], "events": time_line(index, name)}
     page |= {"preflight": _preflight(run, events), "time": _time_use(index, name, status), "notes": notes(index, name)}
+    page |= {"code_json": run.code_json(), "parents": _parents(index, config.get("parent"))}
+    with contextlib.suppress(OSError):
+        page["code_json"]["code.patch"] = hashlib.sha256((run.path / "code.patch").read_bytes()).hexdigest()[:10]
     page["checkpoints"], page["metric"] = _checkpoints(index, run)
     return page | {"opens": _opens(config, page["checkpoints"])}
+
+
+def _parents(index: RunIndex, name: str | None) -> list[dict[str, Any]]:
+    """Summaries of a parent and of those above it, the root first; of one that was removed, the name."""
+    found: list[dict[str, Any]] = []
+    while name and name not in [one["name"] for one in found]:
+        there = is_name(name) and os.path.isdir(index.root / name)
+        found.insert(0, index.summary(name) if there else {"name": name})
+        name = found[0].get("parent")
+    return found
 
 
 def keys_of(index: RunIndex, name: str) -> list[str]:
@@ -96,8 +112,7 @@ def time_line(index: RunIndex, name: str) -> list[dict[str, Any]]:
     places = {axis: _moved(columns, steps, axis, np.array(columns.column(axis))).tolist() for axis in AXES}
     out = []
     for i, event in enumerate(events):
-        words = [f"{key} {format_value(value)}" for key, value in details(event).items() if value not in ([], "")]
-        shown = {"kind": str(event.get("kind")), "what": str(event.get("what") or ", ".join(words))[:400]}
+        shown = {"kind": str(event.get("kind")), "what": str(event.get("what") or event_text(event))[:400]}
         at = {axis: places[axis][i] for axis in AXES}
         out.append({"step": event.get("step"), **shown, "severity": severity_of(event), "at": at})
     return jsonl.finite(out)

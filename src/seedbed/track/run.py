@@ -272,14 +272,17 @@ class Run:
         facts = self.config_json()
         return f"{full_name(facts['recipe'], facts['preset'])}, config {facts.get('hash')}, seedbed {facts.get('version')}"
 
-    def command(self) -> str:
-        """The commands that repeat this run, including stops at the steps where settings were changed."""
+    def command(self, changes: dict[str, Any] | None = None) -> str:
+        """The commands that repeat this run, with stops where settings were changed; `changes` are against another preset."""
         facts = self.config_json()
         history = facts.get("history") or []
-        begun = dict(facts.get("changes") or {})
+        begun = dict((facts.get("changes") or {}) if changes is None else changes)
         for past in reversed(history):
             begun |= {key: old for key, (old, _) in past["changed"].items()}
-        commands = [["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *_words(begun)]]
+        outcomes = [event.get("outcome") for event in self.events() if event.get("kind") == "preflight"]
+        flags = ["--dirty"] * (self.code_json().get("dirty") is True) + ["--no-check"] * ("skipped" in outcomes)
+        flags += ["--force"] * ("forced" in outcomes)
+        commands = [["seedbed", "train", full_name(facts["recipe"], facts["preset"]), *flags, *_words(begun)]]
         for past in history:
             commands[0] += ["--name", f"{self.name}-again"] * (past is history[0])
             commands[-1] += ["--until", str(past["step"])]

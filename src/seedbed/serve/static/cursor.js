@@ -1,6 +1,7 @@
 // One cursor over all charts of a page: a line at the same x in each, with the values of all curves there.
 
-import { h, num } from "./dom.js";
+import { h } from "./dom.js";
+import { textOf } from "./units.js";
 
 const charts = new Set();
 let next, asked;
@@ -59,8 +60,8 @@ function draw(chart, x, isFrom) {
     .map((one) => [
       h("i", { style: { background: one.colour } }),
       isFrom ? h("span", { className: "who" }, one.label) : null,
-      h("b", {}, num(one.value)),
-      isFrom ? h("span", { className: "raw" }, one.raw === undefined ? "" : `(${num(one.raw)})`) : null,
+      h("b", {}, textOf(one.key, one.value)),
+      isFrom ? h("span", { className: "raw" }, one.raw === undefined ? "" : `(${textOf(one.key, one.raw)})`) : null,
     ]);
   chart.readout.replaceChildren(
     isFrom ? h("div", { className: "where" }, place(x)) : "",
@@ -91,7 +92,7 @@ export function valuesAt(traces, x) {
     const { label, key, colour, smooth } = trace.meta;
     const name = JSON.stringify([label, key]),
       before = found.get(name);
-    if (!before) found.set(name, { label: label === key ? key : label, colour, value });
+    if (!before) found.set(name, { label, key, colour, value });
     else if (smooth) Object.assign(before, { value, raw: before.value });
   }
   return [...found.values()];

@@ -181,7 +181,7 @@ export function enlarge(src) {
   const dialog = h(
     "dialog",
     { onclick: () => dialog.close(), onclose: () => dialog.remove() },
-    h("img", { src, alt: "enlarged" }),
+    h("img", { src, alt: "enlarged", onload: (event) => event.target.classList.toggle("pixels", event.target.naturalWidth < innerWidth / 2) }),
   );
   document.body.append(dialog);
   dialog.showModal();

@@ -3,7 +3,7 @@
 import { Chart, curveRows, curves, picture, plotly } from "./chart.js";
 import { get, h } from "./dom.js";
 import { downloads } from "./download.js";
-import { axisTitle } from "./units.js";
+import { axisTitle, SHARES, textOf } from "./units.js";
 
 // Keys asked for at once, so that the first panels do not wait for the last.
 const BATCH = 6;
@@ -13,8 +13,7 @@ const MAX_DRAWN = 24;
 // Shown first and last; the rest in between, in the order of the rows.
 const FIRST = ["loss"];
 const LAST = ["grad_norm", "lr", "items_per_s", "wait", "mfu", "mfu_measured", "memory", "epoch"];
-const SHARES = new Set(["wait", "mfu", "mfu_measured"]);
-const isEvaluation = (key) => /^(eval|test)\//.test(key);
+export const isEvaluation = (key) => /^(eval|test)\//.test(key);
 
 // Evaluations come right after the metric of training that has their name; those without one after the first metric.
 export function ordered(keys) {
@@ -55,9 +54,11 @@ export function matcher(text) {
 }
 
 export class Panels {
-  // `view` is read and `choose(changes)` asks for another one; `runs` are {name, index, recipe}.
-  constructor(place, { view, runs, choose }) {
-    Object.assign(this, { place, view, runs, choose, panels: new Map(), version: 1, cache: new Map(), queue: new Set() });
+  // `view` is read and `choose(changes)` asks for another one; `runs` are {name, index, recipe}. The page of one run has curves
+  // by key, gives its own groups of keys, and may add marks to a chart.
+  constructor(place, { view, runs, choose, byKey = false, grouped = arranged, titleOf = (group) => group.join(" and "), decorate }) {
+    Object.assign(this, { place, view, runs, choose, byKey, grouped, titleOf, decorate });
+    Object.assign(this, { panels: new Map(), version: 1, cache: new Map(), queue: new Set() });
     this.unknown = [];
     this.sight = new IntersectionObserver((seen) => this.seen(seen), { rootMargin: "300px 0px" });
   }
@@ -82,7 +83,7 @@ export class Panels {
   }
 
   arrange(keys) {
-    const groups = arranged(keys, this.view);
+    const groups = this.grouped(keys, this.view);
     const names = new Set(groups.map((group) => JSON.stringify(group)));
     for (const [name, panel] of this.panels)
       if (!names.has(name)) {
@@ -101,7 +102,7 @@ export class Panels {
   add(group) {
     const [key] = group,
       el = h("div", { className: "chart loading" }, "…");
-    const title = group.join(" and ");
+    const title = this.titleOf(group);
     const toggled = (list) => (this.view[list].includes(key) ? this.view[list].filter((one) => one !== key) : [...this.view[list], key]);
     const panel = { group, drawn: null, inSight: false };
     panel.chart = new Chart(el, { title, tools: false, zoom: (span) => this.zoomed(span) });
@@ -219,6 +220,7 @@ export class Panels {
   }
 
   traces(found, group) {
+    if (this.byKey) return this.tracesByKey(found, group);
     return group.flatMap((key, nth) =>
       this.runs.flatMap(({ name, index }) => {
         const curve = found.get(key)?.get(name);
@@ -229,20 +231,37 @@ export class Panels {
     );
   }
 
+  // Of a family of many, only the smoothed curves.
+  tracesByKey(found, group) {
+    const all = group.flatMap((key, nth) => {
+      const curve = found.get(key)?.get(this.runs[0].name);
+      return curve ? curves(curve, key, nth, { points: isEvaluation(key) }) : [];
+    });
+    return group.length > 2 ? all.filter((one) => one.opacity !== 0.34) : all;
+  }
+
   async draw(panel, found) {
     const { group, chart } = panel,
       { x, logx, logy, span } = this.view,
       [key] = group;
-    const fixed = SHARES.has(key) ? { tickformat: "~%", rangemode: "tozero" } : key === "items_per_s" ? { rangemode: "tozero" } : {};
+    const fixed = SHARES.has(key) ? { tickformat: ".2~%", rangemode: "tozero" } : key === "items_per_s" ? { rangemode: "tozero" } : {};
     chart.span = span && (logx ? span.map((value) => Math.log10(Math.max(value, 1e-12))) : span);
-    await chart.draw(this.traces(found, group), {
+    const traces = this.traces(found, group),
+      { marks = [], shapes } = this.decorate?.(group, traces) || {};
+    // Curves of one chart that are not told apart by the page's legend.
+    const isPair = this.byKey && group.length === 2;
+    for (const trace of traces) trace.showlegend = isPair && trace.opacity !== 0.34;
+    await chart.draw([...traces, ...marks], {
+      shapes,
+      showlegend: isPair,
+      legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
       uirevision: `${x}${logx}${logy}${span}`,
       xaxis: { type: logx ? "log" : "linear", title: { text: axisTitle(x), font: { size: 10 }, standoff: 2 } },
       yaxis: { ...fixed, type: logy && !SHARES.has(key) ? "log" : "linear", fixedrange: true },
       margin: { l: 40, r: 8, t: 6, b: 30 },
     });
     panel.drawn = this.version;
-    panel.unit.textContent = chart.unit;
+    panel.unit.textContent = this.byKey && group.length < 3 ? textOf(key, traces[0]?.y.at(-1), chart.unit) : chart.unit;
   }
 
   zoomed(span) {
@@ -258,7 +277,7 @@ export class Panels {
     const fit = () => Promise.all(drawn().map((el) => Plotly.Plots.resize(el)));
     await this.load([...this.panels.values()].filter((panel) => panel.drawn !== this.version));
     await fit();
-    use();
+    await use();
     this.place.classList.remove("paper");
     this.isPaper = false;
     await fit();

@@ -1,73 +1,52 @@
 // One run: numbers, curves, samples, settings, events, checkpoints, console, notes. Updated while it trains.
 
-import { Chart, colour, curves, escapeHover } from "./chart.js";
-import {
-  age,
-  apiPath,
-  bytes,
-  card,
-  command,
-  duration,
-  enlarge,
-  get,
-  h,
-  num,
-  percent,
-  problem,
-  runPath,
-  scaled,
-  segments,
-  smoothing,
-  status,
-  toggle,
-} from "./dom.js";
+import { age, apiPath, bytes, card, command, duration, get, h, num, percent, problem, runPath, scaled, status } from "./dom.js";
+import { Console } from "./console.js";
+import { Difference } from "./difference.js";
+import { lineage } from "./lineage.js";
 import { watch } from "./live.js";
 import { notes } from "./notes.js";
 import { checkpointTable, checks, timeUse } from "./parts.js";
+import { RunCurves } from "./run_curves.js";
+import { Samples } from "./samples.js";
 
 const isAlarm = (e) => e.severity === "warning" || e.severity === "error";
-const AXES = [
-  ["step", "Steps"],
-  ["seconds", "Time"],
-  ["items", "Items"],
-];
-const TITLES = { __proto__: null, step: "steps", seconds: "seconds of training", items: "items" };
-// Shown first, before the other metrics of a recipe.
-const FIRST = ["loss", "lr", "grad_norm", "items_per_s", "wait", "mfu", "memory"];
-const UNITS = { __proto__: null, items_per_s: scaled, memory: bytes, wait: percent, mfu: percent };
-const HIDDEN = new Set(["epoch", "mfu_measured"]);
-const look = { axis: "step", smooth: 0.6, logX: false, logY: false };
 
-export async function open(place, name) {
+export async function open(place, name, query) {
   document.title = `${name} · seedbed`;
   const page = new RunPage(place, name, await get(apiPath(name)));
   place.dataset.recipe = page.about.summary.recipe || "";
-  page.build();
+  page.build(query.get("against") || "");
   const stop = watch({ runs: [name, page.about.summary.parent].filter(Boolean) }, (news) => page.hear(news));
-  const redraw = () => page.drawCurves();
+  const redraw = () => page.curves.redraw();
+  const keys = (event) => page.key(event);
   addEventListener("theme", redraw);
+  addEventListener("keydown", keys);
   return () => {
     stop();
+    page.curves.close();
     removeEventListener("theme", redraw);
+    removeEventListener("keydown", keys);
   };
 }
 
-// Metrics that differ in their last number (loss_t0 ... loss_t9) share a chart.
-function families(keys) {
-  const found = new Map();
-  for (const key of keys) {
-    const name = key.replace(/\d+$/, "#");
-    found.set(name, [...(found.get(name) || []), key]);
-  }
-
-  return [...found.values()].flatMap((group) => (group.length > 2 ? [group] : group.map((key) => [key])));
-}
-
-const titleOf = (keys) => (keys.length > 2 ? `${keys[0]} … ${keys.at(-1).match(/\d+$/)[0]}` : keys.join(" and "));
-
 class RunPage {
   constructor(place, name, about) {
-    Object.assign(this, { place, name, about, charts: new Map(), parts: {} });
+    Object.assign(this, { place, name, about, parts: {}, drawn: new Map() });
+  }
+
+  key(event) {
+    if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey || event.altKey || event.key !== "/") return;
+    event.preventDefault();
+    this.curves.search.focus();
+  }
+
+  // What did not change stays as it is, with focus, selection and open parts.
+  once(key, data, draw) {
+    const text = JSON.stringify(data);
+    if (this.drawn.get(key) === text) return;
+    this.drawn.set(key, text);
+    return draw();
   }
 
   async hear(news) {
@@ -78,13 +57,14 @@ class RunPage {
     }
     this.busy = true;
     try {
-      this.about = await get(apiPath(this.name));
+      this.about = this.difference.page = await get(apiPath(this.name));
       this.drawHead();
       this.drawFacts();
-      await this.drawCurves();
+      if (changed.some((part) => part !== "console")) await this.curves.update(this.about);
       if (changed.includes("events")) this.drawSamples();
       if (changed.includes("console")) this.drawConsole();
     } catch (error) {
+      this.drawn.delete("head");
       this.head.replaceChildren(problem(error), h("a", { className: "button", href: "/" }, "All runs"));
     } finally {
       this.busy = false;
@@ -95,43 +75,49 @@ class RunPage {
     }
   }
 
-  build() {
-    const part = (key) => (this.parts[key] = h("div", { className: "body" }));
+  build(against) {
+    const part = (key, className = "body") => (this.parts[key] = h("div", { className }));
+    const side = (...cards) => h("div", { className: "stack" }, cards);
     this.head = h("div", {});
-    this.curves = h("div", { className: "charts" });
+    this.numbers = h("div", {});
+    const sections = h("div", { className: "sections" });
+    this.curves = new RunCurves(sections, this.name);
+    this.console = new Console(part("console", "body flush"));
+    this.samples = new Samples(part("samples"), h("div", { className: "bar grow" }));
+    this.difference = new Difference(part("difference", "body flush"), this.about, against);
+    const kept = h("span", { className: "faint small" }, "kept in JOURNAL.md");
     this.place.append(
       this.head,
+      this.numbers,
       h(
         "div",
         { className: "stack" },
-        card("Curves", this.tools(), this.curves, { id: "curves" }),
+        card("Curves", this.curves.tools(), sections, { id: "curves", className: "card curves" }),
         h(
           "div",
           { className: "grid two" },
-          h(
-            "div",
-            { className: "stack" },
-            card("Samples", (this.sampleTools = h("div", { className: "bar grow" })), part("samples"), { id: "samples" }),
-            card("Console", [], part("console"), { id: "console" }),
+          side(
+            card("Samples", this.samples.tools, this.parts.samples, { id: "samples" }),
+            card("Console", this.console.tools(), this.parts.console, { id: "console" }),
           ),
-          h(
-            "div",
-            { className: "stack" },
-            card("Notes", h("span", { className: "faint small" }, "kept in JOURNAL.md"), part("notes"), { id: "notes" }),
-            card("What happened", [], part("events"), { id: "events" }),
+          side(
+            card("Notes", kept, part("notes"), { id: "notes" }),
+            card("Lineage", [], part("lineage"), { id: "lineage" }),
+            card("What happened", [], part("events", "body flush"), { id: "events" }),
             card("Where the time goes", [], part("time"), { id: "time" }),
             card("Checks before training", [], part("preflight"), { id: "preflight" }),
-            card("Checkpoints", [], part("checkpoints"), { id: "checkpoints" }),
+            card("Checkpoints", [], part("checkpoints", "body flush"), { id: "checkpoints" }),
           ),
         ),
+        card("Difference to another run", this.difference.tools(), this.parts.difference, { id: "difference" }),
         card("Settings", this.configTools(), part("config"), { id: "config" }),
       ),
     );
-    this.parts.events.className = this.parts.checkpoints.className = this.parts.console.className = "body flush";
     this.drawHead();
     this.drawFacts();
     notes(this.parts.notes, this.name, this.about.notes);
-    this.drawCurves();
+    this.curves.update(this.about);
+    this.difference.draw();
     this.drawSamples();
     this.drawConsole();
   }
@@ -139,6 +125,12 @@ class RunPage {
   drawHead() {
     const { summary: run, opens = {}, error, damaged } = this.about,
       where = encodeURIComponent(this.name);
+    this.numbers.replaceChildren(this.tiles());
+    const shown = [run.status, run.title, run.why, run.parent, run.sweep, opens, error, damaged];
+    this.once("head", shown, () => this.drawTitle(run, opens, [error, damaged], where));
+  }
+
+  drawTitle(run, opens, wrong, where) {
     const crumbs = [
       h("a", { href: "/" }, "Runs"),
       run.sweep && ["›", h("a", { href: `/sweep/${encodeURIComponent(run.sweep)}` }, `sweep ${run.sweep}`)],
@@ -182,8 +174,7 @@ class RunPage {
         h("span", { className: "grow" }),
         h("div", { className: "bar" }, actions),
       ),
-      ...[error, damaged].filter(Boolean).map((text) => h("div", { className: "say bad", role: "alert" }, text)),
-      this.tiles(),
+      ...wrong.filter(Boolean).map((text) => h("div", { className: "say bad", role: "alert" }, text)),
     );
   }
 
@@ -224,254 +215,25 @@ class RunPage {
     );
   }
 
-  tools() {
-    const redraw = () => {
-      for (const c of this.charts.values()) c.span = null;
-      this.drawCurves();
-    };
-    return [
-      h("span", { className: "grow" }),
-      segments("Horizontal axis", AXES, look.axis, (axis) => {
-        look.axis = axis;
-        redraw();
-      }),
-      toggle(look, "logX", "log x", redraw),
-      toggle(look, "logY", "log y", redraw),
-      smoothing(look, () => this.drawCurves()),
-    ];
-  }
-
-  // One chart per metric; evaluations share the chart of the loss, where the two can be compared.
-  groups() {
-    const keys = this.about.keys.filter((key) => !HIDDEN.has(key) && !/^lrs\./.test(key));
-    const rest = keys.filter((key) => !FIRST.includes(key) && !key.includes("/"));
-    const evals = keys.filter((key) => key.includes("/")),
-      metric = evals[0],
-      joined = metric && (metric === "eval/loss" || !keys.includes("loss"));
-    const first = ["loss", ...(joined ? [metric] : [])].filter((key) => keys.includes(key));
-    return [
-      first,
-      ...(metric && !joined ? [[metric]] : []),
-      ...FIRST.slice(1)
-        .filter((key) => keys.includes(key))
-        .map((key) => [key]),
-      ...evals.slice(1).map((key) => [key]),
-      ...families(rest),
-    ].filter((g) => g.length);
-  }
-
-  async drawCurves() {
-    const groups = this.groups();
-    if (!groups.length)
-      return this.curves.replaceChildren(
-        h(
-          "div",
-          { className: "empty wide" },
-          this.about.summary.status === "running" ? "The first row is on its way." : "This run left no rows.",
-        ),
-      );
-    this.arrange(groups);
-    await Promise.all([
-      this.drawSome(groups.filter((g) => !this.charts.get(g.join()).span)),
-      ...groups.filter((g) => this.charts.get(g.join()).span).map((g) => this.drawSome([g])),
-    ]);
-  }
-
-  // Charts are kept, added and removed in order when an evaluation or a new metric appears.
-  arrange(groups) {
-    for (const keys of groups) if (!this.charts.has(keys.join())) this.addChart(keys, keys === groups[0]);
-    const boxes = groups.map((keys) => this.charts.get(keys.join()).box);
-    if (boxes.length !== this.curves.children.length || boxes.some((box, i) => box !== this.curves.children[i]))
-      this.curves.replaceChildren(...boxes);
-  }
-
-  addChart(keys, wide) {
-    const el = h("div", { className: "chart loading" }, "…");
-    const last = h("span", { className: "num" });
-    const chart = new Chart(el, { zoom: () => this.drawSome([keys]) });
-    chart.box = h(
-      "div",
-      { className: wide ? "wide" : "", "data-keys": keys.join() },
-      h("div", { className: "chart-title" }, h("b", {}, titleOf(keys)), last),
-      el,
-    );
-    Object.assign(chart, { last, wide });
-    this.charts.set(keys.join(), chart);
-  }
-
-  async drawSome(groups) {
-    if (!groups.length) return;
-    const span = this.charts.get(groups[0].join()).span;
-    const asked = new URLSearchParams([
-      ["x", look.axis],
-      ["smooth", look.smooth],
-      ["points", 700],
-      ...groups.flat().map((key) => ["key", key]),
-    ]);
-    if (span) {
-      const back = look.logX ? span.map((v) => 10 ** v) : span;
-      asked.set("low", back[0]);
-      asked.set("high", back[1]);
-    }
-    const found = await get(apiPath(this.name, `/series?${asked}`));
-    await Promise.all(groups.map((keys) => this.drawOne(keys, found)));
-  }
-
-  async drawOne(keys, found) {
-    const chart = this.charts.get(keys.join());
-    const family = keys.length > 2,
-      ys = found[keys[0]].raw.y;
-    const all = keys.flatMap((key, i) => curves(found[key], key, key.includes("/") ? 1 : i, { points: key.includes("/") }));
-    const traces = family ? all.filter((t) => t.opacity === 1 || t.opacity === undefined) : all;
-    chart.last.textContent = family ? "" : (UNITS[keys[0]] || num)(ys.at(-1));
-    const shapes = chart.wide ? this.marks() : [];
-    const log = look.logY && !["lr", "wait", "mfu", "memory"].includes(keys[0]);
-    const hover = chart.wide ? this.markHovers(found[keys[0]].raw) : [];
-    const extra = {
-      shapes,
-      uirevision: `${look.axis}${look.logX}${look.logY}`,
-      showlegend: keys.length === 2,
-      legend: { x: 1, xanchor: "right", y: 1, bgcolor: "rgba(0,0,0,0)" },
-      xaxis: {
-        title: chart.wide ? { text: TITLES[look.axis], font: { size: 11 }, standoff: 4 } : undefined,
-        type: look.logX ? "log" : "linear",
-      },
-      yaxis: {
-        type: log ? "log" : "linear",
-        ...(keys[0] === "wait" || keys[0] === "mfu" ? { tickformat: "~%", rangemode: "tozero" } : {}),
-        ...(keys[0] === "items_per_s" ? { rangemode: "tozero", tickformat: "~s" } : {}),
-        ...(keys[0] === "memory" ? { tickformat: ".3~s", rangemode: "tozero" } : {}),
-      },
-    };
-    await chart.draw([...traces.map((t) => ({ ...t, showlegend: keys.length === 2 && t.opacity !== 0.34 })), ...hover], extra);
-  }
-
-  marked() {
-    const marked = this.about.events.filter((e) => e.severity !== "info").slice(-60);
-    return marked.map((e) => ({ ...e, x: e.at[look.axis] })).filter((e) => typeof e.x === "number");
-  }
-
-  marks() {
-    return this.marked().map((e) => ({
-      type: "line",
-      x0: e.x,
-      x1: e.x,
-      y0: 0,
-      y1: 1,
-      yref: "paper",
-      line: { color: colour(isAlarm(e) ? "fire" : "faint"), width: 1, dash: "dot" },
-    }));
-  }
-
-  markHovers(raw) {
-    const marked = this.marked();
-    if (!marked.length || !raw.y.length) return [];
-    const top = Math.max(...raw.y.filter((v) => v !== null));
-    return [
-      {
-        type: "scatter",
-        mode: "markers",
-        x: marked.map((e) => e.x),
-        y: marked.map(() => top),
-        text: marked.map((e) => escapeHover(`${e.kind} at ${e.step}: ${e.what}`.slice(0, 110))),
-        hovertemplate: "%{text}<extra></extra>",
-        marker: { symbol: "triangle-down", size: 9, color: marked.map((e) => colour(isAlarm(e) ? "fire" : "faint")) },
-        showlegend: false,
-        name: "events",
-      },
-    ];
-  }
-
   async drawSamples() {
-    const place = this.parts.samples;
-    const found = await get(apiPath(this.name, "/samples")).catch(() => []);
-    if (!found.length) {
-      this.sampleTools.replaceChildren();
-      return place.replaceChildren(
-        h(
-          "div",
-          { className: "empty" },
-          "No samples yet. ",
-          h("code", {}, "every.sample"),
-          " says how often a run shows what it can do.",
-        ),
-      );
-    }
-    const follow = this.sampleAt === undefined || this.sampleAt >= (this.numSamples ?? 0) - 1;
-    this.numSamples = found.length;
-    if (follow) this.sampleAt = found.length - 1;
-    const slider = h("input", {
-      type: "range",
-      min: 0,
-      max: found.length - 1,
-      value: this.sampleAt,
-      ariaLabel: "Sample",
-      className: "grow",
-      oninput: () => {
-        this.sampleAt = Number(slider.value);
-        show();
-      },
-    });
-    const label = h("span", { className: "num soft" });
-    const show = () => {
-      const one = found[this.sampleAt];
-      label.textContent = `step ${num(one.step)} · ${this.sampleAt + 1} of ${found.length}`;
-      const files = one.files.map((src) =>
-        /\.(mp4|webm)$/i.test(src)
-          ? h("video", { src, controls: true, loop: true, muted: true })
-          : /\.(png|jpe?g|gif|webp)$/i.test(src)
-            ? h("img", { src, alt: `sample at step ${one.step}`, loading: "lazy", onclick: () => enlarge(src) })
-            : h("a", { href: src, target: "_blank" }, src.split("/").at(-1)),
-      );
-      place.replaceChildren(
-        ...(files.length ? [h("div", { className: "pictures" }, files)] : []),
-        ...(one.text ? [h("pre", { className: "sample-text", tabIndex: 0 }, one.text)] : []),
-      );
-    };
-    this.sampleTools.replaceChildren(...(found.length > 1 ? [slider] : [h("span", { className: "grow" })]), label);
-    show();
+    this.samples.show(await get(apiPath(this.name, "/samples")).catch(() => []));
   }
 
   async drawConsole() {
-    const { text, cut } = await get(apiPath(this.name, "/console")).catch(() => ({ text: "" }));
-    const place = this.parts.console,
-      old = place.querySelector("pre");
-    const below = !old || old.scrollHeight - old.scrollTop - old.clientHeight < 30;
-    if (!text) return place.replaceChildren(h("div", { className: "empty" }, "No console output yet."));
-    const pre = h("pre", { className: "console", tabIndex: 0 }, (cut ? "…\n" : "") + text);
-    place.replaceChildren(pre);
-    pre.scrollTop = below ? pre.scrollHeight : old.scrollTop;
+    this.console.show(await get(apiPath(this.name, "/console")).catch(() => ({ text: "" })));
   }
 
   drawFacts() {
-    const { events = [], time = {}, preflight = {}, checkpoints = [], verdict, metric } = this.about;
-    this.parts.events.replaceChildren(
-      events.length
-        ? h(
-            "div",
-            { className: "scroll tall" },
-            h(
-              "ul",
-              { className: "events" },
-              [...events]
-                .reverse()
-                .map((e) =>
-                  h(
-                    "li",
-                    { className: isAlarm(e) ? "alarm" : "" },
-                    h("span", { className: "num soft" }, num(e.step)),
-                    h("span", { className: "kind" }, e.kind),
-                    h("span", { className: "what" }, e.what),
-                  ),
-                ),
-            ),
-          )
-        : h("div", { className: "empty" }, "Nothing out of the ordinary."),
-    );
-    this.parts.time.replaceChildren(...timeUse(time, verdict));
-    this.parts.preflight.replaceChildren(...checks(preflight));
-    this.parts.checkpoints.replaceChildren(checkpointTable(checkpoints, metric));
-    this.drawConfig();
+    const { summary, events = [], time = {}, preflight = {}, checkpoints = [], verdict, metric, parents, children } = this.about;
+    const draw = (key, data, made) => this.once(key, data, () => this.parts[key].replaceChildren(...made()));
+    draw("events", events, () => [eventList(events)]);
+    draw("time", [time, verdict], () => timeUse(time, verdict));
+    draw("preflight", preflight, () => checks(preflight));
+    draw("checkpoints", [checkpoints, metric], () => [checkpointTable(checkpoints, metric)]);
+    const resumes = events.filter((event) => event.kind === "resume");
+    this.once("lineage", [summary.status, parents, children, resumes], () => lineage(this.parts.lineage, this.about));
+    const { config, reproduce, code, hash } = this.about;
+    this.once("config", [config, reproduce, code, hash], () => this.drawConfig());
   }
 
   configTools() {
@@ -490,7 +252,7 @@ class RunPage {
   }
 
   drawConfig() {
-    const { config = [], summary: run, children = [], command: repeat, code, version, hash, folder } = this.about;
+    const { config = [], summary: run, reproduce, code, version, hash, folder } = this.about;
     const text = this.configSearch.value.toLowerCase(),
       moved = config.filter((c) => c.parent !== null).length;
     const shown = config.filter(
@@ -511,16 +273,15 @@ class RunPage {
       ),
     );
     const facts = [
-      ["reproduce", repeat && command(repeat)],
+      ["reproduce", reproduce && repetition(reproduce)],
       ["code", code],
       ["config", hash && `hash ${hash}, seedbed ${version ?? "unknown"}`],
       ["folder", folder && h("code", {}, folder)],
-      ["children", children.length ? children.map((c) => [h("a", { href: runPath(c) }, c), " "]) : null],
     ].filter(([, v]) => v);
     this.parts.config.replaceChildren(
       h(
         "dl",
-        { className: "facts", style: { marginBottom: "14px", alignItems: "center" } },
+        { className: "facts", style: { marginBottom: "14px", alignItems: "baseline" } },
         facts.flatMap(([k, v]) => [h("dt", {}, k), h("dd", {}, v)]),
       ),
       h(
@@ -533,4 +294,28 @@ class RunPage {
       shown.length ? h("dl", { className: "settings" }, rows) : h("div", { className: "empty" }, "No setting matches."),
     );
   }
+}
+
+// What puts the code back, what trains, and what differs all the same.
+function repetition({ before, command: repeat, remarks }) {
+  return h(
+    "div",
+    { className: "reproduce" },
+    before.length ? [h("span", { className: "small soft" }, "in the work tree of its code"), command(before.join(" && "))] : null,
+    command(repeat),
+    remarks.map((remark) => h("div", { className: "remark" }, remark)),
+  );
+}
+
+function eventList(events) {
+  if (!events.length) return h("div", { className: "empty" }, "Nothing out of the ordinary.");
+  const item = (event) =>
+    h(
+      "li",
+      { className: isAlarm(event) ? "alarm" : "" },
+      h("span", { className: "num soft" }, num(event.step)),
+      h("span", { className: "kind" }, event.kind),
+      h("span", { className: "what" }, event.what),
+    );
+  return h("div", { className: "scroll tall", tabIndex: 0, role: "region", ariaLabel: "Events" }, h("ul", { className: "events" }, [...events].reverse().map(item)));
 }

@@ -1,5 +1,7 @@
 // Units of metrics by their names. A name that is not known stays bare.
 
+import { bytes, num, percent, scaled } from "./dom.js";
+
 const BY_NAME = [
   [/(^|_)nats(_|$)/, "nats"],
   [/^bits?_per_byte$|^bpb$/, "bits/byte"],
@@ -35,4 +37,13 @@ export function unitOf(key, recipe = "") {
   if (own && Object.hasOwn(own, name)) return own[name];
   if (name === "items_per_s") return "items/s";
   return BY_NAME.find(([pattern]) => pattern.test(name))?.[1] || "";
+}
+
+export const SHARES = new Set(["wait", "mfu", "mfu_measured"]);
+
+// A value of a metric as people read it.
+export function textOf(key, value, unit = "") {
+  if (SHARES.has(key)) return percent(value);
+  if (key && unitOf(key) === "B") return bytes(value);
+  return `${key?.endsWith("per_s") ? scaled(value) : num(value)} ${unit}`.trim();
 }
