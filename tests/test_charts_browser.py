@@ -418,8 +418,8 @@ def test_phone_tap_shows_values(visit):  # noqa: F811
 def test_run_with_more_than_40_metrics_is_drawn(visit):  # noqa: F811
     page = visit("/run/known")
     page.wait_for_selector("#curves .js-plotly-plot .trace")
-    until(page, "document.querySelectorAll('#curves [data-keys^=part_] .js-plotly-plot').length === 1")
-    assert page.evaluate("document.querySelector('#curves [data-keys^=part_] .chart').data.length") == NUM_PARTS
+    until(page, "document.querySelectorAll('#curves [data-key^=part_] .js-plotly-plot').length === 1")
+    assert page.evaluate("document.querySelector('#curves [data-key^=part_] .chart').data.length") == NUM_PARTS
 
 
 def test_constant_curve_is_drawn_at_its_value(visit):  # noqa: F811
@@ -438,9 +438,9 @@ def test_constant_curve_is_drawn_at_its_value(visit):  # noqa: F811
 
 def test_rate_that_ended_below_zero_by_rounding_is_zero(visit):  # noqa: F811
     page = visit("/run/odd")
-    page.wait_for_selector("[data-keys=lr] .js-plotly-plot .trace", state="attached")
-    assert page.evaluate("document.querySelector('[data-keys=lr] .chart').data[0].y.slice(-2)") == [3e-4, 0]
-    assert page.inner_text("[data-keys=lr] .chart-title .num") == "0"
+    page.wait_for_selector("[data-key=lr] .js-plotly-plot .trace", state="attached")
+    assert page.evaluate("document.querySelector('[data-key=lr] .chart').data[0].y.slice(-2)") == [3e-4, 0]
+    assert page.inner_text("[data-key=lr] .chart-title .faint") == "0"
 
 
 def test_runs_without_rows_leave_no_chart_waiting(visit):  # noqa: F811
@@ -461,4 +461,4 @@ def test_metric_named_like_a_property_of_every_object(visit):  # noqa: F811
     ys = "key => document.querySelector(`.panel[data-key='${key}'] .chart`).data[0].y"
     assert set(page.evaluate(ys, "__proto__")) == {1.5} and page.evaluate(ys, "eval/__proto__") == [10, 20, 30]
     page = visit("/run/odd")
-    page.wait_for_selector("[data-keys=__proto__] .js-plotly-plot .trace", state="attached")
+    page.wait_for_selector("[data-key=__proto__] .js-plotly-plot .trace", state="attached")

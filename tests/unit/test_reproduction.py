@@ -11,7 +11,7 @@ from track_samples import BASE, CODE, make
 from seedbed import recipes
 from seedbed.config import diff, flat, override, to_json
 from seedbed.report.event_text import event_text
-from seedbed.report.reproduction import reproduction
+from seedbed.serve.reproduction import reproduction
 from seedbed.track import code
 from seedbed.track.run import Run
 

@@ -19,8 +19,8 @@ from seedbed.errors import UserError
 from seedbed.report import comparison, facts, journal, summaries
 from seedbed.report.event_text import event_text
 from seedbed.report.notes import conclusions, entries
-from seedbed.report.reproduction import reproduction
 from seedbed.serve.actions import TRASH
+from seedbed.serve.reproduction import reproduction
 from seedbed.serve.run_index import RunIndex, is_name
 from seedbed.track import code, files, jsonl
 from seedbed.track.events import has_section, severity_of

@@ -25,7 +25,7 @@ def reproduction(run: Run) -> dict[str, Any]:
     (changes, remarks), version, kept = _against_preset_now(facts), code.version(), run.path / file.name
     is_edited = kept.is_file() and not (file.is_file() and file.read_bytes() == kept.read_bytes())
     is_other = state.get("version") not in (None, version)
-    said = {
+    known = {
         f"its code had uncommitted changes, and {patch} is missing": state.get("dirty") and not patch.is_file(),
         code.left_out(state): code.left_out(state),
         f"seedbed {state.get('version')} trained it, and {version} is installed: numbers may differ": is_other,
@@ -35,8 +35,8 @@ def reproduction(run: Run) -> dict[str, Any]:
         f"{file} has changed or is gone; the run's copy is {kept}": is_edited,
         "a time budget decided its length, which is another one on another machine": facts["config"].get("budget"),
     }
-    said |= {_EVENTS.get(str(event.get("kind")), "").format(step=event.get("step")): True for event in run.events()}
-    remarks += [text for text, holds in said.items() if text and holds]
+    known |= {_EVENTS.get(str(event.get("kind")), "").format(step=event.get("step")): True for event in run.events()}
+    remarks += [text for text, holds in known.items() if text and holds]
     return {"before": before, "command": run.command(changes), "remarks": remarks}
 
 
