@@ -106,12 +106,12 @@ def demo() -> Config:
     """A small room on a laptop: recording and training within five minutes."""
     field = {"pose_tracking": True, "plane_resolution": 64, "fine_samples": 4}
     return Config(
-        model=ModelConfig(size="nano", static=True, **field, closed=0.3, rollout=64),
+        model=ModelConfig(size="nano", static=True, **field, closed=0.3, rollout=4),
         data=DataConfig(recording="room", frames=20_000, height=32, width=32, examined=32),
         optim=Optim(lr=2e-3, weight_decay=0.0, beta2=0.99),
         schedule=SCHEDULE,
-        every=Every(log=20, eval=100, sample=0, save=300),
-        steps=600,
+        every=Every(log=20, eval=100, sample=0, save=350),
+        steps=700,
         batch=32,
         ema=0.99,
     )
