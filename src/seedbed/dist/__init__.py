@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seedbed.config import Dist
@@ -23,6 +23,7 @@ class Ranks:
     """One process of `degrees.world`: there are `replicate` replicas, each sharded over `shard` ranks."""
 
     mesh: DeviceMesh | None = None
+    is_single = True
 
     def __init__(self, degrees: Dist, rank: int = 0) -> None:
         self.degrees, self.rank, self.world = degrees, rank, degrees.world
@@ -33,10 +34,6 @@ class Ranks:
     def is_primary(self) -> bool:
         """Whether this rank owns the run's folder and the console."""
         return self.rank == 0
-
-    @property
-    def is_single(self) -> bool:
-        return self.world == 1
 
     @property
     def shard_rank(self) -> int:
@@ -65,9 +62,6 @@ class Ranks:
     def sum_over_shards(self, value: Tensor) -> Tensor:
         """The sum over the ranks that hold the shards of one replica."""
         return value
-
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        """The mean over all ranks, in place, in buckets."""
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every rank, in place."""

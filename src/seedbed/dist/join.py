@@ -4,7 +4,7 @@ import contextlib
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,16 +18,14 @@ from seedbed.errors import UserError
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
-# Gradients are reduced in buckets of this many bytes: large enough for the network, small compared to the weights.
-BUCKET_BYTES = 64 << 20
 
 
 def join(degrees: Dist, device: str) -> Ranks:
     """Join the process group; the number of processes must be the one that the config asks for."""
     require(degrees, started())
-    if degrees.world == 1:
+    if not degrees.is_distributed:
         return SINGLE
-    rank, cuda = int(os.environ["RANK"]), device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    rank, cuda = int(os.environ.get("RANK", 0)), device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
         number = int(os.environ.get("LOCAL_RANK", 0))
         count = torch.cuda.device_count()
@@ -36,17 +34,20 @@ def join(degrees: Dist, device: str) -> Ranks:
         if number >= count:
             raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
         torch.cuda.set_device(number)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    alone = {} if started() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **alone)
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
-    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.shard > 1 else None  # costs seconds to load
+    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.is_sharded else None  # costs seconds to load
     ranks = GroupRanks(degrees, rank, mesh, control)
     ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
 
 
 class GroupRanks(Ranks):
-    """One rank of several, in torch's process group; `control` is the group of JSON messages."""
+    """One rank in torch's process group, of several as a rule; `control` is the group of JSON messages."""
+
+    is_single = False
 
     def __init__(self, degrees: Dist, rank: int, mesh: DeviceMesh | None = None, control: Any = None) -> None:
         super().__init__(degrees, rank)
@@ -58,20 +59,11 @@ class GroupRanks(Ranks):
         return value
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
-        if self.degrees.shard == 1:
+        if self.mesh is None:
             return value
-        assert self.mesh is not None
         value = value.detach().clone()
         dist.all_reduce(value, group=self.mesh.get_group("shard"))
         return value
-
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        for bucket in _buckets(tensors):
-            flat = torch.cat([t.reshape(-1) for t in bucket])
-            dist.all_reduce(flat)
-            flat /= self.world
-            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(part.view_as(tensor))
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -105,21 +97,6 @@ class GroupRanks(Ranks):
         dist.destroy_process_group()
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of one dtype, at most BUCKET_BYTES together."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and (size + num_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += num_bytes
-    if bucket:
-        yield bucket
-
-
 def require(degrees: Dist, num: int) -> None:
     """Refuse a number of processes that the config does not ask for."""
     shape = f"dist.replicate={degrees.replicate} x dist.shard={degrees.shard}"
@@ -146,15 +123,15 @@ def make_mesh(degrees: Dist, kind: str) -> DeviceMesh:
 _NOT_SHARDED = {
     "compile_autograd": "FSDP2 gathers and scatters inside the backward pass",
     "compile_optimizer": "its code would be compiled for unsharded tensors",
-    "float8": "torchao's layers gather their own weights",
+    "float8": "torchao's layers scale rows of full weights, and nobody has verified them with shards",
 }
 
 
 def require_settings(config: Config) -> None:
     """Refuse settings that do not work with the degrees of parallelism, before the run is created."""
-    if config.dist.world > 1 and config.device == "mps":
+    if config.dist.is_distributed and config.device == "mps":
         raise UserError("device=mps is a single device; use dist.replicate=1 dist.shard=1")
-    for key, why in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
+    for key, why in _NOT_SHARDED.items() if config.dist.is_sharded else ():
         if getattr(config, key):
             raise UserError(f"{key}=true does not go with dist.shard={config.dist.shard}: {why}")
 

@@ -113,7 +113,7 @@ def train(
 
 def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
     """This process among those that train the run."""
-    if config.dist.world == 1 and started() <= 1:
+    if not config.dist.is_distributed and started() <= 1:
         return nullcontext(SINGLE)
     from seedbed.launch.ranks import join_ranks
 
@@ -195,6 +195,10 @@ def saves_async(device: torch.device) -> bool:
 def open_job(launch: Launch, data: Data) -> Job:
     """Build a run's job, print its facts, and restore its newest checkpoint when it is resumed."""
     run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
+    if not launch.ranks.is_single:
+        from seedbed.launch.ranks import require_equal
+
+        require_equal(launch.ranks, launch.recipe, config, data)
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
     job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
@@ -227,7 +231,7 @@ def show_facts(job: Job, launch: Launch) -> None:
     console.units = launch.recipe.units(config)
     facts = {"model": f"{sum(p.numel() for p in job.system.parameters()):,} parameters"}
     facts |= {"data": console.units.describe(job.data.facts), "device": f"{device_name(job.engine.device)}, {config.precision}"}
-    if degrees.world > 1:
+    if degrees.is_distributed:
         shape = f"{degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {config.micro_batch}"
         facts["ranks"] = f"{degrees.world}: {shape}"
     if not launch.resumed:

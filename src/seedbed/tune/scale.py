@@ -10,7 +10,8 @@ from torch import nn
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
 from seedbed.dist import local
-from seedbed.dist.join import BUCKET_BYTES, fake_ranks, require_settings
+from seedbed.dist.join import fake_ranks, require_settings
+from seedbed.dist.reducer import BUCKET_BYTES
 from seedbed.dist.shards import apply_fsdp
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
@@ -27,6 +28,8 @@ from seedbed.tune.show import gib, grid, print_notes
 PER_NODE = 8
 # Assumed share of a link's nominal rate that collectives reach.
 REACHED = 0.75
+# The share of the backward pass in the compute of a step: two products for every one of the forward pass.
+BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -149,20 +152,24 @@ def _sent_bytes(config: Config, total: int, in_units: int) -> dict[str, int]:
     """Bytes that a rank sends in one step, by purpose; rings send (n - 1) / n of what they gather or reduce."""
     degrees, parts = config.dist, config.accum
     ring, copies = (degrees.shard - 1) / degrees.shard, 2 * (degrees.replicate - 1) / degrees.replicate
+    gathered = 2 * in_units * (0.5 if config.precision == "bf16" else 1.0)
+    reduced = total * (0.5 if degrees.reduce == "bf16" else 1.0)
     return {
-        "gather weights": int(parts * ring * (total + in_units)),  # units twice: for the backward pass again
-        "scatter gradients": int(parts * ring * total),
-        "all-reduce gradients": int((parts if degrees.shard > 1 else 1) * copies * total / degrees.shard),
+        "gather weights": int(parts * ring * (gathered + total - in_units)),
+        "scatter gradients": int(parts * ring * reduced),
+        "all-reduce gradients": int(copies * reduced / degrees.shard),
     }
 
 
 def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int], estimate: Estimate, mfu: float) -> RankSpeed:
-    """Gathering and scattering shards overlaps with compute; averaging replicas after the backward pass does not."""
+    """Gathering and scattering shards overlaps with compute, averaging replicas with what that leaves of the backward pass."""
     world, shard = config.dist.world, config.dist.shard
     compute = (estimate.flops_formula or estimate.flops_counted) * config.batch / (world * gpu.bf16 * TERA * mfu)
     pieces = (sent_bytes["gather weights"] + sent_bytes["scatter gradients"]) / _rate(link, shard)
     copies = sent_bytes["all-reduce gradients"] / _rate(link, world)
-    step = max(compute, pieces) + copies
+    hidden = min(pieces, compute)
+    hidden += min(copies, max(0.0, BACKWARD * compute - hidden))
+    step = compute + pieces + copies - hidden
     efficiency, items = (compute / step, config.batch / step) if step else (1.0, 0.0)
     return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items * estimate.targets_per_item)
 
@@ -194,7 +201,7 @@ def show(found: Scale, out: Console) -> None:
         rows.append([e.gpu, e.link, *times, f"{e.efficiency:.0%}", text.scaled(e.tokens)])
     out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
     out.print(f"links {LEGEND}", markup=False)
-    overlap = "shards overlap with compute, replicas do not"
+    overlap = "shards overlap with compute, gradients of replicas with the backward pass"
     out.print(f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, {overlap}", markup=False)
     sizes = {gpu.name: gpu.gib for gpu in GPUS}
     tight = [f"{part} on {name} ({sizes[name]:g} GiB)" for name, part in found.fits.items() if part]

@@ -1,0 +1,27 @@
+"""Models that are built without storage and filled once they are sharded."""
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+from seedbed.nn import init
+
+
+@contextlib.contextmanager
+def deferred_init() -> Iterator[None]:
+    """Models of `initialised_late` stay on the meta device inside: `init_deferred` fills them once their shards have storage."""
+    init.defers = True
+    try:
+        yield
+    finally:
+        init.defers = False
+
+
+def init_deferred(module: nn.Module) -> None:
+    """Fill the models in `module` that were built inside `deferred_init`: the numbers that `initialised` would have drawn."""
+    for model in module.modules():
+        if "deferred_seed" in vars(model):
+            model.init_weights(torch.Generator().manual_seed(model.deferred_seed))  # type: ignore[operator]
+            del model.deferred_seed
