@@ -46,10 +46,10 @@ def one_rank(folder: Path, fault: str) -> int:
 
 def ranks(folder: Path, fault: str) -> tuple[list[int], list[str], float]:
     """Exit codes, what the ranks printed, and the seconds between the end of rank 0's steps and the end of both."""
-    from rank_processes import ports
+    from rank_processes import PATHS, ports
 
     (port,) = ports(1)
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1]), "WORLD_SIZE": "2"}
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS, "WORLD_SIZE": "2"}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     argv = [sys.executable, __file__, str(folder), fault]
     processes = []

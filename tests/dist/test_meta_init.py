@@ -4,7 +4,6 @@ import functools
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,10 +56,10 @@ def one_rank(name: str, degrees: list[str]) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("world", "name"), [(1, "ebt/demo"), (2, "flow/demo"), (3, "gpt/demo"), (4, "gpt/demo")])
 def test_shards_hold_the_numbers_of_one_process_bit_for_bit(world: int, name: str) -> None:
-    from rank_processes import ports
+    from rank_processes import PATHS, ports
 
     (port,) = ports(1)
-    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    shared = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
     argv = [sys.executable, __file__, name, *DEGREES[world]]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

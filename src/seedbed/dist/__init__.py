@@ -40,11 +40,6 @@ class Ranks:
         """Which shard of the weights this rank holds; consecutive ranks hold consecutive shards."""
         return self.rank % self.degrees.shard
 
-    @property
-    def replica_rank(self) -> int:
-        """Which replica this rank belongs to; replica 0 writes checkpoints."""
-        return self.rank // self.degrees.shard
-
     def shard_of(self, items: Iterable[T]) -> Iterator[T]:
         """This rank's share: every `world`-th item, from the `rank`-th on."""
         return itertools.islice(items, self.rank, None, self.world)

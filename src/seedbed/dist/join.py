@@ -1,16 +1,15 @@
 """Joining the other processes of a run, their collectives, and what cannot be spread over them."""
 
-import contextlib
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from seedbed.config import Config, Dist
 from seedbed.dist import SINGLE, Ranks, started
@@ -38,7 +37,10 @@ def join(degrees: Dist, device: str) -> Ranks:
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **alone)
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
-    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.is_sharded else None  # costs seconds to load
+    mesh = None
+    if degrees.is_sharded:  # replicas along the first axis, shards along the second: those of a replica are on consecutive ranks
+        shape = (degrees.replicate, degrees.shard)
+        mesh = init_device_mesh("cuda" if cuda else "cpu", shape, mesh_dim_names=("replicate", "shard"))
     ranks = GroupRanks(degrees, rank, mesh, control)
     ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
@@ -53,17 +55,13 @@ class GroupRanks(Ranks):
         super().__init__(degrees, rank)
         self.mesh, self._control = mesh, control
 
-    def all_reduce_sum(self, value: Tensor) -> Tensor:
+    def all_reduce_sum(self, value: Tensor, group: Any = None) -> Tensor:
         value = value.detach().clone()
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=group)
         return value
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
-        if self.mesh is None:
-            return value
-        value = value.detach().clone()
-        dist.all_reduce(value, group=self.mesh.get_group("shard"))
-        return value
+        return self.all_reduce_sum(value, self.mesh.get_group("shard")) if self.mesh else value
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -112,13 +110,6 @@ def require(degrees: Dist, num: int) -> None:
         )
 
 
-def make_mesh(degrees: Dist, kind: str) -> DeviceMesh:
-    """Replicas along the first axis, shards along the second: the shards of a replica are on consecutive ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(kind, (degrees.replicate, degrees.shard), mesh_dim_names=("replicate", "shard"))
-
-
 # Settings that do not work with sharded weights when they are true, and why.
 _NOT_SHARDED = {
     "compile_autograd": "FSDP2 gathers and scatters inside the backward pass",
@@ -134,16 +125,3 @@ def require_settings(config: Config) -> None:
     for key, why in _NOT_SHARDED.items() if config.dist.is_sharded else ():
         if getattr(config, key):
             raise UserError(f"{key}=true does not go with dist.shard={config.dist.shard}: {why}")
-
-
-@contextlib.contextmanager
-def fake_ranks(degrees: Dist) -> Iterator[GroupRanks]:
-    """Rank 0 of `degrees.world` ranks; the others do not exist and collectives send nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    assert not dist.is_initialized(), "a real process group exists"
-    dist.init_process_group("fake", rank=0, world_size=degrees.world, store=FakeStore())
-    try:
-        yield GroupRanks(degrees, 0, make_mesh(degrees, "cpu"))
-    finally:
-        dist.destroy_process_group()

@@ -54,6 +54,7 @@ class Reducer:
     def _accumulated(self, number: int, _param: Tensor) -> None:
         if not self._is_open:
             return
+        assert self._missing[number] > 0, "a parameter got a second gradient in one backward pass: the first may have been sent"
         self._missing[number] -= 1
         while len(self._sent) < len(self.buckets) and self._missing[len(self._sent)] == 0:
             self._send()

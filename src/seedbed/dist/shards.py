@@ -59,6 +59,11 @@ class Shards:
             self._is_gathered = False
 
 
+def rows_each(num: int, num_shards: int) -> int:
+    """FSDP2 gives every rank the same number of a tensor's rows, rounded up; the last ranks get what is left."""
+    return -(-num // num_shards)
+
+
 def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Shards:
     """Shard every parameter along its first axis, in place: a unit is gathered when it is called, the rest for a whole step.
 
@@ -89,9 +94,8 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
         if declared[name] is not None:
             param.declaration = declared[name]
         if hasattr(param, "to_local"):
-            # FSDP2 gives every rank the same number of rows, rounded up; the last ranks get what is left.
             num = param.shape[0]
-            size = -(-num // ranks.degrees.shard)
+            size = rows_each(num, ranks.degrees.shard)
             first = min(size * ranks.shard_rank, num)
             rows = Rows(first, min(first + size, num), num)
             assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"

@@ -198,7 +198,8 @@ def open_job(launch: Launch, data: Data) -> Job:
     if not launch.ranks.is_single:
         from seedbed.launch.ranks import require_equal
 
-        require_equal(launch.ranks, launch.recipe, config, data)
+        recipe_code = launch.recipe.code.sha256 if launch.recipe.code else None
+        require_equal(launch.ranks, recipe=recipe_code, data=data.facts.get("fingerprint"))
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
     job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)

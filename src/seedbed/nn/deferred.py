@@ -11,7 +11,7 @@ from seedbed.nn import init
 
 @contextlib.contextmanager
 def deferred_init() -> Iterator[None]:
-    """Models of `initialised_late` stay on the meta device inside: `init_deferred` fills them once their shards have storage."""
+    """Models that may wait stay on the meta device inside: `init_deferred` fills them once their shards have storage."""
     init.defers = True
     try:
         yield

@@ -73,23 +73,18 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def initialised(kind: type[M], seed: int, *given: Any) -> M:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+def initialised(kind: type[M], seed: int, *given: Any, may_wait: bool = False) -> M:
+    """A freshly initialised model on the CPU, the same for a seed on every machine.
+
+    One whose weights nothing reads before the first step `may_wait`, and be filled shard by shard.
+    """
     with on_meta():
         model = kind(*given)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
-    return model
-
-
-def initialised_late(kind: type[M], seed: int, *given: Any) -> M:
-    """As `initialised`, for a model whose weights nothing reads before the first step: it may be filled shard by shard."""
-    if not defers:
-        return initialised(kind, seed, *given)
-    with on_meta():
-        model = kind(*given)
-    materialize(model, scalars_only=True)  # they are not sharded
-    model.deferred_seed = seed  # type: ignore[assignment]
+    materialize(model, scalars_only=may_wait and defers)  # scalars are not sharded
+    if may_wait and defers:
+        model.deferred_seed = seed  # type: ignore[assignment]
+    else:
+        model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
     return model
 
 

@@ -3,16 +3,14 @@
 import itertools
 from dataclasses import dataclass, replace
 
-import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
-from seedbed.dist import local
-from seedbed.dist.join import fake_ranks, require_settings
+from seedbed.dist.join import require_settings
 from seedbed.dist.reducer import BUCKET_BYTES
-from seedbed.dist.shards import apply_fsdp
+from seedbed.dist.shards import rows_each
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.track import text
@@ -93,52 +91,36 @@ def distribute(config: Config, world: int) -> tuple[Config, list[str]]:
 
 
 def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimate, mfu: float, world: int) -> Scale:
-    """Build the mesh, shard the weights and count bytes."""
+    """What the first rank holds and sends, from the shapes of the weights."""
     config, notes = distribute(config, world)
-    system = meta_system(recipe, config, data)
+    system = with_fakes(lambda mode: recipe.build(config, data))
     require_settings(config)
     require_possible(system, config, config.dist)
-    with fake_ranks(config.dist) as ranks:
-        units = list(shard_units(system))
-        # Bytes of all weights, and of each unit that is gathered alone.
-        total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *units))
-        if config.dist.shard > 1:
-            apply_fsdp(system, units, ranks)
-        memory = _memory(system, config, estimate, total, inside, data)
+    # Bytes of all weights, and of each unit that is gathered alone.
+    total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *shard_units(system)))
+    memory = _memory(system, config, estimate, total, inside, data)
     sent_bytes = _sent_bytes(config, total, sum(inside))
     speeds = [_rank_speed(gpu, link, config, sent_bytes, estimate, mfu) for gpu in GPUS if gpu.name in SHOWN for link in LINKS]
     fits = {gpu.name: _exceeded_by(memory, gpu) for gpu in GPUS}
     return Scale(config.dist, config.batch, config.micro_batch, config.accum, memory, sent_bytes, speeds, fits, notes)
 
 
-def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
-    system = with_fakes(lambda mode: recipe.build(config, data))
-    seen: dict[int, nn.Parameter] = {}
-    for module in system.modules():
-        for name, param in module._parameters.items():
-            if param is None:
-                continue
-            empty = nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
-            if hasattr(param, "declaration"):
-                empty.declaration = param.declaration  # type: ignore[attr-defined]
-            module._parameters[name] = seen.setdefault(id(param), empty)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
-    return system
-
-
 def _memory(system: System, config: Config, estimate: Estimate, total: int, units: list[int], data: Data) -> dict[str, int]:
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
-    trained = sum(local(p).nbytes for p in system.parameters() if p.requires_grad)
+    num_shards = config.dist.shard
+
+    def own_bytes(param: Tensor) -> int:
+        return param.nbytes // len(param) * rows_each(len(param), num_shards) if param.ndim else param.nbytes
+
+    trained = sum(own_bytes(p) for p in system.parameters() if p.requires_grad)
     groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
     # Muon needs full matrices, so its momentum is unsharded on every rank; AdamW's two moments are sharded like the weights.
     owners = [(group.kind, p) for group in groups for p in group.params.values()]
-    moments = sum(p.nbytes if kind == "muon" else 2 * local(p).nbytes for kind, p in owners)
+    moments = sum(p.nbytes if kind == "muon" else 2 * own_bytes(p) for kind, p in owners)
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
-    gathered = 3 * max(units, default=0) + 2 * (total - sum(units)) if config.dist.shard > 1 else min(BUCKET_BYTES, total)
+    gathered = 3 * max(units, default=0) + 2 * (total - sum(units)) if num_shards > 1 else min(BUCKET_BYTES, total)
     return {
-        "weights": sum(local(p).nbytes for p in system.parameters()),
+        "weights": sum(map(own_bytes, system.parameters())),
         "gradients": trained,
         "moments": moments,
         "averages": trained * ((config.ema > 0) + (config.ema2 > 0)),

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.nn.init import declare, fill_, initialised_late, module_list, normal_
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
 from seedbed.nn.layers import MLP, Attention, Rope, rms_norm, rope_table, stream_dtype, widen
 from seedbed.nn.modulate import Modulation, full_precision, gate_and_norm, try_gate_and_norm
 from seedbed.nn.patchify import depatchify, grid_of, patchify, raster, sincos_table
@@ -230,7 +230,7 @@ class FlowTransformer(nn.Module):
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, seed: int) -> FlowTransformer:
-    return initialised_late(FlowTransformer, seed, config, shape, num_classes)
+    return initialised(FlowTransformer, seed, config, shape, num_classes, may_wait=True)
 
 
 def axial_table(places_N2: Tensor, head_dim: int, base: float) -> Rope:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from seedbed.nn import decoding, layers
 from seedbed.nn.decoding import Cache, Decode, Prefill
-from seedbed.nn.init import declare, fill_, initialised_late, module_list, normal_
+from seedbed.nn.init import declare, fill_, initialised, module_list, normal_
 from seedbed.recipes.gpt.presets import ModelConfig
 
 VOCAB_MULTIPLE = 64
@@ -203,4 +203,4 @@ class CachedDecoder(decoding.CachedDecoder):
 
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> Transformer:
-    return initialised_late(Transformer, seed, config, vocab, block)
+    return initialised(Transformer, seed, config, vocab, block, may_wait=True)
