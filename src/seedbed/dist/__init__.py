@@ -94,3 +94,8 @@ def local(tensor: Tensor) -> Tensor:
 def started() -> int:
     """The number of processes that torchrun or seedbed started for this command; 0 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
+
+
+def is_elastic() -> bool:
+    """Whether torchrun starts this command again when a rank is lost. It counts a changed number of nodes as no restart."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0

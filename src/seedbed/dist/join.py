@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from seedbed.config import Config, Dist
-from seedbed.dist import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, is_elastic, started
 from seedbed.errors import UserError
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
@@ -33,8 +33,7 @@ def join(degrees: Dist, device: str) -> Ranks:
         if number >= count:
             raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
         torch.cuda.set_device(number)
-    alone = {} if started() else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **alone)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **_store(degrees.world, rank))
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
     mesh = None
@@ -44,6 +43,17 @@ def join(degrees: Dist, device: str) -> Ranks:
     ranks = GroupRanks(degrees, rank, mesh, control)
     ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
+
+
+def _store(world: int, rank: int) -> dict[str, Any]:
+    """Where ranks find each other, where that is not torchrun's address."""
+    if not started():
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if not is_elastic() or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    # Started again on this machine, torchrun still has the addresses of the ranks that are gone.
+    store = next(iter(dist.rendezvous("env://", rank, world, timeout=TIMEOUT)))[0]
+    return {"store": dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store), "rank": rank, "world_size": world}
 
 
 class GroupRanks(Ranks):

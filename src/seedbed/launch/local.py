@@ -16,7 +16,7 @@ import torch
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.dist import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, is_elastic, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
@@ -82,6 +82,11 @@ def train(
     assert preset is not None, "recipe.preset refuses None"
     configs.require_one_length(base, assignments)
     config = configs.override(base, [*assignments, *(configs.UNCOMPILED if anomaly else ())])
+    if is_elastic():
+        from seedbed.launch import elastic
+
+        if (status := elastic.go_on(root, run_name, config, until)) is not None:
+            return status
     with ranks_of(config) as ranks:
         pick_device(config.device)
         if not ranks.is_primary:
