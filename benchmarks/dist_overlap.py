@@ -71,7 +71,7 @@ def report(found: dict[str, list[tuple[float, float]]], num: int, world: int) ->
     for key in ("exposed_ms", "step_ms"):
         figures[f"{key}_ratio"] = round(figures["during"][key] / figures["after"][key], 3)
         print(f"{key}: {figures[f'{key}_ratio']} of that without overlap")
-    write_result("dist-overlap", figures)
+    write_result("dist-overlap", figures, f"load average {os.getloadavg()[0]:.0f} on {os.cpu_count()} cores")
 
 
 def main() -> None:

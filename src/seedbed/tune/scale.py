@@ -78,16 +78,18 @@ class Scale:
 def distribute(config: Config, world: int) -> tuple[Config, list[str]]:
     """The config on `world` ranks: shards as configured, the remaining ranks as replicas, micro-batches no larger than before."""
     shard = config.dist.shard
+    if config.dist.world == world:
+        return config, []
     if world % shard:
         raise UserError(f"--world {world} is not a multiple of dist.shard={shard}")
-    if config.dist.replicate > 1 and config.dist.world != world:
+    if config.dist.replicate > 1:
         raise UserError(f"--world {world}, but dist.replicate={config.dist.replicate} x dist.shard={shard}; drop one of them")
     batch, notes = -(-config.batch // world) * world, []
     if batch != config.batch:
         notes.append(f"the batch does not fit {world} ranks: batch={config.batch} does not divide; planned with batch={batch}")
     own, most = batch // world, max(1, config.batch // config.accum)
     accum = next(parts for parts in range(-(-own // most), own + 1) if own % parts == 0)
-    return replace(config, dist=Dist(replicate=world // shard, shard=shard), batch=batch, accum=accum), notes
+    return replace(config, dist=replace(config.dist, replicate=world // shard), batch=batch, accum=accum), notes
 
 
 def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimate, mfu: float, world: int) -> Scale:
