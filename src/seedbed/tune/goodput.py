@@ -52,19 +52,20 @@ class Goodput:
     tokens: float
 
 
-def simulate(found: Scale) -> list[Goodput]:
-    """The world on every network."""
+def failures_of(found: Scale) -> Failures:
+    """What is lost by failures in this world."""
     state = sum(found.memory[name] for name in ("weights", "moments", "averages"))
     writers = min(PER_NODE, found.degrees.shard)  # of one machine: the shards of the first replica
     between = HOURS_PER_FAILURE * 3600.0 / found.degrees.world
-    failures = Failures(between, RESTART, state / COPIED, state * writers / WRITTEN)
+    return Failures(between, RESTART, state / COPIED, state * writers / WRITTEN)
+
+
+def simulate(found: Scale) -> list[Goodput]:
+    """The world on every network."""
+    failures, world = failures_of(found), found.degrees.world
     interval = failures.best_interval()
-    kept = failures.kept(interval)
-    return [
-        Goodput(found.degrees.world, e.link, e.efficiency, between / 3600.0, failures.pause, interval, kept, kept * e.tokens)
-        for e in found.speeds
-        if e.gpu == GPU
-    ]
+    facts = (failures.between / 3600.0, failures.pause, interval, failures.kept(interval))
+    return [Goodput(world, e.link, e.efficiency, *facts, facts[-1] * e.tokens) for e in found.speeds if e.gpu == GPU]
 
 
 def show(found: list[Goodput], out: Console) -> None:
