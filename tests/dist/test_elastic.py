@@ -102,8 +102,12 @@ def test_run_that_loses_ranks_ends_with_the_weights_of_an_undisturbed_one(tmp_pa
         (Dist(replicate=4), 2, ["dist.replicate=2"]),
         (Dist(replicate=2, shard=2), 2, ["dist.replicate=1"]),
         (Dist(replicate=1, shard=4), 8, ["dist.replicate=2"]),
-        (Dist(replicate=4), 3, "batch=16 and accum=2 a run goes on with 1, 2 or 4"),
-        (Dist(shard=4), 3, "torchrun has 3 ranks left of 4; with dist.shard=4, batch=16 and accum=2 a run goes on with 4"),
+        (Dist(replicate=4), 3, "batch=16 and accum=2 a run goes on with one of: 1, 2, 4"),
+        (
+            Dist(shard=4),
+            3,
+            "torchrun has 3 ranks left of 4; with dist.shard=4, batch=16 and accum=2 a run goes on with one of: 4",
+        ),
     ],
 )
 def test_ranks_that_are_left(monkeypatch: pytest.MonkeyPatch, degrees: Dist, num: int, found: list[str] | str) -> None:

@@ -33,10 +33,6 @@ def fitted(config: Config) -> list[str]:
     most = max(num, config.dist.world)
     possible = [world for world in range(shard, most + 1, shard) if config.batch % (world * config.accum) == 0]
     if num not in possible:
-        of = f"dist.shard={shard}, batch={config.batch} and accum={config.accum}"
-        raise UserError(f"torchrun has {num} ranks left of {config.dist.world}; with {of} a run goes on with {_listed(possible)}")
+        of, worlds = f"dist.shard={shard}, batch={config.batch} and accum={config.accum}", ", ".join(map(str, possible))
+        raise UserError(f"torchrun has {num} ranks left of {config.dist.world}; with {of} a run goes on with one of: {worlds}")
     return [f"dist.replicate={num // shard}"]
-
-
-def _listed(numbers: list[int]) -> str:
-    return " or ".join(", ".join(map(str, numbers)).rsplit(", ", 1))

@@ -1,4 +1,4 @@
-"""Models that are built without storage and filled once they are sharded."""
+"""Models that are built without storage: for their shapes alone, or to be filled once they are sharded."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,6 +7,16 @@ import torch
 from torch import nn
 
 from seedbed.nn import init
+
+
+@contextlib.contextmanager
+def shapes_only() -> Iterator[None]:
+    """Modules that are built and initialised inside stay on the meta device: a model of any size costs no memory."""
+    init.keeps_meta = True
+    try:
+        yield
+    finally:
+        init.keeps_meta = False
 
 
 @contextlib.contextmanager

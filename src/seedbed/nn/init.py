@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
-keeps_meta = False  # set by `shapes_only` of shapes_only.py
+keeps_meta = False  # set by `shapes_only` of deferred.py
 defers = False  # set by `deferred_init` of deferred.py
 
 

@@ -230,7 +230,7 @@ class Engine(EvalEngine):
         if taken := RESERVED.intersection(measured):
             raise UserError(f"the recipe measures `{min(taken)}`, a name that the loop itself uses; give the metric another name")
         for name in [name for name, value in measured.items() if not isinstance(value, Tensor)]:
-            from seedbed.train.own_numbers import as_tensor
+            from seedbed.train.recipe_mistakes import as_tensor
 
             measured[name] = as_tensor(name, measured[name], self.device)
         return measured
