@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from seedbed.dist import Ranks, local
-from seedbed.nn.deferred import init_deferred
 
 
 class Rows(NamedTuple):
@@ -67,9 +66,8 @@ def rows_each(num: int, num_shards: int) -> int:
 def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.device, dtype: torch.dtype) -> Shards:
     """Shard every parameter along its first axis, in place: a unit is gathered when it is called, the rest for a whole step.
 
-    What is on the meta device gets storage for this rank's shards, and is then filled one parameter at a time, with the numbers
-    that one process would have drawn; what is on the host moves to the device unit by unit. So neither holds all of a model.
-    Parameter names stay. Scalars cannot be sharded and are replicated.
+    What is on the meta device gets storage for this rank's shards, filled with NaN; what is on the host moves to the device unit
+    by unit. So neither holds all of a model. Parameter names stay. Scalars cannot be sharded and are replicated.
     """
     from torch.distributed.fsdp import register_fsdp_forward_method
 
@@ -101,7 +99,6 @@ def shard(system: Any, units: Iterable[nn.Module], ranks: Ranks, device: torch.d
             assert len(local(param)) == rows.last - rows.first, "torch splits rows over ranks in another way"
             shards.rows[name] = rows
             param.first_row = rows.first
-    init_deferred(system)
     return shards
 
 

@@ -21,7 +21,10 @@ def change_layers(system: System, config: Config, device: torch.device, ranks: R
     if ranks.mesh is None:
         return None
     from seedbed.dist.shards import shard
+    from seedbed.nn.deferred import init_deferred
     from seedbed.train.capabilities import shard_units
 
     dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
-    return shard(system, shard_units(system), ranks, device, dtype)
+    shards = shard(system, shard_units(system), ranks, device, dtype)
+    init_deferred(system)  # one parameter at a time, with the numbers that one process draws
+    return shards
