@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ def one_rank(folder: Path, fault: str) -> int:
     from seedbed.cli import failures
     from seedbed.errors import UserError
     from seedbed.launch import local
+    from seedbed.recipes import Recipe
+    from seedbed.track import code
     from seedbed.train import guard, loop
 
     torch.set_num_threads(1)
@@ -34,8 +37,19 @@ def one_rank(folder: Path, fault: str) -> int:
     if fault in ("hangs", "dies"):
         loop.take_step = take
     words = [*GPT, "steps=100000", "dist.replicate=2"]
-    if fault == "differs" and rank == 1:
+    opened = Recipe.open_data
+
+    def open_other(self: Recipe, config: Any) -> Any:
+        data = opened(self, config)
+        data.facts["fingerprint"] = "other"
+        return data
+
+    if rank == 1 and fault == "torch":
         torch.__version__ = "1.0"
+    if rank == 1 and fault == "code":
+        code.source_digest = lambda: "other"
+    if rank == 1 and fault == "data":
+        Recipe.open_data = open_other
     try:
         return local.train("gpt/demo", words, root=folder / "runs", run_name="one", dirty=True)
     except UserError as error:
@@ -90,10 +104,11 @@ def test_dead_rank_ends_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-def test_rank_with_other_versions_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    codes, texts, _ = ranks(tmp_path, "differs")
+@pytest.mark.parametrize("what", ["torch", "code", "data"])
+def test_rank_that_differs_is_refused_before_the_first_step(tmp_path: Path, what: str) -> None:
+    codes, texts, _ = ranks(tmp_path, what)
     assert codes == [2, 2], texts
-    assert "seedbed: the torch of rank 1 differs from that of rank 0; give all machines the same" in texts[0]
+    assert f"seedbed: the {what} of rank 1 differs from that of rank 0; give all machines the same" in texts[0]
     assert "Traceback" not in texts[0] + texts[1]
 
 
