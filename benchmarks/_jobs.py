@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from seedbed import config as configs
-from seedbed.launch import trials
+from seedbed.launch import local, trials
 from seedbed.recipes import find
 from seedbed.track.console import Console
 from seedbed.track.run import Run
@@ -28,18 +28,18 @@ def open_job(name: str, *assignments: str) -> Iterator[loop.Job]:
     """A job for `seedbed train NAME ASSIGNMENTS`, compiled and captured as that would be, silent."""
     recipe, preset = find(name)
     config = configs.override(recipe.preset(preset), list(assignments))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, local.ranks_of(config) as ranks:
         run = Run.create(Path(folder), recipe.name, preset, config, name="bench", code={}, base=config)
         console = Console(stream=io.StringIO())
         data = recipe.open_data(config)
-        engine = build(recipe, config, data)
+        engine = build(recipe, config, data, ranks=ranks)
         job = loop.Job(run=run, config=config, system=engine.system, data=data, engine=engine, console=console)
         try:
             loop.warm_up(job)
             job.clock.start("train")
             yield job
         finally:
-            job.stepper.feed.close()
+            job.stepper.close()
             run.close()
 
 

@@ -49,7 +49,7 @@ KEYS = {
     "optim.muon_weight_decay", "optim.momentum", "optim.clip",
     "schedule.kind", "schedule.warmup", "schedule.decay", "schedule.floor", "schedule.div", "schedule.final_div",
     "limit.train", "limit.valid", "limit.test",
-    "dist.replicate", "dist.shard",
+    "dist.replicate", "dist.shard", "dist.reduce", "dist.single",
     "every.log", "every.eval", "every.sample", "every.save",
     "guard.policy", "guard.max_skips", "guard.max_rollbacks", "guard.window", "guard.sigmas", "guard.stall",
     "model", "data",

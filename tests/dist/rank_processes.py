@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 RankJob = tuple[int, str, str, list[str]]
+TESTS = Path(__file__).parents[1]
+PATHS = os.pathsep.join(map(str, (TESTS.parent / "src", TESTS)))
 
 
 def ports(num: int) -> list[int]:
@@ -35,7 +37,7 @@ def run_jobs(root: Path, jobs: list[RankJob], num: int, seconds: float) -> dict[
     (root / "script.json").write_text(json.dumps(script))
     processes, argv = [], [sys.executable, __file__, str(root / "script.json")]
     for rank in range(num):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_RANK": str(rank), "PYTHONPATH": str(Path(__file__).parents[1])}
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "TEST_RANK": str(rank), "PYTHONPATH": PATHS}
         with (root / f"rank{rank}.log").open("w") as log:
             processes.append(subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT))
     deadline = time.monotonic() + seconds

@@ -43,6 +43,13 @@ DEGREES = {
 }
 MORE = {"replicate4": (4, ["dist.replicate=4"]), "shard4": (4, ["dist.shard=4"])}
 RIVALS = str(Path(__file__).parent / "rivals_recipe.py")
+BF16 = {
+    "bf16": (1, []),
+    "bf16-shard": (2, ["dist.shard=2"]),
+    "bf16-both": (4, ["dist.replicate=2", "dist.shard=2"]),
+    "bf16-reduced": (2, ["dist.replicate=2", "dist.reduce=bf16"]),
+    "bf16-reduced-both": (4, ["dist.replicate=2", "dist.shard=2", "dist.reduce=bf16"]),
+}
 MUON = ["optim.kind=muon", "accum=2", "remat=full"]
 
 
@@ -56,6 +63,9 @@ def jobs() -> list[RankJob]:
     gpt = RECIPES["gpt"]
     found.append((1, "train", "muon", [*gpt, *MUON, *OFTEN, "steps=10"]))
     found.append((2, "train", "muon-shard", [*gpt, *MUON, *OFTEN, "steps=10", "dist.shard=2"]))
+    bf16 = [*gpt, *OFTEN, "precision=bf16", "accum=2", "steps=10"]
+    for name, (world, words) in BF16.items():
+        found.append((world, "train", name, [*bf16, *words]))
     for world in (1, 2, 4):
         found.append((world, "train", f"rivals{world}", [RIVALS, f"steps={NUM_STEPS}", "accum=2", f"dist.replicate={world}"]))
     # One rank is asked to stop; all save at the same step, and others go on: 4 -> 2 -> 1 -> 4.
@@ -122,6 +132,17 @@ def test_two_optimizers_with_a_gradient_penalty_match_a_single_rank(stage):
 def test_muon_with_accumulation_and_remat_matches_when_sharded(stage):
     root, _ = stage
     assert max_difference(losses(root, "muon"), losses(root, "muon-shard")) < TOLERANCE
+
+
+def test_weights_and_gradients_sent_in_bf16_round_and_do_no_more(stage):
+    """bfloat16 keeps 8 bits: a loss of 4 rounds by 2**-7 in an activation, of which thousands average out."""
+    root, _ = stage
+    single = losses(root, "bf16")
+    assert len(set(single)) == 10
+    for name in list(BF16)[1:]:
+        assert max_difference(single, losses(root, name)) < 2e-3, name
+    assert max_difference(losses(root, "bf16-shard"), losses(root, "bf16-both")) < 2e-3
+    assert losses(root, "bf16-reduced") != losses(root, "bf16")
 
 
 def test_resume_with_another_number_of_ranks(stage):

@@ -37,13 +37,14 @@ def case():
         ({"batch": 64, "accum": 16}, 8, (64, 2, 4)),
         ({"batch": 64}, 128, (128, 1, 1)),
         ({"batch": 60, "accum": 4}, 2, (60, 2, 15)),
-        ({"batch": 64, "dist": Dist(shard=4)}, 8, (64, 1, 8)),
+        ({"batch": 64, "dist": Dist(shard=4, reduce="bf16")}, 8, (64, 1, 8)),
+        ({"batch": 64, "accum": 4, "dist": Dist(replicate=4)}, 4, (64, 4, 4)),
     ],
 )
 def test_batch_is_split_over_ranks_without_larger_micro_batches(case, changes, world: int, wanted: tuple[int, int, int]):
     config, notes = scale.distribute(replace(case[1], **changes), world)
     assert (config.batch, config.accum, config.micro_batch) == wanted
-    assert config.dist.world == world
+    assert config.dist.world == world and config.dist.reduce == changes.get("dist", Dist()).reduce
     assert bool(notes) == (config.batch != changes["batch"])
 
 

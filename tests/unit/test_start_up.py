@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
+from seedbed.nn.deferred import shapes_only
 from seedbed.nn.init import materialize, on_meta
-from seedbed.nn.shapes_only import shapes_only
 from seedbed.recipes import find
 
 CODE = """

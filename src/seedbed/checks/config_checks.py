@@ -18,7 +18,7 @@ from seedbed.checks.subject import CPU, Subject, short, source_line
 from seedbed.config import Config
 from seedbed.config.saved import from_json
 from seedbed.errors import UserError
-from seedbed.nn.shapes_only import shapes_only
+from seedbed.nn.deferred import shapes_only
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine
 from seedbed.train.system import Request, describe

@@ -7,7 +7,7 @@ from seedbed.errors import UserError
 from seedbed.nn import eagerly
 from seedbed.track.events import is_score
 from seedbed.train.job import Job
-from seedbed.train.score_direction import refuse
+from seedbed.train.recipe_mistakes import refuse_score
 from seedbed.train.system import System, maximized
 
 
@@ -24,4 +24,4 @@ def look_at_evaluation(job: Job) -> None:
         numbers = evaluate(job.engine, small_source(job.data.valid))
     first = next(iter(numbers), "") if isinstance(numbers, dict) else ""
     if is_score(first) and first not in maximized(job.system, numbers):
-        refuse(first)
+        refuse_score(first)

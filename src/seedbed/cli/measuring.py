@@ -45,11 +45,15 @@ def _profile(given: argparse.Namespace) -> int:
     return verbs.profile(given.name, given.settings, root=given.runs, json=given.json, steps=given.steps)
 
 
+def _worlds(text: str) -> list[int]:
+    return [number(int, 1, 65536)(part) for part in text.split(",")]
+
+
 @verb("plan", "RECIPE/PRESET [key=value ...]", "parameters, memory, hours and cost of a run")
 @settings()
 @argument("--run", metavar="RUN", help="use the MFU that this run measured")
 @argument("--prices", type=Path, metavar="FILE", help="your prices per GPU-hour, dated, as JSON")
-@argument("--world", type=number(int, 1, 65536), metavar="N", help="on N ranks; dist.shard=8 shards each replica over 8")
+@argument("--world", type=_worlds, metavar="N", help="on N ranks (dist.shard=8: shards of 8); N,N,...: with failures")
 def _plan(given: argparse.Namespace) -> int:
     from seedbed.tune import verbs
 

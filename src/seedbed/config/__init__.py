@@ -99,14 +99,25 @@ class Limit:
 
 @dataclass(frozen=True)
 class Dist:
-    """Degrees of parallelism: the number of replicas, and the number of shards of each replica."""
+    """Degrees of parallelism: the number of replicas, and the number of shards of each replica; and the dtype of averages."""
 
     replicate: int = number(1, low=1, high=65536)
     shard: int = number(1, low=1, high=65536)
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    single: Literal["plain", "replicate", "shard"] = "plain"
 
     @property
     def world(self) -> int:
         return self.replicate * self.shard
+
+    @property
+    def is_distributed(self) -> bool:
+        """Whether steps go through process groups: with several ranks, or with one where `single` asks for it."""
+        return self.world > 1 or self.single != "plain"
+
+    @property
+    def is_sharded(self) -> bool:
+        return self.shard > 1 or (self.world == 1 and self.single == "shard")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +188,7 @@ class Units(typing.NamedTuple):
 
 # Settings for an eager step: nothing compiled or captured; then also no checkpointing, float8, forced kernel or sharding.
 UNCOMPILED = ("compile=off", "compile_autograd=false", "compile_optimizer=false", "capture=off")
-SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1")
+SINGLE_PROCESS = ("dist.replicate=1", "dist.shard=1", "dist.single=plain")
 PLAIN = (*UNCOMPILED, "remat=none", "float8=false", "attention=auto", *SINGLE_PROCESS)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from seedbed.config import Dist
@@ -23,6 +23,7 @@ class Ranks:
     """One process of `degrees.world`: there are `replicate` replicas, each sharded over `shard` ranks."""
 
     mesh: DeviceMesh | None = None
+    is_single = True
 
     def __init__(self, degrees: Dist, rank: int = 0) -> None:
         self.degrees, self.rank, self.world = degrees, rank, degrees.world
@@ -35,18 +36,9 @@ class Ranks:
         return self.rank == 0
 
     @property
-    def is_single(self) -> bool:
-        return self.world == 1
-
-    @property
     def shard_rank(self) -> int:
         """Which shard of the weights this rank holds; consecutive ranks hold consecutive shards."""
         return self.rank % self.degrees.shard
-
-    @property
-    def replica_rank(self) -> int:
-        """Which replica this rank belongs to; replica 0 writes checkpoints."""
-        return self.rank // self.degrees.shard
 
     def shard_of(self, items: Iterable[T]) -> Iterator[T]:
         """This rank's share: every `world`-th item, from the `rank`-th on."""
@@ -65,9 +57,6 @@ class Ranks:
     def sum_over_shards(self, value: Tensor) -> Tensor:
         """The sum over the ranks that hold the shards of one replica."""
         return value
-
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        """The mean over all ranks, in place, in buckets."""
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         """Copy rank 0's values to every rank, in place."""
@@ -105,3 +94,8 @@ def local(tensor: Tensor) -> Tensor:
 def started() -> int:
     """The number of processes that torchrun or seedbed started for this command; 0 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", 0)) if "RANK" in os.environ else 0
+
+
+def is_elastic() -> bool:
+    """Whether torchrun starts this command again when a rank is lost. It counts a changed number of nodes as no restart."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0

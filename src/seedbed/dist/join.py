@@ -1,33 +1,30 @@
 """Joining the other processes of a run, their collectives, and what cannot be spread over them."""
 
-import contextlib
 import datetime
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from seedbed.config import Config, Dist
-from seedbed.dist import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, is_elastic, started
 from seedbed.errors import UserError
 
 # One rank may sample or prepare data while the others wait; the launcher notices a rank that died.
 TIMEOUT = datetime.timedelta(hours=2)
-# Gradients are reduced in buckets of this many bytes: large enough for the network, small compared to the weights.
-BUCKET_BYTES = 64 << 20
 
 
 def join(degrees: Dist, device: str) -> Ranks:
     """Join the process group; the number of processes must be the one that the config asks for."""
     require(degrees, started())
-    if degrees.world == 1:
+    if not degrees.is_distributed:
         return SINGLE
-    rank, cuda = int(os.environ["RANK"]), device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    rank, cuda = int(os.environ.get("RANK", 0)), device == "cuda" or (device == "auto" and torch.cuda.is_available())
     if cuda:
         number = int(os.environ.get("LOCAL_RANK", 0))
         count = torch.cuda.device_count()
@@ -36,42 +33,45 @@ def join(degrees: Dist, device: str) -> Ranks:
         if number >= count:
             raise UserError(f"this machine has {count} GPUs, and {number + 1} ranks were started on it; start one rank per GPU")
         torch.cuda.set_device(number)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, **_store(degrees.world, rank))
     # JSON messages have groups of their own, apart from the collectives of steps.
     control, background = (dist.new_group(backend="gloo", timeout=TIMEOUT) for _ in range(2))
-    mesh = make_mesh(degrees, "cuda" if cuda else "cpu") if degrees.shard > 1 else None  # costs seconds to load
+    mesh = None
+    if degrees.is_sharded:  # replicas along the first axis, shards along the second: those of a replica are on consecutive ranks
+        shape = (degrees.replicate, degrees.shard)
+        mesh = init_device_mesh("cuda" if cuda else "cpu", shape, mesh_dim_names=("replicate", "shard"))
     ranks = GroupRanks(degrees, rank, mesh, control)
     ranks.background = GroupRanks(degrees, rank, mesh, background)
     return ranks
 
 
+def _store(world: int, rank: int) -> dict[str, Any]:
+    """Where ranks find each other, where that is not torchrun's address."""
+    if not started():
+        return {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    if not is_elastic() or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    # Started again on this machine, torchrun still has the addresses of the ranks that are gone.
+    store = next(iter(dist.rendezvous("env://", rank, world, timeout=TIMEOUT)))[0]
+    return {"store": dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store), "rank": rank, "world_size": world}
+
+
 class GroupRanks(Ranks):
-    """One rank of several, in torch's process group; `control` is the group of JSON messages."""
+    """One rank in torch's process group, of several as a rule; `control` is the group of JSON messages."""
+
+    is_single = False
 
     def __init__(self, degrees: Dist, rank: int, mesh: DeviceMesh | None = None, control: Any = None) -> None:
         super().__init__(degrees, rank)
         self.mesh, self._control = mesh, control
 
-    def all_reduce_sum(self, value: Tensor) -> Tensor:
+    def all_reduce_sum(self, value: Tensor, group: Any = None) -> Tensor:
         value = value.detach().clone()
-        dist.all_reduce(value)
+        dist.all_reduce(value, group=group)
         return value
 
     def sum_over_shards(self, value: Tensor) -> Tensor:
-        if self.degrees.shard == 1:
-            return value
-        assert self.mesh is not None
-        value = value.detach().clone()
-        dist.all_reduce(value, group=self.mesh.get_group("shard"))
-        return value
-
-    def all_reduce_mean_(self, tensors: Sequence[Tensor]) -> None:
-        for bucket in _buckets(tensors):
-            flat = torch.cat([t.reshape(-1) for t in bucket])
-            dist.all_reduce(flat)
-            flat /= self.world
-            for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+        return self.all_reduce_sum(value, self.mesh.get_group("shard")) if self.mesh else value
 
     def broadcast_(self, tensors: Iterable[Tensor]) -> None:
         for tensor in tensors:
@@ -105,21 +105,6 @@ class GroupRanks(Ranks):
         dist.destroy_process_group()
 
 
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Consecutive tensors of one dtype, at most BUCKET_BYTES together."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if bucket and (size + num_bytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += num_bytes
-    if bucket:
-        yield bucket
-
-
 def require(degrees: Dist, num: int) -> None:
     """Refuse a number of processes that the config does not ask for."""
     shape = f"dist.replicate={degrees.replicate} x dist.shard={degrees.shard}"
@@ -135,38 +120,18 @@ def require(degrees: Dist, num: int) -> None:
         )
 
 
-def make_mesh(degrees: Dist, kind: str) -> DeviceMesh:
-    """Replicas along the first axis, shards along the second: the shards of a replica are on consecutive ranks."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(kind, (degrees.replicate, degrees.shard), mesh_dim_names=("replicate", "shard"))
-
-
 # Settings that do not work with sharded weights when they are true, and why.
 _NOT_SHARDED = {
     "compile_autograd": "FSDP2 gathers and scatters inside the backward pass",
     "compile_optimizer": "its code would be compiled for unsharded tensors",
-    "float8": "torchao's layers gather their own weights",
+    "float8": "torchao's layers scale rows of full weights, and nobody has verified them with shards",
 }
 
 
 def require_settings(config: Config) -> None:
     """Refuse settings that do not work with the degrees of parallelism, before the run is created."""
-    if config.dist.world > 1 and config.device == "mps":
+    if config.dist.is_distributed and config.device == "mps":
         raise UserError("device=mps is a single device; use dist.replicate=1 dist.shard=1")
-    for key, why in _NOT_SHARDED.items() if config.dist.shard > 1 else ():
+    for key, why in _NOT_SHARDED.items() if config.dist.is_sharded else ():
         if getattr(config, key):
             raise UserError(f"{key}=true does not go with dist.shard={config.dist.shard}: {why}")
-
-
-@contextlib.contextmanager
-def fake_ranks(degrees: Dist) -> Iterator[GroupRanks]:
-    """Rank 0 of `degrees.world` ranks; the others do not exist and collectives send nothing."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    assert not dist.is_initialized(), "a real process group exists"
-    dist.init_process_group("fake", rank=0, world_size=degrees.world, store=FakeStore())
-    try:
-        yield GroupRanks(degrees, 0, make_mesh(degrees, "cpu"))
-    finally:
-        dist.destroy_process_group()

@@ -16,7 +16,7 @@ import torch
 from seedbed import config as configs
 from seedbed.config import Config
 from seedbed.data.feed import Data
-from seedbed.dist import SINGLE, Ranks, started
+from seedbed.dist import SINGLE, Ranks, is_elastic, started
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_USER, UserError
 from seedbed.recipes import Recipe, find, remember
 from seedbed.report import journal
@@ -82,6 +82,11 @@ def train(
     assert preset is not None, "recipe.preset refuses None"
     configs.require_one_length(base, assignments)
     config = configs.override(base, [*assignments, *(configs.UNCOMPILED if anomaly else ())])
+    if is_elastic():
+        from seedbed.launch import elastic
+
+        if (status := elastic.go_on(root, run_name, config, until)) is not None:
+            return status
     with ranks_of(config) as ranks:
         pick_device(config.device)
         if not ranks.is_primary:
@@ -113,7 +118,7 @@ def train(
 
 def ranks_of(config: Config) -> AbstractContextManager[Ranks]:
     """This process among those that train the run."""
-    if config.dist.world == 1 and started() <= 1:
+    if not config.dist.is_distributed and started() <= 1:
         return nullcontext(SINGLE)
     from seedbed.launch.ranks import join_ranks
 
@@ -195,6 +200,11 @@ def saves_async(device: torch.device) -> bool:
 def open_job(launch: Launch, data: Data) -> Job:
     """Build a run's job, print its facts, and restore its newest checkpoint when it is resumed."""
     run, config, console, primary = launch.run, launch.config, launch.console, launch.ranks.is_primary
+    if not launch.ranks.is_single:
+        from seedbed.launch.ranks import require_equal
+
+        recipe_code = launch.recipe.code.sha256 if launch.recipe.code else None
+        require_equal(launch.ranks, recipe=recipe_code, data=data.facts.get("fingerprint"))
     engine = build(launch.recipe, config, data, ranks=launch.ranks)
     about = None if launch.resumed or engine.shards else summarise(engine, data)  # before compiling, and of unsharded weights
     job = Job(run, config, engine.system, data, engine, console, patience=launch.patience, until=launch.until, clock=launch.clock)
@@ -227,7 +237,7 @@ def show_facts(job: Job, launch: Launch) -> None:
     console.units = launch.recipe.units(config)
     facts = {"model": f"{sum(p.numel() for p in job.system.parameters()):,} parameters"}
     facts |= {"data": console.units.describe(job.data.facts), "device": f"{device_name(job.engine.device)}, {config.precision}"}
-    if degrees.world > 1:
+    if degrees.is_distributed:
         shape = f"{degrees.replicate} replicas of {degrees.shard} shards, micro-batches of {config.micro_batch}"
         facts["ranks"] = f"{degrees.world}: {shape}"
     if not launch.resumed:

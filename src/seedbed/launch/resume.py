@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from seedbed import config as configs
 from seedbed.config import Config, flat
 from seedbed.config.saved import is_free
+from seedbed.dist import is_elastic
 from seedbed.errors import EXIT_FAILED, UserError
 from seedbed.launch import code_changes
 from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training
@@ -39,6 +40,11 @@ def resume(
     clock, run = Stopwatch(since=clocks.take_command_start()), Run.open(root, run_name)
     run.wall = clock.split
     recipe, _, config = config_to_resume(run, assignments, force)
+    if is_elastic():
+        from seedbed.launch import elastic
+
+        assignments = [*assignments, *elastic.fitted(config)]
+        config = configs.override(config, assignments)
     with ranks_of(config) as ranks:
         if not ranks.is_primary:
             from seedbed.launch.ranks import train_non_primary

@@ -11,10 +11,11 @@ from torch.overrides import TorchFunctionMode
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")
-keeps_meta = False  # set by `shapes_only` of shapes_only.py
+keeps_meta = False  # set by `shapes_only` of deferred.py
+defers = False  # set by `deferred_init` of deferred.py
 
 
-def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
+def materialize(module: nn.Module, device: torch.device | str = "cpu", scalars_only: bool = False) -> nn.Module:
     """Give a module built on the meta device storage filled with NaN, so that a missing initialisation shows at once.
 
     Unlike `Module.to_empty`, it keeps the declarations of the parameters. Inside `shapes_only` nothing happens.
@@ -24,6 +25,8 @@ def materialize(module: nn.Module, device: torch.device | str = "cpu") -> nn.Mod
     for child in module.modules():
         assert not list(child.buffers(recurse=False)), "buffers would be left uninitialised; compute them in forward"
         for name, old in child.named_parameters(recurse=False):
+            if scalars_only and old.ndim:
+                continue
             # Not full_like: for a meta tensor it imports torch's symbolic shapes.
             new = nn.Parameter(torch.full(old.shape, float("nan"), dtype=old.dtype, device=device), old.requires_grad)
             declared = declaration_of(old)
@@ -41,7 +44,11 @@ def normal_(param: Tensor, std: float, generator: torch.Generator) -> None:
     if std == 0.0:
         param.zero_()
         return
-    param.copy_(torch.empty(param.shape).normal_(0.0, std, generator=generator))
+    drawn = torch.empty(param.shape).normal_(0.0, std, generator=generator)
+    if hasattr(param, "to_local"):  # sharded: this rank's rows of the same numbers
+        first, param = vars(param)["first_row"], param.to_local()  # type: ignore[operator]
+        drawn = drawn[first : first + len(param)]
+    param.copy_(drawn)
 
 
 @torch.no_grad()
@@ -66,12 +73,18 @@ def on_meta() -> Iterator[None]:
         yield
 
 
-def initialised(kind: type[M], seed: int, *given: Any) -> M:
-    """A freshly initialised model on the CPU, the same for a seed on every machine."""
+def initialised(kind: type[M], seed: int, *given: Any, may_wait: bool = False) -> M:
+    """A freshly initialised model on the CPU, the same for a seed on every machine.
+
+    One whose weights nothing reads before the first step `may_wait`, and be filled shard by shard.
+    """
     with on_meta():
         model = kind(*given)
-    materialize(model)
-    model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
+    materialize(model, scalars_only=may_wait and defers)  # scalars are not sharded
+    if may_wait and defers:
+        model.deferred_seed = seed  # type: ignore[assignment]
+    else:
+        model.init_weights(torch.Generator().manual_seed(seed))  # type: ignore[operator]
     return model
 
 

@@ -178,11 +178,9 @@ def require_possible(system: System, config: Config, degrees: Dist) -> None:
     """Refuse in one line what a system cannot do on several ranks; `degrees` are those of the ranks at hand."""
     if config.dist.world != degrees.world:
         raise UserError(f"dist.replicate x dist.shard = {config.dist.world}, but this command runs in one process; set both to 1")
-    if degrees.world == 1:
-        return
-    if why := single_rank_reason(system):
+    if degrees.world > 1 and (why := single_rank_reason(system)):
         raise UserError(f"this run cannot use {degrees.world} ranks: {why}")
-    if degrees.shard > 1 and len(named_optimizers(system)) > 1:
+    if degrees.is_sharded and len(named_optimizers(system)) > 1:
         names = ", ".join(named_optimizers(system))
         raise UserError(
             f"dist.shard={degrees.shard}: the optimizers of this system ({names}) step one after another in a step, and FSDP2 "

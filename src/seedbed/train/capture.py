@@ -47,13 +47,12 @@ class StepRunner(EagerRunner):
             _load_compiler(say)
         self.mode = engine.config.compile
         # With several ranks steps are not timed before they are compiled, and on a CPU compiling is seldom worth it.
-        self.is_undecided = self.mode == "auto" and engine.device.type == "cuda" and engine.config.dist.world == 1
+        self.is_undecided = self.mode == "auto" and engine.device.type == "cuda" and not engine.config.dist.is_distributed
         if self.mode == "auto":
             self.mode = "off" if self.is_undecided or engine.device.type != "cuda" else engine.system.auto_compile
-        if self.mode == "whole" and engine.config.dist.shard > 1:
+        if self.mode == "whole" and engine.config.dist.is_sharded:
             self.mode = "blocks"  # weights are gathered between them, which no compiled code can do
         self.units = compile_system(engine.system, self.mode, say)
-        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         self.side: torch.cuda.Stream | None = None
 
     def __call__(self) -> Tensor:

@@ -73,8 +73,8 @@ def _make_aside(folder: Path, aside: Path) -> None:
 def _write_part(aside: Path, tensors: dict[str, dict[str, Tensor]], part: Part) -> dict[str, dict[str, Any]]:
     """Write this rank's files; by file, the checksum and, for shards, [first row, total rows]."""
     ranks, written = part.ranks, {}
-    if ranks.replica_rank:
-        return {}  # replica 0 writes the same tensors
+    if ranks.rank >= ranks.degrees.shard:
+        return {}  # the first replica writes the same tensors
     for file, group in tensors.items():
         shards = {n: rows for n in group if (rows := part.rows(file, n)) is not None}
         own = {n: t for n, t in group.items() if (len(t) if n in shards else ranks.is_primary)}

@@ -21,6 +21,7 @@ from seedbed.train.optim import BACKEND, Optimizer, gradients, multiplier, param
 from seedbed.train.system import Batch, System, named_optimizers, rank_local_buffers
 
 if TYPE_CHECKING:
+    from seedbed.dist.reducer import Reducer
     from seedbed.dist.shards import Rows, Shards
     from seedbed.train.ema import Ema
 
@@ -106,7 +107,7 @@ class Engine(EvalEngine):
 
     def __init__(self, system: System, config: Config, device: torch.device, ranks: Ranks = SINGLE) -> None:
         super().__init__(system, config, device, ranks)
-        if config.float8 or config.remat != "none" or ranks.degrees.shard > 1:
+        if config.float8 or config.remat != "none" or ranks.mesh:
             from seedbed.train.layer_changes import change_layers
 
             self.shards = change_layers(system, config, device, ranks)
@@ -115,6 +116,12 @@ class Engine(EvalEngine):
         # Dotted paths in the system, so that names of moments in checkpoints agree with the weights'.
         prefixes = {module: f"{path}." if path else "" for path, module in system.named_modules()}
         self.optimizers = {n: Optimizer(param_groups(m, config.optim, prefixes[m]), config.optim) for n, m in modules.items()}
+        self._reducers: dict[str, Reducer] = {}
+        if not ranks.is_single:
+            from seedbed.dist.reducer import make_reducers
+
+            # Compiled autograd runs no hooks during the backward pass.
+            self._reducers = make_reducers(modules, DTYPES[config.dist.reduce], "autograd" not in self.compiled)
         if config.ema or config.ema2:
             from seedbed.train.ema import Ema
 
@@ -223,7 +230,7 @@ class Engine(EvalEngine):
         if taken := RESERVED.intersection(measured):
             raise UserError(f"the recipe measures `{min(taken)}`, a name that the loop itself uses; give the metric another name")
         for name in [name for name, value in measured.items() if not isinstance(value, Tensor)]:
-            from seedbed.train.own_numbers import as_tensor
+            from seedbed.train.recipe_mistakes import as_tensor
 
             measured[name] = as_tensor(name, measured[name], self.device)
         return measured
@@ -244,11 +251,14 @@ class Engine(EvalEngine):
         total = self._totals.get(name)
         self._totals[name] = loss.detach() if total is None else total + loss.detach()
         scaled = loss * self.scale[name] if self.scale else loss
+        is_last = self._part == self._num_parts - 1
         if self.shards:
-            scaled = self.shards.enter(scaled)
+            scaled = self.shards.enter(scaled, is_last)
+        if is_last and name in self._reducers:
+            self._reducers[name].start()
         with torch.autocast(self._kind, enabled=False) if self.dtype != torch.float32 else contextlib.nullcontext():
             scaled.backward(inputs=optimizer.params if len(self.optimizers) > 1 else None)
-            if self._part == self._num_parts - 1:
+            if is_last:
                 self.apply_gradients(name, optimizer)
 
     @torch.no_grad()
@@ -266,12 +276,11 @@ class Engine(EvalEngine):
     def apply_gradients(self, name: str, optimizer: Optimizer) -> None:
         """Average over ranks, clip, guard and step, then clear the gradients."""
         self.touched = True
+        if name in self._reducers:
+            self._reducers[name].finish()
         for param in optimizer.params:
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
-        if not self._is_single:
-            grads = [p.grad for p in optimizer.params if p.grad is not None and not hasattr(p, "to_local")]
-            self.ranks.all_reduce_mean_(grads)
         norm = self._norm(optimizer)
         scale = self.scale.get(name)
         true_norm = norm if scale is None else norm / scale

@@ -18,7 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from typing import TYPE_CHECKING, Any
 
 from seedbed.config import Guard
@@ -210,6 +210,9 @@ def allocated() -> float | None:
     return float(mapped + used + SMALL_OBJECT * sys.getallocatedblocks())
 
 
+# Seconds after which a step of several ranks is taken for hung, unless steps have taken a quarter of it or more: one that died
+# or hangs ends all within a minute. In evaluations, samples and saves ranks may wait for one another for longer.
+RANKS_LIMIT, MARGIN = 45.0, 4.0
 # A disk that hangs would block the report too; then the process ends without it.
 LAST_WORDS = 10.0
 
@@ -233,14 +236,16 @@ def stall_watchdog(job: Job) -> Iterator[None]:
 
 def _watch(job: Job, limit: float, over: threading.Event) -> None:
     period = min(limit / 4, 5.0)
-    seen, since = (-1, 0.0), time.monotonic()
+    known = job.step + 3 if job.ranks.world > 1 else inf  # from this step on it is known how long steps take
+    seen, since, longest = (-1, 0.0), time.monotonic(), 0.0
     while not over.wait(period):
         # This timer still fires when a call in C keeps Python from running.
         _arm(limit + 60.0)
         now = (job.step, job.items)
         if now != seen or job.clock.running != "train":  # evaluation, sampling, compiling and saving have no limit
+            longest = max(longest, time.monotonic() - since) if job.clock.running == "train" else longest
             seen, since = now, time.monotonic()
-        elif time.monotonic() - since > limit:
+        elif time.monotonic() - since > (min(limit, max(RANKS_LIMIT, MARGIN * longest)) if job.step >= known else limit):
             _arm(LAST_WORDS)
             from seedbed.train import stall
 

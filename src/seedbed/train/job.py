@@ -106,7 +106,7 @@ class Action:
     """
 
     every: int
-    run: Callable[[Job], None]
+    run: Callable[[Job], object]
 
     def due(self, step: int) -> bool:
         return bool(self.every) and step % self.every == 0

@@ -18,9 +18,13 @@ def change_layers(system: System, config: Config, device: torch.device, ranks: R
         from seedbed.train.activation_checkpointing import checkpoint_units
 
         checkpoint_units(system, config.remat, device)
-    if ranks.degrees.shard == 1:
+    if ranks.mesh is None:
         return None
     from seedbed.dist.shards import shard
+    from seedbed.nn.deferred import init_deferred
     from seedbed.train.capabilities import shard_units
 
-    return shard(system, shard_units(system), ranks, device)
+    dtype = torch.bfloat16 if config.precision == "bf16" else torch.float32
+    shards = shard(system, shard_units(system), ranks, device, dtype)
+    init_deferred(system)  # one parameter at a time, with the numbers that one process draws
+    return shards

@@ -51,12 +51,7 @@ def _train(job: Job) -> None:
 def actions(job: Job) -> list[Action]:
     """What is done between steps, in this order; a recipe adds its own."""
     every = job.config.every
-    return [Action(every.eval, evaluate), Action(every.sample, sample), Action(every.save, save), *job.system.actions]
-
-
-def save(job: Job) -> None:
-    """Save a checkpoint; a full or failing disk is a warning and does not end the run."""
-    saving.save(job)
+    return [Action(every.eval, evaluate), Action(every.sample, sample), Action(every.save, saving.save), *job.system.actions]
 
 
 def take_step(job: Job) -> None:
@@ -135,7 +130,7 @@ def finish(job: Job) -> None:
             job.status = "done"
             evaluate(job)
             test(job)
-            save(job)  # written beside the sampling where saves are asynchronous
+            saving.save(job)  # written beside the sampling where saves are asynchronous
             sample(job)
             for action in job.system.actions:
                 action.run(job)

@@ -64,9 +64,9 @@ def evaluate(job: Job) -> None:
     (metric, value), higher = next(iter(numbers.items())), maximized(job.system, numbers)
     if job.best is None:
         if is_score(metric) and metric not in higher:
-            from seedbed.train.score_direction import refuse
+            from seedbed.train.recipe_mistakes import refuse_score
 
-            refuse(metric)
+            refuse_score(metric)
         job.run.set_status(job.status, metric=metric, higher_is_better=metric in higher)
     improved = job.best is None or (value > job.best if metric in higher else value < job.best)
     if improved:

@@ -35,7 +35,9 @@ def report(job: Job, seconds: float) -> None:
 
 
 def _where(stack: list[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's code or of seedbed, not a library's."""
+    """The innermost line of the user's code or of seedbed, not a library's, and the collective that it waits in."""
+    called = [f.name for f in stack if f.filename.endswith(("distributed_c10d.py", "dist/reducer.py"))]
+    waits = f", waiting for other ranks in {called[-1].replace('finish', 'all_reduce of gradients')}" if called else ""
     own = [f for f in stack if f.filename.startswith(_PACKAGE) or not re.search(r"site-packages|/lib/python", f.filename)]
     found = (own or stack)[-1:]
-    return f"{found[0].filename}:{found[0].lineno} in {found[0].name}" if found else "an unknown line"
+    return f"{found[0].filename}:{found[0].lineno} in {found[0].name}{waits}" if found else "an unknown line"

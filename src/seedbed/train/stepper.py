@@ -56,12 +56,18 @@ def build(
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
-    system = recipe.build(config, data)
+    if ranks.mesh is None:
+        system = recipe.build(config, data)
+    else:  # shards are filled where they are: no rank ever holds the whole model
+        from seedbed.nn.deferred import deferred_init
+
+        with deferred_init():
+            system = recipe.build(config, data)
     if config.dist.world > 1 or not ranks.is_single:
         from seedbed.train.capabilities import require_possible
 
         require_possible(system, config, ranks.degrees)
-    if ranks.degrees.shard == 1:  # else its shards go there one by one
+    if ranks.mesh is None:  # else its shards go there one by one
         system = system.to(device)
     return make(system, config, device, ranks) if ranks is not SINGLE else make(system, config, device)
 
@@ -96,6 +102,7 @@ class EagerRunner:
         self.names: list[str] = []
         self.why_not = self._why_not_captured()
         self.ready: set[Hashable] = set()
+        self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, Tensor]] = {}  # captured steps
 
     def __call__(self) -> Tensor:
         """Run the loaded step; returns its measurements as one tensor, in the order of `names`."""
@@ -137,8 +144,8 @@ class EagerRunner:
     def _why_not_captured(self) -> str:
         if self.engine.device.type != "cuda":
             return f"no CUDA graphs on {self.engine.device.type}"
-        if self.engine.config.dist.world > 1:
-            return "several ranks take it together"
+        if self.engine.config.dist.is_sharded:
+            return "FSDP2 allocates gathered weights on streams of its own"
         return "capture=off" if self.engine.config.capture == "off" else ""
 
 
@@ -233,6 +240,7 @@ class Stepper(StepQueue):
         self.run(step, progress)
 
     def close(self) -> None:
+        self.runner.graphs.clear()  # NCCL waits for its captured collectives before it ends
         self.feed.close()
 
 

@@ -108,7 +108,7 @@ class System(nn.Module):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if not cls.__module__.startswith("seedbed."):  # a user's
-            from seedbed.train.renamed import refuse_old_names
+            from seedbed.train.recipe_mistakes import refuse_old_names
 
             refuse_old_names(cls)
 

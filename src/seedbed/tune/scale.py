@@ -3,15 +3,14 @@
 import itertools
 from dataclasses import dataclass, replace
 
-import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor
 
 from seedbed.config import Config, Dist
 from seedbed.data.feed import Data
-from seedbed.dist import local
-from seedbed.dist.join import BUCKET_BYTES, fake_ranks, require_settings
-from seedbed.dist.shards import apply_fsdp
+from seedbed.dist.join import require_settings
+from seedbed.dist.reducer import BUCKET_BYTES
+from seedbed.dist.shards import rows_each
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.track import text
@@ -27,6 +26,8 @@ from seedbed.tune.show import gib, grid, print_notes
 PER_NODE = 8
 # Assumed share of a link's nominal rate that collectives reach.
 REACHED = 0.75
+# The share of the backward pass in the compute of a step: two products for every one of the forward pass.
+BACKWARD = 2 / 3
 
 
 @dataclass(frozen=True)
@@ -77,65 +78,51 @@ class Scale:
 def distribute(config: Config, world: int) -> tuple[Config, list[str]]:
     """The config on `world` ranks: shards as configured, the remaining ranks as replicas, micro-batches no larger than before."""
     shard = config.dist.shard
+    if config.dist.world == world:
+        return config, []
     if world % shard:
         raise UserError(f"--world {world} is not a multiple of dist.shard={shard}")
-    if config.dist.replicate > 1 and config.dist.world != world:
+    if config.dist.replicate > 1:
         raise UserError(f"--world {world}, but dist.replicate={config.dist.replicate} x dist.shard={shard}; drop one of them")
     batch, notes = -(-config.batch // world) * world, []
     if batch != config.batch:
         notes.append(f"the batch does not fit {world} ranks: batch={config.batch} does not divide; planned with batch={batch}")
     own, most = batch // world, max(1, config.batch // config.accum)
     accum = next(parts for parts in range(-(-own // most), own + 1) if own % parts == 0)
-    return replace(config, dist=Dist(replicate=world // shard, shard=shard), batch=batch, accum=accum), notes
+    return replace(config, dist=replace(config.dist, replicate=world // shard), batch=batch, accum=accum), notes
 
 
 def estimate_scale(recipe: Recipe, config: Config, data: Data, estimate: Estimate, mfu: float, world: int) -> Scale:
-    """Build the mesh, shard the weights and count bytes."""
+    """What the first rank holds and sends, from the shapes of the weights."""
     config, notes = distribute(config, world)
-    system = meta_system(recipe, config, data)
+    system = with_fakes(lambda mode: recipe.build(config, data))
     require_settings(config)
     require_possible(system, config, config.dist)
-    with fake_ranks(config.dist) as ranks:
-        units = list(shard_units(system))
-        # Bytes of all weights, and of each unit that is gathered alone.
-        total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *units))
-        if config.dist.shard > 1:
-            apply_fsdp(system, units, ranks)
-        memory = _memory(system, config, estimate, total, inside, data)
+    # Bytes of all weights, and of each unit that is gathered alone.
+    total, *inside = (sum(p.nbytes for p in module.parameters()) for module in (system, *shard_units(system)))
+    memory = _memory(system, config, estimate, total, inside, data)
     sent_bytes = _sent_bytes(config, total, sum(inside))
     speeds = [_rank_speed(gpu, link, config, sent_bytes, estimate, mfu) for gpu in GPUS if gpu.name in SHOWN for link in LINKS]
     fits = {gpu.name: _exceeded_by(memory, gpu) for gpu in GPUS}
     return Scale(config.dist, config.batch, config.micro_batch, config.accum, memory, sent_bytes, speeds, fits, notes)
 
 
-def meta_system(recipe: Recipe, config: Config, data: Data) -> System:
-    system = with_fakes(lambda mode: recipe.build(config, data))
-    seen: dict[int, nn.Parameter] = {}
-    for module in system.modules():
-        for name, param in module._parameters.items():
-            if param is None:
-                continue
-            empty = nn.Parameter(torch.empty(param.shape, dtype=param.dtype, device="meta"), param.requires_grad)
-            if hasattr(param, "declaration"):
-                empty.declaration = param.declaration  # type: ignore[attr-defined]
-            module._parameters[name] = seen.setdefault(id(param), empty)
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device="meta")
-    return system
-
-
 def _memory(system: System, config: Config, estimate: Estimate, total: int, units: list[int], data: Data) -> dict[str, int]:
     """Bytes on the first rank, whose shards are the largest, in order of allocation."""
-    trained = sum(local(p).nbytes for p in system.parameters() if p.requires_grad)
+    num_shards = config.dist.shard
+
+    def own_bytes(param: Tensor) -> int:
+        return param.nbytes // len(param) * rows_each(len(param), num_shards) if param.ndim else param.nbytes
+
+    trained = sum(own_bytes(p) for p in system.parameters() if p.requires_grad)
     groups = [group for module in named_optimizers(system).values() for group in param_groups(module, config.optim)]
     # Muon needs full matrices, so its momentum is unsharded on every rank; AdamW's two moments are sharded like the weights.
     owners = [(group.kind, p) for group in groups for p in group.params.values()]
-    moments = sum(p.nbytes if kind == "muon" else 2 * local(p).nbytes for kind, p in owners)
+    moments = sum(p.nbytes if kind == "muon" else 2 * own_bytes(p) for kind, p in owners)
     # One unit in use and the next being gathered, with the gradients of one; the rest stays unsharded for the step.
-    gathered = 3 * max(units, default=0) + 2 * (total - sum(units)) if config.dist.shard > 1 else min(BUCKET_BYTES, total)
+    gathered = 3 * max(units, default=0) + 2 * (total - sum(units)) if num_shards > 1 else min(BUCKET_BYTES, total)
     return {
-        "weights": sum(local(p).nbytes for p in system.parameters()),
+        "weights": sum(map(own_bytes, system.parameters())),
         "gradients": trained,
         "moments": moments,
         "averages": trained * ((config.ema > 0) + (config.ema2 > 0)),
@@ -149,20 +136,24 @@ def _sent_bytes(config: Config, total: int, in_units: int) -> dict[str, int]:
     """Bytes that a rank sends in one step, by purpose; rings send (n - 1) / n of what they gather or reduce."""
     degrees, parts = config.dist, config.accum
     ring, copies = (degrees.shard - 1) / degrees.shard, 2 * (degrees.replicate - 1) / degrees.replicate
+    gathered = 2 * in_units * (0.5 if config.precision == "bf16" else 1.0)
+    reduced = total * (0.5 if degrees.reduce == "bf16" else 1.0)
     return {
-        "gather weights": int(parts * ring * (total + in_units)),  # units twice: for the backward pass again
-        "scatter gradients": int(parts * ring * total),
-        "all-reduce gradients": int((parts if degrees.shard > 1 else 1) * copies * total / degrees.shard),
+        "gather weights": int(parts * ring * (gathered + total - in_units)),
+        "scatter gradients": int(parts * ring * reduced),
+        "all-reduce gradients": int(copies * reduced / degrees.shard),
     }
 
 
 def _rank_speed(gpu: Gpu, link: Link, config: Config, sent_bytes: dict[str, int], estimate: Estimate, mfu: float) -> RankSpeed:
-    """Gathering and scattering shards overlaps with compute; averaging replicas after the backward pass does not."""
+    """Gathering and scattering shards overlaps with compute, averaging replicas with what that leaves of the backward pass."""
     world, shard = config.dist.world, config.dist.shard
     compute = (estimate.flops_formula or estimate.flops_counted) * config.batch / (world * gpu.bf16 * TERA * mfu)
     pieces = (sent_bytes["gather weights"] + sent_bytes["scatter gradients"]) / _rate(link, shard)
     copies = sent_bytes["all-reduce gradients"] / _rate(link, world)
-    step = max(compute, pieces) + copies
+    hidden = min(pieces, compute)
+    hidden += min(copies, max(0.0, BACKWARD * compute - hidden))
+    step = compute + pieces + copies - hidden
     efficiency, items = (compute / step, config.batch / step) if step else (1.0, 0.0)
     return RankSpeed(gpu.name, link.name, compute, pieces + copies, efficiency, items * estimate.targets_per_item)
 
@@ -194,7 +185,7 @@ def show(found: Scale, out: Console) -> None:
         rows.append([e.gpu, e.link, *times, f"{e.efficiency:.0%}", text.scaled(e.tokens)])
     out.print(grid(["GPU", "links", "compute ms", "communication ms", "efficiency", "tokens/s"], rows, left=2))
     out.print(f"links {LEGEND}", markup=False)
-    overlap = "shards overlap with compute, replicas do not"
+    overlap = "shards overlap with compute, gradients of replicas with the backward pass"
     out.print(f"assumed: {PER_NODE} GPUs in a machine, {REACHED:.0%} of nominal rates, {overlap}", markup=False)
     sizes = {gpu.name: gpu.gib for gpu in GPUS}
     tight = [f"{part} on {name} ({sizes[name]:g} GiB)" for name, part in found.fits.items() if part]

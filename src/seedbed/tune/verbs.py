@@ -13,7 +13,7 @@ from seedbed.errors import EXIT_FAILED, EXIT_OK
 from seedbed.recipes import find
 from seedbed.track.files import write_atomic
 from seedbed.track.run import Run, full_name
-from seedbed.tune import batch, lr, scale, show
+from seedbed.tune import batch, goodput, lr, scale, show
 from seedbed.tune import plan as planning
 from seedbed.tune import profile as profiling
 from seedbed.tune.workload import Workload, output_folder, writing
@@ -73,7 +73,7 @@ def plan(
     json: bool = False,
     run: str | None = None,
     prices: Path | None = None,
-    world: int | None = None,
+    world: list[int] | None = None,
 ) -> int:
     """Estimates the needs of a run and its hours and cost on a table of GPUs; trains nothing."""
     known = planning.read_prices(Path(prices)) if prices else None
@@ -87,16 +87,20 @@ def plan(
         set_status("estimating costs")
         alone = configs.override(config, configs.SINGLE_PROCESS)
         found = planning.make(recipe, alone, data, rate=rate, prices=known)
-        many = world or config.dist.world
-        set_status(f"dividing among {many} ranks")
-        spread = scale.estimate_scale(recipe, config, data, found.estimate, found.rate.mfu, many) if many > 1 else None
+        set_status("dividing among ranks")
+        about = (recipe, config, data, found.estimate, found.rate.mfu)
+        spread = [scale.estimate_scale(*about, many) for many in world or [config.dist.world] if many > 1]
     shown = full_name(recipe.name, preset)
     folder = output_folder(root, "plan", shown)
-    more = {"scale": asdict(spread)} if spread else {}
+    lines = [line for one in spread for line in goodput.simulate(one)] if len(spread) > 1 else []
+    more: dict[str, Any] = {"goodput": [asdict(line) for line in lines]} if lines else {}
+    more |= {"scale": asdict(spread[0])} if len(spread) == 1 else {}
     if not _finish(folder, {"name": shown, **found.to_json(), **more}, json):
         show.plan(found, shown)
-        if spread:
-            scale.show(spread, show.console())
+        if lines:
+            goodput.show(lines, show.console())
+        elif spread:
+            scale.show(spread[0], show.console())
     return EXIT_OK
 
 

@@ -229,7 +229,7 @@ class FlowTransformer(nn.Module):
 
 
 def build_model(config: ModelConfig, shape: tuple[int, int, int], num_classes: int, seed: int) -> FlowTransformer:
-    return initialised(FlowTransformer, seed, config, shape, num_classes)
+    return initialised(FlowTransformer, seed, config, shape, num_classes, may_wait=True)
 
 
 def axial_table(places_N2: Tensor, head_dim: int, base: float) -> Rope:

@@ -203,4 +203,4 @@ class CachedDecoder(decoding.CachedDecoder):
 
 
 def build_model(config: ModelConfig, vocab: int, block: int, seed: int) -> Transformer:
-    return initialised(Transformer, seed, config, vocab, block)
+    return initialised(Transformer, seed, config, vocab, block, may_wait=True)

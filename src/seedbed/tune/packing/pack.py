@@ -191,7 +191,7 @@ class Pack:
             for trial in self.training:
                 trial.job.clock.resume()
 
-    def act(self, trial: PackedTrial, act: Callable[[Job], None]) -> None:
+    def act(self, trial: PackedTrial, act: Callable[[Job], object]) -> None:
         """Do something with one run; an error ends only that run."""
         job = trial.job
         with self.clocks_paused():
