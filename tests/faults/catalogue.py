@@ -70,7 +70,7 @@ _MASKED = (
     "            is_causal=self.causal and mask is None,"
 )
 _WIDE = "attn_mask=torch.ones(q_BHTD.shape[2], k_BKTD.shape[2], dtype=torch.bool).tril(1),"
-_DRAWN = "param.copy_(torch.empty(param.shape).normal_(0.0, std, generator=generator))"
+_DRAWN = "drawn = torch.empty(param.shape).normal_(0.0, std, generator=generator)"
 _TRUNK = "x_BTC = x_BTC + self._drop(self.attention("
 _QKV = "return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)"
 _HALF_TURNED = "qk = torch.cat([apply_rope(qk[:, :, : self.heads], rope), qk[:, :, self.heads :]], 2)"
@@ -84,7 +84,7 @@ GPT_MODEL = [
     _fault("batch and time swapped", "M4", MODEL, _BLOCK, _SWAPPED, "model.positions=learned"),
     _fault("norm over the batch", "M4", NORMS, _MEAN, _MEAN.replace("-1", "0")),
     _fault("no activation", "M6", MLP, "return self.down(F.silu(gate) * value)", "return self.down(gate + value)"),
-    _fault("constant init", "M2", INIT, _DRAWN, "param.fill_(std)"),
+    _fault("constant init", "M2", INIT, _DRAWN, "drawn = torch.full(param.shape, std)"),
     _fault("unit init", "M1 M2", INIT, _DRAWN, _DRAWN.replace("std", "1.0")),
     _fault("uninitialised scalar", "M2", MODEL, "fill_(block.skip_weight, 1.0)", "pass", "model.skips=true"),
     _fault("unused module", "M7", ATTENTION, "v = v + self.values_x0(x0_BTC)", "v = v if 1 else (v)", "model.values_x0=true"),
