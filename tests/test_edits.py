@@ -18,7 +18,7 @@ from seedbed.launch import resume as resuming
 from seedbed.launch.resume import saved_config
 from seedbed.recipes.saved import confirm_saved
 from seedbed.report import top
-from seedbed.track import changes, code
+from seedbed.track import code, edits
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
 
@@ -43,7 +43,7 @@ def edit(root: Path, name: str, key: str, value: Any, *, renew_hash: bool = Fals
     assert inner[last] != value
     inner[last] = value
     if renew_hash:
-        facts["hash"] = changes._hash(facts)
+        facts["hash"] = edits._hash(facts)
     path.write_text(json.dumps(facts, indent=1))
 
 
@@ -95,15 +95,15 @@ def test_accepted_edit_is_used_and_recorded(root: Path, capsys: pytest.CaptureFi
     (event,) = events(root, "one", "edited")
     assert event["changed"] == {"optim.lr": [0.01, 0.5]} and event["step"] == 5
     facts = Run.open(root, "one").config_json()
-    assert facts["config"]["optim"]["lr"] == 0.5 and facts["hash"] == changes._hash(facts)
+    assert facts["config"]["optim"]["lr"] == 0.5 and facts["hash"] == edits._hash(facts)
     assert newest(root, "one").step == 12 and newest(root, "one").origin["config"]["optim"]["lr"] == 0.5
     inference.load(root, "one")
-    assert changes.accept(Run.open(root, "one")) == "", "there is nothing more to accept"
+    assert edits.accept(Run.open(root, "one")) == "", "there is nothing more to accept"
 
 
 def test_accepted_edit_holds_when_the_run_is_killed_before_its_next_save(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(root, "one", "optim.lr", 0.5)
-    assert changes.accept(Run.open(root, "one"))
+    assert edits.accept(Run.open(root, "one"))
     monkeypatch.setattr(loop, "take_step", lambda job: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         resume(root, "one")
@@ -121,7 +121,7 @@ def test_checkpoint_of_another_run_is_refused(root: Path) -> None:
         with pytest.raises(UserError, match="step-000008 was written by run other, not by run one"):
             act(root, "one")
     assert (root / "one" / "checkpoints" / "step-000008" / "manifest.json").exists(), "and left where it lies"
-    assert "a checkpoint of run other" in changes.accept(Run.open(root, "one"))
+    assert "a checkpoint of run other" in edits.accept(Run.open(root, "one"))
     assert resume(root, "one") == 0 and events(root, "one", "resume")[-1]["step"] == 8
 
 

@@ -8,7 +8,7 @@ from helpers import assert_same_end, kinds, newest, resume, rows, start, stop_at
 
 from seedbed.errors import UserError
 from seedbed.launch import local
-from seedbed.track import changes
+from seedbed.track import edits
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, loop
 
@@ -147,6 +147,6 @@ def test_changed_data_is_refused_with_both_names(tmp_path: Path, monkeypatch) ->
     state.write_text(state.read_text().replace('"num": 96', '"num": 95'))
     with pytest.raises(UserError, match=r"was edited.*data\.num 96 -> 95"):
         resume(tmp_path, "one")
-    assert changes.accept(Run.open(tmp_path, "one"))
+    assert edits.accept(Run.open(tmp_path, "one"))
     with pytest.raises(UserError, match="trained on sums-96, the source now gives sums-95"):
         resume(tmp_path, "one")

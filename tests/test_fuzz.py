@@ -24,7 +24,7 @@ from seedbed.errors import UserError
 from seedbed.launch.resume import saved_config
 from seedbed.recipes import find
 from seedbed.report import summaries, top, verbs
-from seedbed.track import changes, jsonl
+from seedbed.track import edits, jsonl
 from seedbed.track.changes import rewind
 from seedbed.track.rows import Columns, Objects, thumbnail
 from seedbed.track.run import Run
@@ -92,7 +92,7 @@ def test_fuzz_config_json(run: Run, hashed: bool) -> None:
     recipe, wanted = saved_config(run)
 
     def parse(data: bytes) -> None:
-        path.write_bytes(renewed(data, lambda v: {**v, "hash": changes._hash(v)}) if hashed else data)
+        path.write_bytes(renewed(data, lambda v: {**v, "hash": edits._hash(v)}) if hashed else data)
         summaries.summary(run)
         found, config = saved_config(run)
         assert hashed or (found.name == recipe.name and config == wanted), "taken without a word"

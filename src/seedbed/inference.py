@@ -22,7 +22,7 @@ from seedbed.data.tokenizers import Tokenizer
 from seedbed.errors import EXIT_OK, UserError
 from seedbed.recipes import INFERENCE, Recipe
 from seedbed.recipes.saved import open_saved
-from seedbed.track import changes, code
+from seedbed.track import code, edits
 from seedbed.track.run import Run
 from seedbed.track.run_names import find_folder
 from seedbed.track.text import format_value, one_line
@@ -187,11 +187,11 @@ def load(
     exported = exports.read(run.path)
     if exported and checkpoint_name:
         raise UserError(f"{run.path} is an export, which has no checkpoint {checkpoint_name!r}")
-    recipe, config = open_saved(changes.verified_config(run), run.path)
+    recipe, config = open_saved(edits.verified_config(run), run.path)
     precision = [f"precision={PRECISIONS[dtype]}"] if dtype else []
     config = configs.override(config, [*configs.PLAIN, f"device={device}", *precision])
     saved = exported or _checkpoint(run, checkpoint_name)
-    changes.require_own(run, saved.origin, config, saved.path.name)
+    edits.require_own(run, saved.origin, config, saved.path.name)
     data = None if all_data else _inference_data(recipe, config, run.path)
     data = data or recipe.open_data(config)
     is_same_data(data, saved.state["data"], f"run {run.name}")

@@ -15,7 +15,7 @@ from seedbed.track.run import Run
 from seedbed.tune.sweep import report as reports
 from seedbed.tune.sweep import suggest, verbs
 from seedbed.tune.sweep.folder import Sweep, TrialStatus
-from seedbed.tune.sweep.verbs import Screen
+from seedbed.tune.sweep.screen import Screen
 
 PNG = b"\x89PNG"
 

@@ -24,8 +24,8 @@ from seedbed.data.order import Order
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
 from seedbed.recipes.saved import open_saved
-from seedbed.track.changes import verified_config
 from seedbed.track.console import Console
+from seedbed.track.edits import verified_config
 from seedbed.track.run import Run
 from seedbed.train import checkpoint, checkpoint_loading, loop, progress, stepper
 from seedbed.train.engine import cpu_threads

@@ -127,17 +127,17 @@ def dispatch(words: list[str]) -> int:
         print(f"seedbed {version()}")
         return 0
     if options.help:
-        from seedbed.cli.explain import help_text
+        from seedbed.cli.overview import help_text
 
         print(help_text())
         return 0
     if first == len(words):
-        from seedbed.cli.explain import overview
+        from seedbed.cli.overview import overview
 
         return overview(options.runs, options.json)
     name, rest = _verb_name(words[first:])
     if name not in VERBS:
-        from seedbed.cli.explain import group_help
+        from seedbed.cli.overview import group_help
 
         return group_help(name)
     parser = parser_of(name)

@@ -1,4 +1,4 @@
-"""What `seedbed`, its `--help` and `seedbed runs --help` print; and `seedbed explain`: a sentence on any name that is printed."""
+"""`seedbed explain`: a sentence on any name that is printed, from one registry of metrics, columns, events, checks and codes."""
 
 import argparse
 import difflib
@@ -6,21 +6,9 @@ import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
-from seedbed.cli import VERBS
 from seedbed.cli.keys import sentences
 from seedbed.cli.parser import argument, verb
 from seedbed.errors import UserError
-from seedbed.track.text import clip
-
-SECTIONS = {
-    "demo": "train",
-    "sample": "use",
-    "find-lr": "measure",
-    "doctor": "examine",
-    "data prepare": "data",
-    "runs list": "inspect runs",
-    "top": "watch and share",
-}
 
 # What a name is, to its sentence by name; a * in a name stands for a number.
 Registry = dict[str, dict[str, str]]
@@ -79,55 +67,3 @@ def checks_and_alarms() -> Registry:
     about = {check.id: f"{check.title}: {check.run.__doc__ or sentences()['checks'].get(check.id, '')}" for check in all_checks()}
     checks = {id: " ".join(text.split()) for id, text in about.items()}
     return {"check": checks, "event": {kind: f"{one.about} ({one.severity})" for kind, one in KINDS.items()}}
-
-
-def overview(root: Path, as_json: bool) -> int:
-    from seedbed.recipes import catalogue, names
-    from seedbed.report import summaries
-    from seedbed.track import jsonl
-    from seedbed.track.text import width
-
-    known, measured = {name: catalogue.describe(name) for name in names()}, catalogue.measured()
-    found = summaries.with_queue(root)
-    if as_json:
-        return jsonl.print_json({"recipes": known, "measured": measured, "runs": found})
-    print("seedbed: train generative models from scratch")
-    for name, presets in known.items():
-        about = measured.get(name, {})
-        print(f"\n{name}: {about.get('about', 'a recipe')}")
-        for preset, text in presets.items():
-            print(_preset_line(f"{name}/{preset}", about.get(preset, {"what": text}), text, min(width(), 160)))
-    print("\nor your own file: seedbed train path/to/recipe.py")
-    if found:
-        print(f"\nlast runs ({len(found)} in {root})\n" + summaries.runs_table(summaries.folded(found)[:5]))
-    print("\ntry: seedbed demo · seedbed train RECIPE/PRESET -m why · seedbed --help")
-    return 0
-
-
-def _preset_line(name: str, about: dict[str, str], text: str, columns: int) -> str:
-    """What it trains, in the preset's own words where they fit, on which machine, how long, and with which result."""
-    end = f"{about.get('machine', ''):<7}  {about.get('time', ''):<7}  {about.get('result', 'not measured'):<14}".rstrip()
-    room = columns - 61
-    words = text if len(text) <= room else about["what"]
-    return clip(f"  {name:<23}  {words:<{room}}  {end}" if len(words) <= room else f"  {name:<23}  {words}", columns)
-
-
-def help_text() -> str:
-    parts = ["usage: seedbed [--runs DIR] VERB ...", "", "`seedbed` alone lists the recipes, their presets and the last runs."]
-    for name, found in VERBS.items():
-        if name in SECTIONS:
-            parts += ["", SECTIONS[name]]
-        parts.append(f"  {f'{name} {found.usage}':<44} {found.about}")
-    parts += [
-        "",
-        "every verb takes --help, --runs DIR and --dirty; verbs that list something take --json; see also seedbed --version",
-    ]
-    codes = "0 done, 1 failed, 2 wrong input; resumable: 129, 130, 138, 143 after a signal, 75 when stalled"
-    return "\n".join([*parts, f"exit codes: {codes}"])
-
-
-def group_help(group: str) -> int:
-    for name, found in VERBS.items():
-        if name.startswith(f"{group} "):
-            print(f"  seedbed {name} {found.usage}\n      {found.about}")
-    return 0

@@ -21,12 +21,12 @@ from seedbed.cli.trusting import confirm, trust_argument
 @trust_argument
 def _resume(given: argparse.Namespace) -> int:
     if given.accept_edits:
-        from seedbed.track import changes
+        from seedbed.track import edits
         from seedbed.track.run import Run
         from seedbed.track.text import safe
 
         if "RANK" not in os.environ:  # the process that started the ranks has done it
-            what = changes.accept(Run.open(given.runs, given.name))
+            what = edits.accept(Run.open(given.runs, given.name))
             print(f"accepted: {safe(what)}" if what else "nothing to accept: config.json and checkpoints are unchanged")
     confirm(given)
     if not runs_here(given):

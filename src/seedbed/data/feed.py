@@ -22,7 +22,7 @@ from seedbed.data.order import Order
 from seedbed.errors import UserError
 
 if TYPE_CHECKING:
-    from seedbed.data.gather import Resident
+    from seedbed.data.device_feed import Resident
     from seedbed.data.prefetch import Mapped
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -109,7 +109,7 @@ class Feed:
         elif self.device.type == "cpu":
             self._tier = _Direct(source, locator, parts)
         else:
-            from seedbed.data.gather import Resident
+            from seedbed.data.device_feed import Resident
 
             self._tier = Resident(source, locator, parts, self.device)
         self.tier = self._tier.name

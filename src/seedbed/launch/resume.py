@@ -14,8 +14,8 @@ from seedbed.launch import code_changes
 from seedbed.launch.local import Check, Launch, device_name, may_start, open_run, ranks_of, run_training
 from seedbed.recipes import Recipe
 from seedbed.recipes.saved import open_saved
-from seedbed.track import clocks
-from seedbed.track.changes import change_config, rewind, verified_config
+from seedbed.track import clocks, edits
+from seedbed.track.changes import change_config, rewind
 from seedbed.track.clocks import Stopwatch
 from seedbed.track.console import Console
 from seedbed.track.run import Run
@@ -68,7 +68,7 @@ def resume(
 
 
 def saved_config(run: Run) -> tuple[Recipe, Config]:
-    return open_saved(verified_config(run), run.path)
+    return open_saved(edits.verified_config(run), run.path)
 
 
 def config_to_resume(run: Run, assignments: list[str], force: bool) -> tuple[Recipe, Config, Config]:

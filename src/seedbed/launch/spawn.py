@@ -33,7 +33,7 @@ def to_resume(root: Path, name: str, assignments: list[str]) -> int:
 
     def config() -> Config:
         run = Run.open(root, name)
-        from seedbed.track.changes import verified_config
+        from seedbed.track.edits import verified_config
 
         return configs.override(open_saved(verified_config(run), run.path)[1], assignments)
 

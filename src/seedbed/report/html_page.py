@@ -24,9 +24,13 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 12, 26
 _MAX_BUCKETS = 600
 
 KINDS = {
-    **{f".{kind}": f"image/{kind}" for kind in ("png", "jpeg", "gif", "webp")},
-    **{f".{kind}": f"video/{kind}" for kind in ("mp4", "webm")},
+    ".png": "image/png",
     ".jpg": "image/jpeg",
+    ".jpeg": "image/jpeg",
+    ".gif": "image/gif",
+    ".webp": "image/webp",
+    ".mp4": "video/mp4",
+    ".webm": "video/webm",
 }
 
 Point = tuple[float, float]

@@ -8,7 +8,7 @@ import numpy as np
 
 from seedbed.data.feed import Data
 from seedbed.errors import UserError
-from seedbed.track import changes
+from seedbed.track import edits
 from seedbed.train import checkpoint_loading
 from seedbed.train.checkpoint_loading import Checkpoint
 from seedbed.train.job import Job
@@ -21,7 +21,7 @@ RENAMED = {"python_dice": "python_rng", "numpy_dice": "numpy_rng"}
 def restore(job: Job, saved: Checkpoint) -> None:
     """Continue from a checkpoint: restore every tensor, in place, and every counter; the caller restores the clock."""
     progress = load_progress(saved.state)
-    changes.require_own(job.run, saved.origin, job.config, saved.path.name)
+    edits.require_own(job.run, saved.origin, job.config, saved.path.name)
     if not is_same_data(job.data, progress.data, "this run"):
         job.console.warn("frames were rendered again by another processor: pixels at edges may differ from those trained on")
     checkpoint_loading.restore(job.engine.tensors(), saved.tensors, f"checkpoint {saved.path.name}")
