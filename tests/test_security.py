@@ -45,7 +45,6 @@ IMPORTERS = {
     "src/seedbed/recipes/__init__.py": "a folder of the package",
     "src/seedbed/recipes/catalogue.py": "a folder of the package",
     "src/seedbed/checks/registry.py": "modules of the package",
-    "src/seedbed/cli/explain.py": "modules of the package",
     "src/seedbed/cli/__init__.py": "a table in the file",
     "src/seedbed/recipes/world/simulators/__init__.py": "a table in the file",
     "src/seedbed/data/image_store.py": "data.encode, which a test below looks at",

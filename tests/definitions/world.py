@@ -116,7 +116,7 @@ def play(system: Emulator) -> Iterator[tuple]:
         scaled_TA = torch.from_numpy(scale_actions(recording.actions_TA[at : at + steps], recording.axes))
         frames = torch.from_numpy(np.array(recording.frames_THWC[at - system.layout.num_frames + 1 : at + 1]))
         memory = Memory.start(to_float(frames)[None], system.layout, system.pose_of(np.array([at])))
-        keeper = Recorder(player.Path("nowhere"), shown, "rollout", "check")
+        keeper = Recorder(player.Path("nowhere"), shown, "rollout", "check", None)
         with patch.object(shown, "predict", predict):
             rollout.reset(seed, RECORDING)
             keeper.begin(rollout)

@@ -130,7 +130,7 @@ WORDS = [
     ("data bench store --dirty", "bench", ("store",), {"json": False}),
     (
         "plan gpt/demo --run first --prices p.json --world 8", "plan", ("gpt/demo", []),
-        {**TUNING, "run": "first", "prices": Path("p.json"), "world": 8},
+        {**TUNING, "run": "first", "prices": Path("p.json"), "world": [8]},
     ),
 ]  # fmt: skip
 
@@ -478,7 +478,7 @@ def test_show_prints_config_status_rows_and_events(ask, here: Path):
     assert status == 0
     for part in ("first  done at step 400 of 400", "gpt/demo, config ", "to see", "commit 0123456789 (main)", "lr=0.5*",
                  "batch=32 ", "1: step-000400 (best step-000400)", "seedbed train gpt/demo optim.lr=0.5 steps=400", "last rows",
-                 "last events", "text=a falling leaf"):  # fmt: skip
+                 "last events", "text a falling leaf"):  # fmt: skip
         assert part in out
     assert max(map(len, out.splitlines())) <= 120
     values = json.loads(ask("runs", "show", "first", "--json")[1])
