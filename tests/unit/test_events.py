@@ -87,7 +87,8 @@ def shown_everywhere(run: Run, kind: str) -> None:
     says = f"this is what {kind} says"
     assert f"1 {kind}" in run_report.incident_line(written)
     journal.record(run)
-    assert f"1 {kind}" in notes.text(run.path.parent) and says in notes.text(run.path.parent)
+    entry = notes.read(notes.path_of(run.path.parent))
+    assert f"1 {kind}" in entry and says in entry
     [shown] = [e for e in views.time_line(RunIndex(run.path.parent), run.name) if e["kind"] == kind]
     assert shown["what"] == says and shown["severity"] in ("warning", "error")
     page = html_report._events_section(written)
