@@ -17,8 +17,8 @@ from seedbed.recipes.world.system import build
 from seedbed.train.engine import Engine
 
 TINY = ["data.frames=1200", "data.height=16", "data.width=16", "model.size=0.05m", "batch=8", "steps=6", "data.examined=0"]
-# The demo's network in the larger world, without a fine pass: what a test does not ask for, it does not pay for.
-PLAIN = ["data.recording=box", "model.fine_samples=0"]
+# The larger world, long rollouts and no fine pass.
+PLAIN = ["data.recording=box", "model.fine_samples=0", "model.rollout=64"]
 
 
 def config_of(*assignments: str, preset: str = "demo") -> Config:

@@ -12,4 +12,8 @@ if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()) and os.path.real
 from seedbed.cli import main  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status and "RANK" in os.environ:  # connections to other ranks stay open, and threads of theirs may abort a normal exit
+        sys.stdout.flush(), sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

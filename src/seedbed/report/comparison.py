@@ -3,13 +3,12 @@
 import contextlib
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import numpy as np
 
 from seedbed.config import diff, flat
 from seedbed.errors import UserError
@@ -36,14 +35,17 @@ class Curve:
 
     def at(self, x: float) -> float:
         """The value at x, interpolated; that of the nearest end outside of the range."""
-        return float(np.interp(x, self.x, self.y))
+        right = min(bisect_left(self.x, x), len(self.x) - 1)
+        left = max(right - 1, 0)
+        share = (x - self.x[left]) / ((self.x[right] - self.x[left]) or 1.0)
+        return self.y[left] + min(max(share, 0.0), 1.0) * (self.y[right] - self.y[left])
 
     def fluctuation(self, end: float) -> tuple[float, int]:
         """Standard deviation about the trend over the later half up to `end`, and from how many values; NaN from too few."""
         known = [y for x, y in zip(self.x, self.y, strict=True) if end / 2 <= x <= end]
         # Second differences: a straight trend leaves nothing in them, and noise has six times its variance.
-        bends = np.diff(known, 2)
-        return (math.sqrt(statistics.fmean(bends**2) / 6) if len(bends) else math.nan), len(bends)
+        bends = [a - 2 * b + c for a, b, c in zip(known, known[1:], known[2:], strict=False)]
+        return (math.sqrt(statistics.fmean(b * b for b in bends) / 6) if bends else math.nan), len(bends)
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,7 @@ def judge(mine: Sequence[Curve], base: Sequence[Curve], higher: bool, metric: st
 
 
 def quantile(num_free: int) -> float:
+    """Student's t at 99 %."""
     if num_free <= len(_T99):
         return _T99[num_free - 1]
     return _Z99 + (_Z99**3 + _Z99) / (4 * num_free) + (5 * _Z99**5 + 16 * _Z99**3 + 3 * _Z99) / (96 * num_free**2)
