@@ -12,7 +12,7 @@ from conftest import ROOT
 
 from seedbed import config as configs
 from seedbed.checks import runner
-from seedbed.checks.registry import CHECKS, Check, all_checks, check, failed, passed
+from seedbed.checks.registry import CHECKS, WORDS, Check, all_checks, check, failed, passed
 from seedbed.checks.subject import Subject, preserve_global_state, shrink, source_line
 from seedbed.errors import EXIT_FAILED, EXIT_OK, EXIT_WARNING, UserError
 from seedbed.recipes import find
@@ -34,6 +34,22 @@ def made(run, id: str = "A9", severity: str = "err", needs: tuple[str, ...] = ()
 def test_check_title_in_place_of_an_id_names_the_id(name: str, id: str) -> None:
     with pytest.raises(UserError, match=re.escape(f"checks are named by id; {name!r} is {id}")):
         runner.select([name])
+
+
+def test_every_case_has_words_and_every_words_a_case() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "src" / "seedbed" / "checks").glob("*.py"))
+    named = {*re.findall(r'"([A-Z]\d+-[a-z-]+)"', source)}
+    assert named == {name for name in WORDS if "-" in name}
+    assert {name.partition("-")[0] for name in WORDS} <= {c.id for c in all_checks()}
+    given = {*re.findall(r'case="([A-Z]\d+-[a-z-]+)", fix=', source)}
+    assert all(words["why"] and (words.get("fix") or name in given) for name, words in WORDS.items())
+
+
+def test_a_case_gives_its_words_and_a_fix_of_its_own_counts() -> None:
+    assert failed("x", where="y", case="D8-lost").why == WORDS["D8-lost"]["why"]
+    assert failed("x", where="y", case="H3-batch", fix="batch=4").fix == "batch=4"
+    with pytest.raises(KeyError):
+        failed("x", where="y", case="D8-unknown")
 
 
 def test_check_titles_are_unique_and_short() -> None:

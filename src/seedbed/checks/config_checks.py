@@ -35,13 +35,10 @@ def config_keys(subject: Subject) -> Finding:
         try:
             config = make()
         except (UserError, TypeError, AttributeError) as error:
-            what = f"preset {name} cannot be made: {error}"
-            why = "an unknown key would be ignored, or stop the run later"
-            return failed(what, where=source_line(make), why=why, fix="correct the key or its value in the preset")
+            return failed(f"preset {name} cannot be made: {error}", where=source_line(make), case="A1-made")
         if configs.digest(from_json(config, configs.to_json(config))) != configs.digest(config):
             what = f"preset {name} is another one after it was saved and read"
-            why = "a resumed run would be another run"
-            return failed(what, where=source_line(make), why=why, fix="use only numbers, strings, tuples, true, false and none")
+            return failed(what, where=source_line(make), case="A1-saved")
     return passed(f"{len(subject.recipe.presets)} presets, {len(configs.flatten(subject.config))} keys")
 
 
@@ -57,17 +54,12 @@ def unused_settings(subject: Subject) -> Finding:
         engine.begin(step, 0.5)
         engine.system.update(feed.part(0), engine)
     describe(engine.system)
-    unread = _still_unread(subject, record, engine)
     asked = _asked(subject)
-    unread.sort(key=lambda key: key not in asked)
-    if unread:
+    if unread := sorted(_still_unread(subject, record, engine), key=lambda key: key not in asked):
         value = configs.flatten(subject.config).get(unread[0], "...")  # a group has no value of its own
         # A field of the preset may become unused because another was changed on purpose: a note only.
         severity = "note" if asked and unread[0] not in asked else "warn"
-        what = f"{unread[0]}={value} is read by nothing"
-        why = "the setting has no effect: the run is the same without it"
-        fix = "connect it to the code that should use it, or remove it"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, severity=severity)
+        return failed(f"{unread[0]}={value} is read by nothing", where=subject.preset_line(), severity=severity)
     return passed(f"{len(_set_fields(subject.config))} fields are set, and all are read")
 
 
@@ -149,8 +141,7 @@ class _Record:
 @check("A3", "lint", "err", humbatova=(8,), quick=True)
 def source(subject: Subject) -> Finding:
     """Lints the recipe's files."""
-    hits = [hit for path in subject.recipe.files() for hit in lint(path)]
-    if hits:
+    if hits := [hit for path in subject.recipe.files() for hit in lint(path)]:
         hit = min(hits, key=lambda h: h.severity)
         more = f" (and {len(hits) - 1} more)" if len(hits) > 1 else ""
         where = f"{short(hit.path)}:{hit.line}"
@@ -184,7 +175,5 @@ def config_summary(subject: Subject) -> Finding:
         return passed(f"{number / 1e6:.3g} M parameters with {asked[0]} set, {items:,} items, {epochs}")
     if ratio > SIZE:
         what = f"{number / 1e6:.3g} M parameters, the preset promises {wanted / 1e6:.3g} M"
-        why = "this is another model than the preset describes"
-        fix = "correct the preset's width or depth, or its docstring"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, value=ratio, limit=SIZE)
+        return failed(what, where=subject.preset_line(), value=ratio, limit=SIZE)
     return passed(f"{number / 1e6:.3g} M parameters as promised, {items:,} items, {epochs}", ratio, SIZE)

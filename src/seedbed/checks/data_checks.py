@@ -46,26 +46,20 @@ WALK = 1_000_000
 def data_split(subject: Subject) -> Finding:
     """Samples are distinct, and held-out samples do not occur in the training data."""
     train, valid = subject.real_data.train, subject.real_data.valid
-    fix = "keep one contiguous part, with a gap, for evaluation"
     for name in set(train.arrays) & set(valid.arrays):
         if np.may_share_memory(train.arrays[name], valid.arrays[name]):
             what = f"training and validation rows of `{name}` are the same memory, in part or in whole"
-            why = "the score would be earned on what was trained on: over-fitting looks like progress"
-            return failed(what, where=source_line(subject.recipe.function("data", "open_data")), why=why, fix=fix)
+            return failed(what, where=source_line(subject.recipe.function("data", "open_data")), case="D2-memory")
     seen = [_hash(row) for row in _draw(subject, train)]
     ratio, limit = len(set(seen)) / len(seen), MIN_DISTINCT * _expected_distinct(len(seen), train)
     if ratio < limit:
         where = source_line(type(train).locate) if type(train).locate is not Source.locate else subject.batch_line()
         what = f"{len(seen):,} draws hold {len(set(seen)):,} distinct samples"
-        why = "the model would memorise a few samples and ignore the rest"
-        fix = "look for a modulo, a fixed index or a wrong stride in locate()"
-        return failed(what, where=where, why=why, fix=fix, value=ratio, limit=limit)
+        return failed(what, where=where, value=ratio, limit=limit)
     distance, times = _commonest_distance(seen)
     if not train.arrays and times > MAX_ECHO * len(seen):
         what = f"samples repeat every {distance:,} draws, {times:,} times in {len(seen):,}"
-        why = "the model would memorise what comes again and know nothing of the rest"
-        fix = "make each sample from its whole counter: look for a modulo or a truncated seed"
-        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=times / len(seen), limit=MAX_ECHO)
+        return failed(what, where=subject.batch_line(), case="D2-repeats", value=times / len(seen), limit=MAX_ECHO)
     for name, other in (("validation", valid), ("test", subject.real_data.test)):
         if other is None:
             continue
@@ -74,12 +68,11 @@ def data_split(subject: Subject) -> Finding:
             if train.num_items > len(seen):  # nothing follows from a part of the training data
                 continue
             known, held = seen, [_hash(row) for row in _draw(subject, other)]
-        overlap, most = _known(known, held, MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
+        overlap, most = (_share_known(known, held), MAX_OVERLAP) if train.arrays else _known_beyond_chance(known, held)
         if overlap > most:
             what = f"{overlap:.1%} of the {name} samples are training samples"
-            why = "the score would be earned on what was trained on"
             where = _overlapping_split(subject) or source_line(subject.recipe.function("data", "open_data"))
-            return failed(what, where=where, why=why, fix=fix, value=overlap, limit=most)
+            return failed(what, where=where, case="D2-overlap", value=overlap, limit=most)
     return passed(f"{len(set(seen)):,} distinct of {len(seen):,}", ratio, limit)
 
 
@@ -112,17 +105,16 @@ def _commonest_distance(seen: list[bytes]) -> tuple[int, int]:
     return distances.most_common(1)[0] if distances else (0, 0)
 
 
-def _known(seen: list[bytes], held: list[bytes], limit: float) -> tuple[float, float]:
-    """The share of held-out samples that are training samples, and its limit."""
+def _share_known(seen: list[bytes], held: list[bytes]) -> float:
+    """The share of held-out samples that are training samples."""
     known = set(seen)
-    return sum(h in known for h in held) / max(len(held), 1), limit
+    return sum(h in known for h in held) / max(len(held), 1)
 
 
 def _known_beyond_chance(seen: list[bytes], held: list[bytes]) -> tuple[float, float]:
-    """The same against half of the training samples; as many as occur in the other half are allowed."""
-    half = len(seen) // 2
-    by_chance, _ = _known(seen[:half], seen[half:], 0.0)
-    return _known(seen[:half], held, by_chance + MAX_KNOWN)
+    """The same against half of the training samples, and its limit: as many as occur in the other half are allowed."""
+    half, rest = seen[: len(seen) // 2], seen[len(seen) // 2 :]
+    return _share_known(half, held), _share_known(half, rest) + MAX_KNOWN
 
 
 @check("D3", "id coverage", "warn", humbatova=(1,), needs=("inputs",))
@@ -142,9 +134,7 @@ def id_coverage(subject: Subject) -> Finding:
     limit = max(MAX_SHARE, 1.3 / len(values))  # of two ids one is always half of all
     if share > limit:
         what = f"{share:.0%} of all tokens are id {top}{shown}"
-        why = "the model learns that id and little else, and the loss is misleadingly low"
-        fix = "check the tokenizer's table against the text, and how unknown or padding ids are made"
-        return failed(what, where=subject.batch_line(), why=why, fix=fix, value=share, limit=limit)
+        return failed(what, where=subject.batch_line(), value=share, limit=limit)
     return passed(f"{len(values)} ids seen, the commonest{shown} is {share:.0%}", share, limit)
 
 
@@ -156,10 +146,7 @@ def decoding(subject: Subject) -> Finding:
     for number, text in enumerate(texts):
         if not probe.holds(text):
             what = f"row {number} of a batch reads {text[:40]!r} and is not in the source"
-            why = "tokens and vocabulary disagree, or rows are torn: the model would learn noise"
-            fix = "rebuild the stored tokens with the tokenizer in use, and see how batch() widens and slices them"
-            where = _wrong_ids(subject, probe, len(text)) or subject.batch_line()
-            return failed(what, where=where, why=why, fix=fix)
+            return failed(what, where=_wrong_ids(subject, probe, len(text)) or subject.batch_line())
     return passed(f"{len(texts)} rows found in the source, the first reads {texts[0][:24]!r}")
 
 
@@ -182,38 +169,26 @@ def value_range(subject: Subject) -> Finding:
             continue
         if name in may_be_constant and value.min() == value.max():
             continue
-        wrong = _wrong_values(name, value.double(), ranges.get(name), value.is_floating_point())
-        if wrong:
-            what, why, fix, severity = wrong
-            severity = subject.unsure or severity if severity == "warn" else severity
-            return failed(what, where=subject.batch_line(), why=why, fix=fix, severity=severity)
+        numbers, declared, floating = value.double(), ranges.get(name), value.is_floating_point()
+        low, high, std = float(numbers.min()), float(numbers.max()), float(numbers.std())
+        what, case, span = "", "", declared[1] - declared[0] if declared else 0.0
+        if not torch.isfinite(numbers).all():
+            what, case = f"`{name}` holds {int((~torch.isfinite(numbers)).sum())} numbers that are not finite", "D5-finite"
+        elif numbers.numel() > 1 and low == high and declared != (low, high):
+            what, case = f"`{name}` is {low:g} everywhere", "D5-constant"
+        elif declared and (low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span):
+            what, case = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}", "D5-outside"
+        elif declared and floating and high - low < span / 2:
+            what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
+            case = "D5-faint"
+        elif not declared and floating and not SCALE[0] <= std <= SCALE[1]:
+            what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
+            case = "D5-scale"
+        if case:
+            severity = (subject.unsure or "warn") if case == "D5-scale" else ""
+            return failed(what, where=subject.batch_line(), case=case, severity=severity)
     shown = (f"{n} {v.double().min():.3g}..{v.double().max():.3g}" for n, v in batch.items() if v.numel() and n != "index")
     return passed(", ".join(shown))
-
-
-def _wrong_values(name: str, value: Tensor, declared: tuple[float, float] | None, floating: bool):
-    """What, why, fix and severity of the first fault of a batch entry."""
-    if not torch.isfinite(value).all():
-        bad = int((~torch.isfinite(value)).sum())
-        what = f"`{name}` holds {bad} numbers that are not finite"
-        return what, "one of them makes every weight NaN", "clean the source", "err"
-    low, high, std = float(value.min()), float(value.max()), float(value.std())
-    if value.numel() > 1 and low == high and declared != (low, high):
-        return f"`{name}` is {low:g} everywhere", "a constant teaches nothing", "check what batch() reads", "err"
-    if declared is not None:
-        span = declared[1] - declared[0]
-        if low < declared[0] - 1e-6 * span or high > declared[1] + 1e-6 * span:
-            what = f"`{name}` spans {low:.4g}..{high:.4g}, declared {declared[0]:g}..{declared[1]:g}"
-            return what, "the model receives values it was not made for", "normalise once, with the range that is declared", "err"
-        if floating and high - low < span / 2:
-            what = f"`{name}` spans only {low:.4g}..{high:.4g} of the declared {declared[0]:g}..{declared[1]:g}"
-            why = "it was scaled twice, or with the wrong range: the signal is faint"
-            return what, why, "drop one of the two scalings", "err"
-    elif floating and not SCALE[0] <= std <= SCALE[1]:
-        what = f"`{name}` has a standard deviation of {std:.3g} (expected {SCALE[0]:g} to {SCALE[1]:g})"
-        why = "raw bytes, or a division made twice: first layers saturate or see nothing"
-        return what, why, "normalise it in batch(), or declare its range in probe()", "warn"
-    return None
 
 
 @check("D6", "fingerprint", "err", humbatova=(3,), quick=True, needs=("reencode",))
@@ -225,10 +200,8 @@ def fingerprint(subject: Subject) -> Finding:
     if same < 1.0:
         first = int(np.argmax(np.asarray(stored[:size]) != np.asarray(fresh[:size]))) if size else 0
         what = f"{1 - same:.1%} of {size:,} stored ids differ from the re-encoded source, the first at {first}"
-        why = "the store was made with another vocabulary, or its type cannot hold the ids: inputs are noise"
-        fix = "delete the store and prepare the data again"
         where = places((subject.batch_line(), *([source_line(encode_corpus)] if isinstance(subject.data, TextData) else ())))
-        return failed(what, where=where, why=why, fix=fix, value=1 - same, limit=0.0)
+        return failed(what, where=where, value=1 - same, limit=0.0)
     return passed(f"{size:,} re-encoded ids equal the stored ones")
 
 
@@ -239,9 +212,7 @@ def data_determinism(subject: Subject) -> Finding:
     mapped = Feed(subject.data.train, batch=ROWS, parts=1, seed=subject.config.seed, device=torch.device("cpu"), limit_bytes=0)
     with contextlib.closing(mapped):
         for problem, where in _impurities(subject, feed, again, mapped):
-            why = "batches are torn or not reproducible, and a resumed run is another run"
-            fix = "make items from the raw rows and `index` alone, and give every batch its own memory"
-            return failed(problem, where=where, why=why, fix=fix)
+            return failed(problem, where=where)
     return passed("alone, in another batch, with another seed, memory-mapped, and after an in-place write: the same bytes")
 
 
@@ -333,29 +304,20 @@ def epoch_order(subject: Subject) -> Finding:
         return skipped("the data is generated without end")
     num = min(source.num_items, WALK)
     first, second = _item_order(source, 1, 0, num), _item_order(source, 1, source.num_items, num)
-    problem = _order_problem(source, first, second, _item_order(source, 2, 0, num))
-    if problem:
-        why = "some items never occur, others too often: the model trains on less data than intended"
-        fix = "every epoch must be one permutation of range(num_items), with its own order"
+    if problem := _order_problem(source, first, second, _item_order(source, 2, 0, num)):
         # An order that is correct by itself was broken by the feed.
         alone = Order(source.num_items, 1).at(0, num)[1]
-        where = source_line(Order.at) if np.array_equal(alone, first) else source_line(Feed.load)
-        return failed(problem, where=where, why=why, fix=fix)
+        return failed(problem, where=source_line(Order.at if np.array_equal(alone, first) else Feed.load))
     if wrong := _parts_problem(subject):
-        why = "with accumulation some items are counted several times and others never"
-        return failed(wrong, where=source_line(Feed.part), why=why, fix="part k is the k-th share of the rows of its step")
+        return failed(wrong, where=source_line(Feed.part), case="D8-parts")
     if crossing := _crossing(source):
-        why = "the model sees jumps that no input explains, and learns to expect them"
         made = record(subject, lambda: subject.recipe.check_data(subject.small, subject.real_data))
         inside = (call.code for call in made if type(source).__init__.__code__ in call.around)
-        where, fix = places((source_line(type(source).locate), *inside)), "leave out windows in which a sequence ends"
-        return failed(crossing, where=where, why=why, fix=fix)
+        return failed(crossing, where=places((source_line(type(source).locate), *inside)), case="D8-ends")
     lost, limit = _lost_rows(source), max(1, *source.spans.values())
     if lost > limit:
         what = f"{lost:,} rows at the ends are out of reach of any item (at most {limit:,} can be left over)"
-        why = "data is lost in every epoch"
-        fix = "check num_items and the first and last row that locate() names"
-        return failed(what, where=source_line(type(source).locate), why=why, fix=fix, value=lost, limit=limit)
+        return failed(what, where=source_line(type(source).locate), case="D8-lost", value=lost, limit=limit)
     return passed(f"{num:,} indices, each once, in three orders; {lost:,} rows left over", lost, limit)
 
 

@@ -15,7 +15,7 @@ from seedbed.checks.watch_ops import Operations, RoundedProducts
 from seedbed.config import override
 from seedbed.report.findings import Finding
 from seedbed.train.engine import Engine, pick_device
-from seedbed.train.system import Batch, System
+from seedbed.train.system import System
 
 # CPU against GPU, float32, TF32 off. Share of the norm of all gradients below which a tensor's own is no measure for its error.
 PARITY_LIMIT, CANCELLED, PARITY_BATCHES = 1e-4, 1e-2, 3
@@ -37,8 +37,7 @@ LAYOUT_LIMIT = 1e-5
 
 @check("G1", "device parity", "err", humbatova=(13,))
 def device_parity(subject: Subject) -> Finding:
-    device = _device()
-    if device is None:
+    if (device := _device()) is None:
         return skipped("no accelerator")
     if not is_deterministic(subject, subject.perturbed()):
         return skipped("the loss draws noise, and devices draw different noise")
@@ -48,11 +47,8 @@ def device_parity(subject: Subject) -> Finding:
         apart.append(_apart(subject, device, len(apart)))
     worst, name, loss, other = min(apart)
     if not worst <= PARITY_LIMIT:
-        where = short_runs.owner_line(subject.perturbed(), name)
         what = f"one step on {device.type} and on the CPU: loss {other:.6g} and {loss:.6g}, gradient of {name} {worst:.1e} apart"
-        why = "a kernel of this device computes something else"
-        fix = "call contiguous() before the operation, replace it, or use another device; report it to torch"
-        return failed(what, where=where, why=why, fix=fix, value=worst, limit=PARITY_LIMIT)
+        return failed(what, where=short_runs.owner_line(subject.perturbed(), name), value=worst, limit=PARITY_LIMIT)
     return passed(f"one step on {device.type} equals the CPU's", worst, PARITY_LIMIT)
 
 
@@ -78,12 +74,7 @@ def _device() -> torch.device | None:
 
 
 def _one_step(
-    subject: Subject,
-    device: torch.device,
-    *assignments: str,
-    noise: float = PERTURBATION,
-    rounded: bool = False,
-    index: int = 0,
+    subject: Subject, device: torch.device, *assignments: str, noise: float = PERTURBATION, rounded: bool = False, index: int = 0
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of one step from the perturbed weights, optionally with products rounded to bf16; on the host."""
     batch = {k: v.to(device) for k, v in subject.batch(index).items()}  # before the system is moved, which the data may depend on
@@ -123,9 +114,8 @@ def _cosine(a: dict[str, Tensor], b: dict[str, Tensor]) -> tuple[float, str]:
 def precision(subject: Subject) -> Finding:
     compiled = _compiled_error(subject)
     if compiled is not None and not compiled <= COMPILE_LIMIT:
-        why = "what runs fast is not what was tested"
         what = f"4 steps compiled and eager end {compiled:.1e} apart"
-        return failed(what, where=source_line(System.compile_units), why=why, fix="compile=off, or find the unit that differs")
+        return failed(what, where=source_line(System.compile_units), case="G2-compiled")
     wanted = subject.config.precision
     # A preset in float32 does not use bf16: a note only.
     severity = "note" if wanted in ("fp32", "tf32") else ""
@@ -145,9 +135,7 @@ def precision(subject: Subject) -> Finding:
     if not (apart <= max(LOSS_LIMIT, ROUNDINGS * rounding) and 1 - cosine <= limit):
         where = short_runs.owner_line(subject.perturbed(), name) if name else subject.objective_line()
         what = f"bf16 against float32: loss {half:.5g} and {loss:.5g}, the gradient of {name or 'all'} agrees to {cosine:.3f}"
-        why = "in half precision this part is trained in another direction"
-        fix = "compute it in float32: with torch.autocast(device, enabled=False)"
-        return failed(what, where=where, why=why, fix=fix, value=1 - cosine, limit=limit, severity=severity)
+        return failed(what, where=where, value=1 - cosine, limit=limit, severity=severity)
     return passed("bf16 points where float32 points", 1 - cosine, limit)
 
 
@@ -175,56 +163,36 @@ def _compiled_error(subject: Subject) -> float | None:
 
 @check("G3", "memory layout", "err", humbatova=(13, 7))
 def memory_layout(subject: Subject) -> Finding:
-    system = subject.perturbed()
+    system, loss_of = subject.perturbed(), torch.no_grad()(subject.loss_of)
     given, kept = subject.perturbed_batch(), {k: v.clone() for k, v in subject.perturbed_batch().items()}
-    base = _loss(subject, system, given)
+    base = float(loss_of(system, given))
     written = next((k for k in given if not torch.equal(given[k], kept[k])), None)
     if written is not None:
-        what = f"the loss writes into its input {written!r}"
-        why = "the feed's memory is shared: others see the batch change"
-        return failed(what, where=subject.loss_line(), why=why, fix="work on a copy: x = x + ..., not x += ...")
+        return failed(f"the loss writes into its input {written!r}", where=subject.loss_line(), case="G3-written")
     changes = {
         "strided": lambda x: torch.stack([x, x], dim=-1)[..., 0] if x.ndim else x,
         "expanded": lambda x: x[:1].expand_as(x) if x.ndim and len(x) else x,  # the first row, without copying
     }
     for title, change in changes.items():
         batch = {k: change(v) for k, v in subject.perturbed_batch().items()}
-        wanted = base if title == "strided" else _loss(subject, system, {k: v.contiguous().clone() for k, v in batch.items()})
+        copies = {k: v.contiguous().clone() for k, v in batch.items()}
+        wanted = base if title == "strided" else float(loss_of(system, copies))
         try:
-            other = _loss(subject, system, batch)
+            other = float(loss_of(system, batch))
         except RuntimeError as error:
             what = f"{title} batches cannot be used: {str(error).splitlines()[0]}"
-            why = "it works by luck: another feed, split or device has other strides"
-            fix = "reshape instead of view; write into no input"
-            return failed(what, where=subject.loss_line(), why=why, fix=fix, severity=subject.unsure)
+            return failed(what, where=subject.loss_line(), case="G3-refused", severity=subject.unsure)
         apart = abs(other - wanted) / max(abs(wanted), 1e-12)
         if not apart <= LAYOUT_LIMIT:
             what = f"the same numbers in a {title} batch give loss {other:.6g} instead of {wanted:.6g}"
-            why = "the result depends on how memory is laid out"
-            fix = "use no raw strides (as_strided, data_ptr, view of a transpose)"
-            return failed(what, where=subject.loss_line(), why=why, fix=fix, value=apart, limit=LAYOUT_LIMIT)
-    if problem := _two_passes(subject):
-        why = "the second step, a checkpointed block or a captured step would fail"
-        fix = "return new tensors; write into no buffer in forward"
-        return failed(problem, where=subject.loss_line(), why=why, fix=fix)
-    return passed("strided and expanded batches give the same loss; two passes in a row work")
-
-
-def _loss(subject: Subject, system: System, batch: Batch) -> float:
-    with torch.no_grad():
-        return float(subject.loss_of(system, batch))
-
-
-def _two_passes(subject: Subject) -> str:
-    """Two forward passes, then both backward passes: fails when the second overwrites what the first saved."""
+            return failed(what, where=subject.loss_line(), case="G3-layout", value=apart, limit=LAYOUT_LIMIT)
     system = subject.fresh_system()
-    try:
-        losses = [subject.loss_of(system, subject.batch(n), seed=n) for n in range(2)]
-        for loss in losses:
+    try:  # two forward passes, then both backward passes: the second must not overwrite what the first saved
+        for loss in [subject.loss_of(system, subject.batch(n), seed=n) for n in range(2)]:
             loss.backward()
     except RuntimeError as error:
-        return f"two passes in a row: {str(error).splitlines()[0]}"
-    return ""
+        return failed(f"two passes in a row: {str(error).splitlines()[0]}", where=subject.loss_line())
+    return passed("strided and expanded batches give the same loss; two passes in a row work")
 
 
 @check("G4", "host sync", "warn", humbatova=(13, 6))
@@ -244,11 +212,7 @@ def host_sync(subject: Subject) -> Finding:
             engine.step(lambda part: batch)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    syncs = [w for w in caught if "synchron" in str(w.message)]
-    if syncs:
-        first = syncs[0]
+    if syncs := [w for w in caught if "synchron" in str(w.message)]:
         what = f"a step waits for the GPU {len(syncs)} times"
-        why = "the GPU idles while Python thinks, and the step cannot be captured"
-        fix = "return tensors; call no item(), cpu(), bool() or nonzero() on them inside update"
-        return failed(what, where=f"{first.filename}:{first.lineno}", why=why, fix=fix, value=float(len(syncs)), limit=0.0)
+        return failed(what, where=f"{syncs[0].filename}:{syncs[0].lineno}", value=float(len(syncs)), limit=0.0)
     return passed("a step never waits for the GPU", 0.0, 0.0)

@@ -58,17 +58,13 @@ def eval_determinism(subject: Subject) -> Finding:
     where = source_line(type(engine.system).evaluate)
     if first != second:
         name = next(n for n in first if first[n] != second.get(n))
-        why = "scores are noise, and the best checkpoint is a matter of luck"
         what = f"two evaluations of the same weights differ: {name} {first[name]} and {second.get(name)}"
-        return failed(what, where=where, why=why, fix="evaluate in evaluation mode, with a fixed seed")
-    changed = short_runs.first_difference(before, short_runs.named_tensors(engine))
-    if changed:
-        why = "every evaluation changes the model"
-        return failed(f"evaluation changes {changed}", where=where, why=why, fix="write into no parameter or buffer there")
+        return failed(what, where=where, case="V1-differs")
+    if changed := short_runs.first_difference(before, short_runs.named_tensors(engine)):
+        return failed(f"evaluation changes {changed}", where=where, case="V1-changes")
     if where := _noisy_forward(subject, engine):
-        why = "dropout or other noise is active during evaluation: scores are worse than the model"
         what = f"in evaluation mode {where.partition(' ')[2]} gives different outputs for the same input"
-        return failed(what, where=where, why=why, fix="honour self.training: F.dropout(x, p, self.training)")
+        return failed(what, where=where, case="V1-noise")
     return passed("evaluations of the same weights agree bitwise")
 
 
@@ -112,9 +108,7 @@ def eval_loss(subject: Subject) -> Finding:
     few = small_source(subject.data.valid, num_rows=NUM_PAIRED)
     pairs = "" if any(few.spans.values()) else unpaired(few, lambda source: _rows_given(engine, source))
     if problem := pairs or _same_metrics(subject, engine):
-        why = "the numbers are not those of the held-out items: a good model scores like a bad one, or the wrong one is chosen"
-        fix = "keep all entries of an item together, and compute each metric from its own predictions"
-        return failed(problem, where=source_line(type(engine.system).evaluate), why=why, fix=fix)
+        return failed(problem, where=source_line(type(engine.system).evaluate))
     step, over = _step_of_items(subject.data.valid)
     source = small_source(subject.data.valid, num_rows=NUM_ROWS // step * step + over)
     if source.num_items > 4000 or not source.num_items:
@@ -137,16 +131,14 @@ def eval_loss(subject: Subject) -> Finding:
     noise = 5 * statistics.stdev(draws) / max(abs(expected), 1e-12)
     if not apart <= max(SAME_LIMIT, noise):
         what = f"the same {source.num_items} items: evaluation says {name} {value:.6g}, the training loss is {expected:.6g}"
-        why = "the gap between training and held-out loss is arithmetic, not over-fitting"
-        fix = "share one function between loss and evaluate: same reduction, same mask, same terms"
-        where = used_only_by(subject, lambda: evaluate(engine, source), any_file=True)
+        case, where = "V2-differs", used_only_by(subject, lambda: evaluate(engine, source), any_file=True)
         factor = max(value / expected, expected / value) if value * expected > 0 else 0.0
         if factor > 1.5 and abs(factor - round(factor)) < SAME_LIMIT * factor:
-            what, fix = f"{what}: a factor of {factor:.0f}", "divide the sum of the losses by the number of targets"
+            what, case = f"{what}: a factor of {factor:.0f}", "V2-factor"
             for call in record(subject, lambda: evaluate(engine, source), shared="nn data"):
                 where = places((call.code, *call.around)) if call.code.co_argcount > 1 else where  # the last gives the metrics
         where = where or source_line(type(engine.system).evaluate)
-        return failed(what, where=where, why=why, fix=fix, value=apart, limit=SAME_LIMIT)
+        return failed(what, where=where, case=case, value=apart, limit=SAME_LIMIT)
     return passed("evaluation and training measure the same on the same items", apart, SAME_LIMIT)
 
 
@@ -193,10 +185,7 @@ def eval_batch_size(subject: Subject) -> Finding:
             found.append((abs(value - base[name]) / max(abs(base[name]), 1e-12), what))
     worst, problem = max([*found, _halves_error(subject)], key=lambda pair: pair[0])
     if worst > PARTS_LIMIT:
-        where = source_line(type(subject.perturbed()).evaluate)
-        why = "a short last batch, or the order of averaging, decides part of the score"
-        fix = "sum over targets and divide once by their number; take exp or log at the end"
-        return failed(problem, where=where, why=why, fix=fix, value=worst, limit=PARTS_LIMIT)
+        return failed(problem, where=source_line(type(subject.perturbed()).evaluate), value=worst, limit=PARTS_LIMIT)
     return passed("the score does not depend on how the set is split", worst, PARTS_LIMIT)
 
 
@@ -248,10 +237,7 @@ def shuffled_inputs(subject: Subject) -> Finding:
         return skipped("rows were memorised by the noise of their counters, so there is no verdict on their inputs")
     if kept > LEAK_LIMIT:
         what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
-        why = "the prediction does not come from the inputs: the target leaks in another way"
-        fix = "see C2; look for targets, row numbers or batch order in the model's inputs"
-        where, unsure = subject.loss_line(), subject.unsure
-        return failed(what, where=where, why=why, fix=fix, value=kept, limit=LEAK_LIMIT, severity=unsure)
+        return failed(what, where=subject.loss_line(), value=kept, limit=LEAK_LIMIT, severity=subject.unsure)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
 
 
@@ -333,9 +319,7 @@ def modules_in_evaluation(subject: Subject) -> Finding:
     """No module of the system, and no dropout or batch norm of another network, is in training mode inside evaluate(), and none
     builds a graph."""
     if found := observed_evaluation(subject).modes:
-        what, where = f"{found[0][0]} in evaluation", places((found[0][1], evaluation_line(subject)))
-        why = "dropout and statistics of batches make the score worse than the model, and other from batch to batch"
-        return failed(what, where=where, why=why, fix="leave the mode as it is set; eval() for networks of your own")
+        return failed(f"{found[0][0]} in evaluation", where=places((found[0][1], evaluation_line(subject))))
     return passed("every module is in evaluation mode")
 
 
@@ -350,14 +334,11 @@ def held_out_data(subject: Subject) -> Finding:
     differ = [name for name, value in first.numbers.items() if second.get(name) != value]
     if first.reads or not differ:
         what = f"evaluate() reads `{first.reads[0]}` of the training data" if first.reads else "other data gives the same numbers"
-        why = "the number is not measured on the held-out data: it shows no over-fitting and chooses the wrong checkpoint"
-        return failed(what, where=evaluation_line(subject), why=why, fix="read the source that evaluate() is given, and no other")
+        return failed(what, where=evaluation_line(subject), case="V6-other")
     parts = (data.valid, data.valid.first(NUM_OTHERS)) if subject.declared.trains_at_end else ()
     if len({tuple(_trained_at_end(subject, part)) for part in parts}) > 1:
         what = "what a run trains at its end, to compare with, has other losses with other held-out data"
-        why, fix = "a baseline that has seen the held-out data looks better than it is", "train it on the training data"
-        where = used_only_by(subject, lambda: _trained_at_end(subject, data.valid))
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=used_only_by(subject, lambda: _trained_at_end(subject, data.valid)))
     return passed(f"{len(differ)} of {len(first.numbers)} numbers differ between validation and training data")
 
 
@@ -389,9 +370,8 @@ def known_scores(subject: Subject) -> Finding:
     if not offs[name] <= KNOWN:
         own, known, noise = scores[name]
         what = f"{name} of the held-out items themselves is {own:.4g}, not {known:g}; of noise it is {noise:.4g}"
-        why, fix = "samples are judged by a number that means something else", "compare the metric with its definition"
         where = used_only_by(subject, lambda: _own_scores(subject))
-        return failed(what, where=where, why=why, fix=fix, value=offs[name], limit=KNOWN)
+        return failed(what, where=where, value=offs[name], limit=KNOWN)
     return passed(f"{', '.join(offs)} of the held-out items themselves", offs[name], KNOWN)
 
 
@@ -411,7 +391,5 @@ def chance_level(subject: Subject) -> Finding:
         worst = max(worst, abs(found.get(metric, chance) - chance) / error)
         if worst > SIGMAS:
             what = f"random answers have {metric} {found[metric]:.3g}; chance is {chance:.3g}"
-            why = "the metric counts what is wrong as right: it chooses the wrong checkpoint, and claims too much"
-            fix = "compare every target of a sample, and no padding, with the likeliest answer"
-            return failed(what, where=evaluation_line(subject), why=why, fix=fix, value=worst, limit=SIGMAS)
+            return failed(what, where=evaluation_line(subject), value=worst, limit=SIGMAS)
     return passed(f"{', '.join(probe.chance[1])} of random answers; largest distance in standard errors", worst, SIGMAS)

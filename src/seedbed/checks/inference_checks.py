@@ -72,10 +72,7 @@ def kv_cache(subject: Subject) -> Finding:
             return passed("cached = full", worst, limit)
         probe = subject.declared
         where = used_only_by(subject, lambda: probe.cached(probe.batch[probe.inputs]), any_file=True)
-    where = where or source_line(type(system).sample)
-    why = "samples get worse with length, or depend on the previous prompt"
-    fix = "look at the cache's index, mask and positions, and start every generation with an empty one"
-    return failed(problem, where=where, why=why, fix=fix, value=worst, limit=limit)
+    return failed(problem, where=where or source_line(type(system).sample), value=worst, limit=limit)
 
 
 def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
@@ -96,8 +93,7 @@ def sampling_parity(subject: Subject) -> Finding:
         wanted = [(prompt, text) for prompt, text in (_greedy(subject, system, *one) for one in asked) if prompt]
     if isinstance(system, capabilities.Completing) and (problem := _neighbour_problem(subject, engine)):
         where = used_only_by(subject, lambda: _neighbour_problem(subject, engine)) or source_line(type(system).complete)
-        why = "with several prompts at once, some are continued from the wrong place or see the padding of others"
-        return failed(problem, where=where, why=why, fix="give every row of the cache its own length, positions and mask")
+        return failed(problem, where=where, case="I2-neighbour")
     if not wanted:
         return skipped("no prompt survives decoding and encoding")
     # A model that starts from noise must start from that of training.
@@ -119,9 +115,7 @@ def sampling_parity(subject: Subject) -> Finding:
         same = next((i for i, (a, b) in enumerate(zip(shown, expected, strict=False)) if a != b), len(shown))
         parts = f"{shown[same : same + 12]!r} instead of {expected[same : same + 12]!r}"
         what = f"the likeliest continuation parts from the training forward at character {same}: {parts}"
-        why = "samples do not show what was trained: they look worse than the loss"
-        fix = "share preprocessing, positions and mode between sampling and training"
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=where)
     return passed("greedy tokens by sampling and by the training forward agree")
 
 
@@ -143,8 +137,7 @@ def _typed_inputs(subject: Subject, engine: Engine) -> Finding:
             fed = max(alike, key=lambda v: len({*v.tolist()} & {*row.tolist()})).tolist()[:16]
             wanted = row.tolist()[:16]
             what = f"typed as {prompt!r}, a row of the data reaches the model as {fed}, not as {wanted}"
-            why, fix = "answers are wrong although the model is right", "pad and encode a typed input as the data does"
-            return failed(what, where=where or source_line(type(engine.system).sample), why=why, fix=fix)
+            return failed(what, where=where or source_line(type(engine.system).sample), case="I2-typed")
     return passed(f"{len(batch[probe.inputs])} rows, typed as prompts, reach the model as the data gives them")
 
 
@@ -217,8 +210,7 @@ def eval_mode(subject: Subject) -> Finding:
     with engine.evaluating():
         if system.training or torch.is_grad_enabled():
             state = "in training mode" if system.training else "with gradients on"
-            why, fix = "every evaluation and sample runs that way", "eval() and no_grad() inside engine.evaluating()"
-            return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), why=why, fix=fix)
+            return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), case="I6-training")
     try:
         with tempfile.TemporaryDirectory() as scratch:
             where = used_only_by(subject, lambda: _sample(engine, Path(scratch), **options)) or source_line(type(system).sample)
@@ -240,9 +232,7 @@ def eval_mode(subject: Subject) -> Finding:
     if not all(m.training for m in system.modules()):
         troubles.append("sampling leaves the system in evaluation mode")
     if troubles:
-        why = "samples do not show the model as it was trained"
-        fix = "sample inside engine.evaluating(), under no_grad, with noise of each row by the seed of the request"
-        return failed(troubles[0], where=where, why=why, fix=fix)
+        return failed(troubles[0], where=where)
     if not shown[0]:
         return skipped("the recipe shows no samples")
     return passed("samples are made in evaluation mode, without a graph, and repeat")
@@ -289,8 +279,7 @@ def _fingerprint(sample: Sample) -> list[Any]:
 def export(subject: Subject) -> Finding:
     engine = inference_engine(subject)
     other = EvalEngine(subject.fresh_system(subject.config.seed + 1), subject.small, CPU)
-    why, fix = "others would use another model than the one you evaluated", "write every parameter and saved buffer, as it is"
-    written = partial(failed, where=source_line(exports.write), why=why, fix=fix)
+    written = partial(failed, where=source_line(exports.write), case="I7-written")
     with tempfile.TemporaryDirectory() as scratch, engine.evaluating():
         with exports.new_folder(Path(scratch) / "export") as folder:
             exports.write(engine, {"config": configs.to_json(subject.small), "data": subject.data.facts}, folder)
@@ -305,9 +294,7 @@ def export(subject: Subject) -> Finding:
     if wrong:
         return written(f"{name} differs by {wrong:.1e} in the export", value=wrong, limit=0.0)
     if other.system.training:
-        why, fix = "dropout and batch statistics are active wherever it is used", "return the loaded model in evaluation mode"
-        where = source_line(inference_weights.restore)
-        return failed("an exported model is loaded in training mode", where=where, why=why, fix=fix)
+        return failed("an exported model is loaded in training mode", where=source_line(inference_weights.restore))
     return passed(f"all {len(live)} tensors come back from the export")
 
 
@@ -361,9 +348,7 @@ def sampler(subject: Subject) -> Finding:
         if problem:
             break
     if problem:
-        why = "samples are not those of the model: a good loss and bad images"
-        fix = "n steps need n + 1 times from 0 to 1; each moves by its own difference of times and the velocity where it starts"
-        return failed(problem, where=_sampler_line(subject, ode), why=why, fix=fix, value=worst, limit=EXACT)
+        return failed(problem, where=_sampler_line(subject, ode), value=worst, limit=EXACT)
     return passed(f"{', '.join(ode.orders)} follow closed forms", worst, EXACT)
 
 
@@ -385,14 +370,11 @@ def guidance(subject: Subject) -> Finding:
         return skipped("samples without guidance are off already (see I3)")
     if not offs[worst] <= EXACT:
         what = f"guidance {worst:g} is off by {offs[worst]:.3g} from unconditional + {worst:g} (conditional - unconditional)"
-        why, fix = "samples are pulled elsewhere than towards their class", "give each half its own condition, and mix as above"
-        return failed(what, where=_sampler_line(subject, ode), why=why, fix=fix, value=offs[worst], limit=EXACT)
+        return failed(what, where=_sampler_line(subject, ode), case="I4-linear", value=offs[worst], limit=EXACT)
     if problem := _null_is_a_condition(subject, ode) or _wrong_drops(subject, ode):
-        why = "the unconditional half of guidance is not what was trained, or not trained everywhere"
-        fix = "draw for every sample by itself, independently of all else, and give the null condition an embedding of its own"
         system, batch = subject.fresh_system(), subject.batch(0)
         runs = [lambda on=on: capabilities.probe(system.train(on), batch) for on in (True, False)]
-        return failed(problem, where=next(iter(only_called_by(subject, *runs)), subject.loss_line()), why=why, fix=fix)
+        return failed(problem, where=next(iter(only_called_by(subject, *runs)), subject.loss_line()))
     return passed("linear in the scale; conditions are dropped independently", offs[worst], EXACT)
 
 
@@ -451,10 +433,8 @@ def pixel_levels(subject: Subject) -> Finding:
                 values = [float((x.flatten()[at] - levels.min()) / step) for x in (given, frame)]
                 share = float((off > 0.1).double().mean())
                 what = f"{name}: level {values[0]:.3g} becomes {values[1]:.3g} after {NUM_PASSES} frames; {share:.0%} move"
-                why = "every frame that is fed back gets darker or noisier: long rollouts fade"
-                fix = "clamp to the range and round to the nearest level before the cast"
                 *_, where = recipe_calls(subject, lambda store=store: store(levels)).values()
-                return failed(what, where=where, why=why, fix=fix, value=worst, limit=0.1)
+                return failed(what, where=where, value=worst, limit=0.1)
     return passed(f"{', '.join(ways)}: levels stay; largest change in levels", worst, 0.1)
 
 
@@ -485,10 +465,8 @@ def controls_in_play(subject: Subject) -> Finding:
             elif len(side) and abs(given) < REACHED * float(side.median()):
                 problem = f"gives the network {given:.3g}; half of training had more than {float(side.median()):.3g}"
             if problem:
-                why = "play asks the network for what it was never trained on, and it answers with mush or not at all"
-                fix = "scale controls in play by the function that scales those of training, axis by axis"
-                where = source_line(type(player.new_rollout()).step)
-                return failed(f"`{axis.name}` pressed to {value:.3g} {problem}", where=where, why=why, fix=fix)
+                what = f"`{axis.name}` pressed to {value:.3g} {problem}"
+                return failed(what, where=source_line(type(player.new_rollout()).step))
     return passed(f"{sum(not a.dead and not a.is_time for a in player.axes)} axes are as in training")
 
 

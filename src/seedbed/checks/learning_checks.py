@@ -43,8 +43,8 @@ def _compare_rates(subject: Subject, more_seed: int) -> Finding:
     lr = subject.small.optim.lr
     if not fast.finite:
         what = f"at lr {lr:g} the loss is not finite after {len(fast.losses)} steps"
-        why, fix = "the run would end here", f"optim.lr={lr / 10:g}, or find-lr"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, severity="err")
+        fix = f"optim.lr={lr / 10:g}, or find-lr"
+        return failed(what, where=subject.preset_line(), case="H1-finite", fix=fix, severity="err")
     high, low = fast.held_out_loss[1], slow.held_out_loss[1]
     apart = [f - s for (_, f), (_, s) in zip(fast.held_out, slow.held_out, strict=True)]
     noise = statistics.stdev(apart) / len(apart) ** 0.5
@@ -52,9 +52,8 @@ def _compare_rates(subject: Subject, more_seed: int) -> Finding:
     limit = COARSE_RATE_LIMIT if subject.unsure else RATE_LIMIT
     if worse > limit and high - low > RATE_SIGMAS * noise:
         what = f"{short_runs.NUM_STEPS} steps at lr {lr:g} end at {high:.3g} on held-out batches, at {lr / 10:g} at {low:.3g}"
-        why = "the learning rate is too high: steps overshoot and undo each other"
         fix = f"optim.lr={lr / 10:g}, or: seedbed find-lr {subject.name}"
-        return failed(what, where=subject.preset_line(), why=why, fix=fix, value=worse, limit=limit)
+        return failed(what, where=subject.preset_line(), case="H1-high", fix=fix, value=worse, limit=limit)
     return passed(f"lr {lr:g} ends at {high:.3g}, a tenth of it at {low:.3g}", worse, limit)
 
 
@@ -70,10 +69,8 @@ def update_ratio(subject: Subject) -> Finding:
     low = middle < RATIO_LOW
     if low or not middle <= RATIO_HIGH:
         what = f"a step changes matrices by {middle:.1e} of their length (healthy: {RATIO_LOW:g} to {RATIO_HIGH:g})"
-        why = "nothing will change in this run" if low else "every step rewrites the model"
-        fix = "raise optim.lr; see optim.eps and optim.clip" if low else "lower optim.lr or the weight decay"
-        where, limit = subject.preset_line(), RATIO_LOW if low else RATIO_HIGH
-        return failed(what, where=where, why=why, fix=fix, value=middle, limit=limit)
+        case, limit = ("H2-low", RATIO_LOW) if low else ("H2-high", RATIO_HIGH)
+        return failed(what, where=subject.preset_line(), case=case, value=middle, limit=limit)
     return passed("median change of a matrix per step", middle, RATIO_HIGH)
 
 
@@ -82,16 +79,14 @@ def schedule_sums(subject: Subject) -> Finding:
     config, num_items, where = subject.config, subject.real_data.train.num_items, subject.preset_line()
     optim = config.optim
     if config.schedule.warmup > WARMUP_LIMIT:
-        what = f"warm-up takes {config.schedule.warmup:.0%} of the run"
-        return failed(what, where=where, why="most of the time is spent at rates too low to learn", fix="schedule.warmup=0.02")
+        return failed(f"warm-up takes {config.schedule.warmup:.0%} of the run", where=where, case="H3-warmup")
     if num_items and config.batch > num_items:
         what = f"a batch of {config.batch} is larger than the {num_items} items there are"
-        why, fix = "every batch holds the same items several times", f"batch={max(1, num_items // 4)}"
-        return failed(what, where=where, why=why, fix=fix)
+        return failed(what, where=where, case="H3-batch", fix=f"batch={max(1, num_items // 4)}")
     shrink = max(optim.lr * optim.weight_decay, optim.muon_lr * optim.muon_weight_decay if optim.kind == "muon" else 0.0)
     if shrink * DECAY_STEPS > 1.0:
         what = f"lr x weight decay = {shrink:.2g}: weights shrink to a third in {1 / shrink:.0f} steps"
-        return failed(what, where=where, why="decay erases what is learned before it is used", fix="optim.weight_decay=0.1")
+        return failed(what, where=where, case="H3-decay")
     return passed(f"{config.steps * config.batch / num_items:.3g} epochs" if num_items else "endless data")
 
 
@@ -104,16 +99,14 @@ def overfit(subject: Subject) -> Finding:
     share = end / trace.first if trace.first > 0 else 0.0
     where = subject.loss_line()
     if not trace.finite:
-        why = "it breaks on its own training data"
-        return failed(f"one batch: not finite after {len(trace.losses)} steps", where=where, why=why, fix="see H1, O3 and C4")
+        return failed(f"one batch: not finite after {len(trace.losses)} steps", where=where, case="E1-breaks")
     if bound is not None and min(trace.losses) < bound - 1e-3 * max(1.0, abs(trace.first)):
         what = f"one batch: {min(trace.losses):.4g} is below the smallest possible loss {bound:.4g}"
-        return failed(what, where=where, why="the objective rewards something else", fix="see L2: sign, mask, normalisation")
+        return failed(what, where=where, case="E1-bound")
     limit = MIXED_LIMIT if subject.unsure else OVERFIT_LIMIT
     if share > limit:
         what = f"one batch, {NUM_OVERFIT} steps: {trace.first:.4g} -> {end:.4g}"
-        why, fix = "it cannot even memorise five items", "see O2 (what moves), M7 (what matters), H1 and H2 (rates)"
-        return failed(what, where=where, why=why, fix=fix, value=share, limit=limit)
+        return failed(what, where=where, value=share, limit=limit)
     return passed(f"{trace.first:.3g} -> {end:.3g} on one batch", share, limit)
 
 
@@ -153,9 +146,7 @@ def _compare_inputs(subject: Subject, more_seed: int) -> Finding:
     if blind > BLIND_LIMIT * floor:
         return skipped(f"inconclusive: with blank inputs it ends at {blind:.3g}, and frequencies alone give {floor:.3g}")
     what = f"held-out loss after {short_runs.NUM_MORE_STEPS} steps: {seeing:.4g} with real inputs, {blind:.4g} with blank ones"
-    why = "inputs are ignored, or targets do not belong to them"
-    fix = "see D4 (what a batch reads like), C2 (what the targets are), C3 (what reaches the output)"
-    return failed(what, where=subject.loss_line(), why=why, fix=fix, value=gain, limit=GAIN_LIMIT)
+    return failed(what, where=subject.loss_line(), case="E2-ignored", value=gain, limit=GAIN_LIMIT)
 
 
 @check("E3", "loss decreases", "warn", humbatova=(6,))
@@ -176,6 +167,5 @@ def _compare_ends(subject: Subject, more_seed: int) -> Finding:
     share = end / first if first > 0 else 0.0
     if share > FALL_LIMIT or first - end < FALL_SIGMAS * noise:
         what = f"{short_runs.NUM_STEPS} steps: {first:.4g} -> {end:.4g} on held-out batches"
-        why, fix = "it is not learning", "see E1 (can it memorise?), H1 and H2 (rates), E2 (do inputs matter?)"
-        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=share, limit=FALL_LIMIT)
+        return failed(what, where=subject.loss_line(), case="E3-flat", value=share, limit=FALL_LIMIT)
     return passed(f"{first:.3g} -> {end:.3g} in {short_runs.NUM_STEPS} steps, on held-out batches", share, FALL_LIMIT)

@@ -45,9 +45,8 @@ def memory(subject: Subject) -> Finding:
     what = f"about {needed / 2**30:.1f} of {total / 2**30:.0f} GiB for {rows} items at a time"
     if share > MEMORY_SHARE:
         fits = max(1, int(rows * MEMORY_SHARE / share))
-        why = "it will run out of memory in its first backward pass"
         fix = f"accum={-(-rows // fits) * subject.config.accum}, or batch={fits}"
-        return failed(what, where=subject.loss_line(), why=why, fix=fix, value=share, limit=MEMORY_SHARE)
+        return failed(what, where=subject.loss_line(), case="T1-memory", fix=fix, value=share, limit=MEMORY_SHARE)
     return passed(what, share, MEMORY_SHARE)
 
 
@@ -81,24 +80,18 @@ def resume(subject: Subject) -> Finding:
         _fit(new_job(subject, *settings, folder=Path(scratch) / "parts"), STOP)
         saved = checkpoint_loading.load_newest(Path(scratch) / "parts" / "checkpoints", lambda text: None)
         if saved is None or saved.step != STOP:
-            why = "a signal would lose the run's work"
             what = f"stopped at step {STOP}, the newest checkpoint is {saved.step if saved else 'none'}"
-            return failed(what, where=source_line(loop.finish), why=why, fix="save a checkpoint when a run is stopped")
+            return failed(what, where=source_line(loop.finish), case="T2-stopped")
         # Another seed: whatever is not restored is visible.
         second = new_job(subject, *settings, folder=Path(scratch) / "parts", seed=subject.config.seed + 1)
         advance_global_rng(987)
         progress.restore(second, saved)
         resumed = _fit(second, END)
-    difference = _compare(whole, second, straight, resumed)
-    if difference:
+    if difference := _compare(whole, second, straight, resumed):
         what = f"{END} steps and {STOP} + resume + {END - STOP} differ: {difference}"
-        why = "a resumed run is another run: nothing can be repeated, and every preemption costs progress"
-        fix = "save and restore weights, moments, EMA, counters and whatever state() should return"
-        return failed(what, where=_cause_of_difference(whole, second, difference), why=why, fix=fix)
+        return failed(what, where=_cause_of_difference(whole, second, difference))
     if spoiled := _roll_back_problem(subject):
-        why = "weights without their moments and data position diverge again"
-        fix = "restore weights, every moment, averages and counters together, and skip the data that led there"
-        return failed(spoiled, where=source_line(rollback.go_back), why=why, fix=fix)
+        return failed(spoiled, where=source_line(rollback.go_back), case="T2-rollback")
     return passed(f"{END} steps = {STOP} + save + new objects + {END - STOP}, bitwise; a roll-back restores all")
 
 
@@ -112,6 +105,8 @@ def _cause_of_difference(a: Job, b: Job, difference: str) -> str:
     if not torch.equal(*states):
         return source_line(Engine.seed_step)
     kept = {n for group in b.engine.tensors().values() for n in group}
+    if difference in dict(a.system.named_buffers()).keys() - a.system.state_dict().keys():
+        return source_line(type(a.system).__init__)
     return source_line(Engine.tensors if difference in set(a.system.state_dict()) - kept else progress.restore)
 
 
@@ -140,9 +135,10 @@ def _compare(a: Job, b: Job, rows_a: list, rows_b: list) -> str:
         if one != other:
             words = ", ".join(f"{k} {one[k]} and {other.get(k)}" for k in one if one[k] != other.get(k))
             return f"step {one['step']}: {words[:200]}"
-    for held in (lambda job: short_runs.named_tensors(job.engine), lambda job: job.system.state_dict()):
-        name = short_runs.first_difference(held(a), held(b))
-        if name:
+    # Buffers that are not persistent too: a stage that is not restored need not show within these steps.
+    buffers = lambda job: job.system.state_dict() | dict(job.system.named_buffers())  # noqa: E731
+    for held in (lambda job: short_runs.named_tensors(job.engine), buffers):
+        if name := short_runs.first_difference(held(a), held(b)):
             return name
     return "" if a.system.state() == b.system.state() else "state()"
 
@@ -166,20 +162,13 @@ def randomness(subject: Subject) -> Finding:
     here, again, later = loss(5, 1), loss(5, 2), loss(6, 1)
     where = subject.objective_line()
     if here != again:
-        why = "a step cannot be repeated: resume and replay are guesses"
-        fix = "draw from torch's own generator, which the engine sets for every step; not from random or numpy"
-        return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where, why=why, fix=fix)
+        return failed(f"the loss of one step on one batch is {here:.6g} and {again:.6g}", where=where)
     if drawn[0] and (torch.equal(after[0], after[2]) or (here == later and _depends_on_seed(subject, system, batch))):
-        why = "every step has the same noise: the model memorises one draw"
-        fix = "let the noise of a step follow from (seed, step)"
-        return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), why=why, fix=fix)
+        return failed("steps 5 and 6 draw the same noise", where=source_line(Engine.seed_step), case="T3-step")
     if shared := _shared_noise(system, batch):
-        why = "the gradient sees one draw per batch instead of one per row: a loss that jumps, and slow learning"
-        return failed(f"all rows of a batch draw the same {shared!r}", where=where, why=why, fix="draw one per row")
+        return failed(f"all rows of a batch draw the same {shared!r}", where=where, case="T3-rows")
     if again := _key_used_twice(subject):
-        why = "two draws of a step are the same numbers: what should be independent is not"
-        fix = "give every purpose, and every repetition, a stream of its own"
-        return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], why=why, fix=fix)
+        return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], case="T3-keys")
     return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 
@@ -241,9 +230,7 @@ def side_effects(subject: Subject) -> Finding:
     if difference or modes:
         what = difference or f"{modes[0] or 'the system'} is left in evaluation mode"
         what = f"4 steps with evaluation, sampling, logging and saving in between differ from 4 without: {what}"
-        why = "how often you evaluate changes the result: runs cannot be compared"
-        fix = "evaluate and sample inside engine.evaluating(), and change no weight, buffer, mode or random state there"
-        return failed(what, where=_cause_of_side_effect(busy), why=why, fix=fix)
+        return failed(what, where=_cause_of_side_effect(busy))
     return passed("looking on changes nothing, bitwise")
 
 
@@ -298,9 +285,7 @@ def crash_safety(subject: Subject) -> Finding:
     if problem:
         cause = saving.save if "ends the run" in problem else checkpoint.save
         cause = checkpoint_loading.load_newest if "flipped bit" in problem else cause
-        why = "one full disk or power cut at the wrong moment loses the run"
-        fix = "write aside, sync, verify, rename; load the newest that matches its checksums"
-        return failed(problem, where=source_line(cause), why=why, fix=fix)
+        return failed(problem, where=source_line(cause))
     return passed("a full disk, a kill at any write and a damaged file cost one checkpoint at most")
 
 
@@ -319,8 +304,7 @@ def _first_problem(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
                 except OSError:
                     return f"a full disk at write {count + 1} of a save ends the run"
             title = "a kill" if isinstance(error, _Killed) else "a full disk"
-            problem = _newest_is(folder, good if failed_at else short_runs.named_tensors(job.engine))
-            if problem:
+            if problem := _newest_is(folder, good if failed_at else short_runs.named_tensors(job.engine)):
                 when = f"after {title} at write {count + 1}" if failed_at else f"after {title}, and a save that went well"
                 return f"{when}: {problem}"
             if not failed_at:
@@ -332,8 +316,7 @@ def _first_problem(job: Job, folder: Path, good: dict[str, torch.Tensor]) -> str
         data = bytearray(path.read_bytes())
         data[-3] ^= 1
         path.write_bytes(bytes(data))
-        problem = _newest_is(folder, good)
-        if problem:
+        if problem := _newest_is(folder, good):
             return f"with one flipped bit in the newest {path.name}: {problem}"
         data[-3] ^= 1
         path.write_bytes(bytes(data))

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -49,9 +48,7 @@ def initial_loss(subject: Subject) -> Finding:
         off, limit = off if loss > expected else 0.0, FAR_FROM_CHANCE  # below: the model has been trained
     if not math.isfinite(loss) or off > limit:
         what = f"the first loss is {loss:.4g}, a guess costs {expected:.4g}"
-        why = "the model is confident and wrong at initialisation, or the loss is summed instead of averaged"
-        fix = "lower the scale of the initial head, and take the mean over targets"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
+        return failed(what, where=subject.objective_line(), value=off, limit=limit)
     return passed(f"first loss {loss:.4g}, a guess costs {expected:.4g}", off, limit)
 
 
@@ -64,21 +61,15 @@ def initialisation(subject: Subject) -> Finding:
     for name, tensor in [*system.named_parameters(), *system.named_buffers()]:
         owner = system.get_submodule(name.rpartition(".")[0])
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            why = "its values are uninitialised memory: every run starts elsewhere, some with NaN"
             where = subject.module_init_line(system, name)
-            return failed(f"{name} was never initialised", where=where, why=why, fix="fill it where weights are made")
-        if isinstance(tensor, nn.Parameter) and _is_constant(name, owner, tensor):
+            return failed(f"{name} was never initialised", where=where, case="M2-unset")
+        is_matrix = isinstance(tensor, nn.Parameter) and tensor.ndim == 2 and min(tensor.shape) > 1
+        if not is_matrix or kind_of(name, owner, tensor) == "scalar" or not tensor.any():
+            continue
+        if (tensor == tensor[:1]).all() or (tensor == tensor[:, :1]).all():
             what = f"all {'rows' if (tensor == tensor[:1]).all() else 'columns'} of {name} are equal"
-            why = "equal units get equal gradients and stay equal: the layer is as wide as one unit"
-            where = subject.module_init_line(system, name)
-            return failed(what, where=where, why=why, fix="draw its values at random, or zero it on purpose")
+            return failed(what, where=subject.module_init_line(system, name), case="M2-constant")
     return _growth(subject, system.eval())
-
-
-def _is_constant(name: str, owner: nn.Module, tensor: Tensor) -> bool:
-    if tensor.ndim != 2 or min(tensor.shape) < 2 or kind_of(name, owner, tensor) == "scalar" or not tensor.any():
-        return False
-    return bool((tensor == tensor[:1]).all() or (tensor == tensor[:, :1]).all())
 
 
 def _growth(subject: Subject, system: System) -> Finding:
@@ -96,10 +87,8 @@ def _growth(subject: Subject, system: System) -> Finding:
             worst = max(worst, ratio, 1 / max(ratio, 1e-30))
             if not GROWTH[0] <= ratio <= GROWTH[1]:
                 what = f"the output of {name} is {ratio:.3g} times that of {sizes[0][0]} at initialisation"
-                why = "signals explode or vanish with depth, and gradients with them"
-                fix = "scale the initial weights by the width, and output layers down or to zero"
                 where = subject.module_line(system, name)
-                return failed(what, where=where, why=why, fix=fix, value=ratio, limit=GROWTH[1], severity=subject.unsure)
+                return failed(what, where=where, case="M2-growth", value=ratio, limit=GROWTH[1], severity=subject.unsure)
     return passed("all initialised, none constant; largest change of scale between blocks", worst, GROWTH[1])
 
 
@@ -112,19 +101,14 @@ def shapes(subject: Subject) -> Finding:
         with Broadcasts(size) as seen:
             loss = subject.loss_of(system, subject.batch(size=size))
         if loss.ndim:
-            what = f"the loss has shape {tuple(loss.shape)}"
-            why, fix = "only a scalar can be minimised", "take the mean over targets"
-            return failed(what, where=subject.objective_line(), why=why, fix=fix)
+            return failed(f"the loss has shape {tuple(loss.shape)}", where=subject.objective_line())
         if not loss.isfinite() or not loss.requires_grad:
             what = f"the loss is {float(loss)}" if loss.requires_grad else "the loss has no gradient"
-            fix = "look for a logarithm, root or division of zero; for detach(), no_grad and item()"
-            return failed(what, where=subject.objective_line(), why="nothing can be learned from it", fix=fix)
+            return failed(what, where=subject.objective_line(), case="M3-finite")
         found.append(set(seen.found))
-    both = found[0] & found[1]
-    if both:
+    if both := found[0] & found[1]:
         what = "an operation makes a table of rows against rows out of two operands with one row axis each"
-        why = "prediction and target have different shapes, and broadcasting compares every row with every other row's target"
-        return failed(what, where=sorted(both)[0], why=why, fix="give both the same shape: squeeze(-1) or unsqueeze(-1)")
+        return failed(what, where=sorted(both)[0], case="M3-broadcast")
     return passed("the loss is one number at batch 5 and 7, and nothing is broadcast across rows")
 
 
@@ -137,16 +121,13 @@ def row_independence(subject: Subject) -> Finding:
     mixed, limit = _prediction_mixing(subject, system) if is_known else _mixing(subject, system, batch, other)
     if mixed > limit and not subject.declared.mixes_rows:
         what = f"rows affect each other: one replaced row changes the result of another by {mixed:.2g}"
-        why = "rows affect each other: batch and time are swapped, or a norm or attention runs over the batch"
-        fix = "check the order of axes (batch first), view/reshape calls and reductions; declare legitimate ones in mixes_rows"
         where = _mixer(subject, system, batch, other) or subject.objective_line()
-        return failed(what, where=where, why=why, fix=fix, value=mixed, limit=limit, severity="" if is_known else subject.unsure)
+        return failed(what, where=where, value=mixed, limit=limit, severity="" if is_known else subject.unsure)
     norms = [name for name, module in system.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     if buffer := _order_of_rows(subject):
         owner = system.get_submodule(buffer.rpartition(".")[0])
         what = f"a training step leaves another {buffer} when the rows of its batch come in another order"
-        why, fix = "what is stored for one row belongs to another", "write what a row gives at the place of that row"
-        return failed(what, where=source_line(type(owner)), why=why, fix=fix, severity=subject.unsure)
+        return failed(what, where=source_line(type(owner)), case="M4-order", severity=subject.unsure)
     if norms:
         return passed(f"in evaluation mode a row is alone in its batch; in training mode {norms[0]} mixes rows", mixed, limit)
     return passed("a row is alone in its batch", mixed, limit)
@@ -253,10 +234,8 @@ def dead_units(subject: Subject) -> Finding:
             worst = max(worst, call.dead)
             if call.dead > DEAD:
                 what = f"{call.dead:.0%} of the units behind {call.name} are {call.state} after {num_steps} steps"
-                why = "no gradient flows through them: that part of the layer cannot learn"
-                fix = "lower the gain of the weights before it, the bias or the learning rate"
                 severity = subject.unsure if call.dead < 1.0 else ""
-                return failed(what, where=call.where, why=why, fix=fix, value=call.dead, limit=DEAD, severity=severity)
+                return failed(what, where=call.where, value=call.dead, limit=DEAD, severity=severity)
     return passed(f"{seen // 2} activations watched", worst, DEAD)
 
 
@@ -272,35 +251,24 @@ def train(engine: Engine, subject: Subject, num_steps: int) -> None:
 @check("M6", "curvature", "warn", humbatova=(14, 15))
 def curvature(subject: Subject) -> Finding:
     """Modules with two or more weight layers are not linear."""
-    system = subject.perturbed()
-    found = {name: _residual(*call) for name, call in _layered(subject, system).items()}
-    residuals = {name: residual for name, residual in found.items() if residual is not None}
-    straight = [name for name, residual in residuals.items() if residual < BEND]
-    if straight:
-        names = ", ".join(straight[:3])
-        why = "layers without a nonlinearity between them act as one: depth is wasted"
-        fix = "put the activation back between the two weights"
-        what = f"{names} is an affine function although it has several weight layers"
-        return failed(what, where=subject.module_line(system, straight[0]), why=why, fix=fix, value=0.0, limit=BEND)
-    if not residuals:
-        return skipped("no module of several weight layers takes one floating-point tensor")
-    return passed("smallest departure from a straight line", min(residuals.values()), BEND)
-
-
-def _layered(subject: Subject, system: System) -> dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]:
-    """Modules with several weight layers and their first inputs, innermost first."""
+    system, calls = subject.perturbed(), dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]]()
     layered = {n: m for n, m in system.named_modules() if n and sum(p.ndim >= 2 for p in m.parameters()) >= 2}
     wanted = {n: m for n, m in layered.items() if not hasattr(m, "parametrizations")}  # one weight as several parameters
-    calls: dict[str, tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = {}
 
-    def keep(name: str, *call: Any) -> None:
+    def keep(name: str, *call: Any) -> None:  # the first of each
         calls.setdefault(name, call)
 
     with contextlib.ExitStack() as hooks, torch.no_grad():
         for name, module in wanted.items():
             hooks.enter_context(module.register_forward_pre_hook(partial(keep, name), with_kwargs=True))
         subject.loss_of(system, subject.perturbed_batch())
-    return calls
+    residuals = {name: found for name, call in calls.items() if (found := _residual(*call)) is not None}
+    if straight := [name for name, residual in residuals.items() if residual < BEND]:
+        what = f"{', '.join(straight[:3])} is an affine function although it has several weight layers"
+        return failed(what, where=subject.module_line(system, straight[0]), value=0.0, limit=BEND)
+    if not residuals:
+        return skipped("no module of several weight layers takes one floating-point tensor")
+    return passed("smallest departure from a straight line", min(residuals.values()), BEND)
 
 
 @torch.no_grad()
@@ -328,14 +296,11 @@ def parameter_effect(subject: Subject) -> Finding:
         # What the first variant does not use, a later one may.
         least = min([least, *(effect for effect in effects.values() if effect >= EFFECT)])
         idle = {name for name in idle if effects[name] < EFFECT}
-    idle = [name for name, _ in system.named_parameters() if name in idle and name not in dead]
-    if idle:
+    if idle := [name for name, _ in system.named_parameters() if name in idle and name not in dead]:
         what = f"{len(idle)} of {len(list(system.parameters()))} tensors change nothing: {', '.join(idle[:4])}"
-        why = "dead code, or a lost connection: it uses memory and learns nothing"
-        fix = "use it or remove it; declare a legitimate invariance in the probe's `dead`"
         severity = subject.unsure if all(name.endswith("bias") for name in idle) else ""  # distances do not depend on a bias
         where = _lost_in(subject, system, batch, idle[0]) or subject.module_init_line(system, idle[0])
-        return failed(what, where=where, why=why, fix=fix, value=0.0, limit=EFFECT, severity=severity)
+        return failed(what, where=where, value=0.0, limit=EFFECT, severity=severity)
     return passed("smallest effect of a tensor on the loss", least, EFFECT)
 
 
@@ -391,18 +356,13 @@ def positions(subject: Subject) -> Finding:
     where = _position_line(subject, probe, places + far)
     if plain > OFFSET:
         what = f"positions 0, 1, 2... given by hand change the prediction by {plain:.2g}"
-        why, fix = "training and generation count positions differently", "count from 0 in both"
-        return failed(what, where=where, why=why, fix=fix, value=plain, limit=OFFSET)
+        return failed(what, where=where, case="M8-count", value=plain, limit=OFFSET)
     if other < REVERSE:
         what = f"other positions change the prediction by {other:.2g} only"
-        why = "the order of the inputs is invisible: the model sees a bag of tokens"
-        fix = "apply the position embedding where queries and keys are made, or add the table to the inputs"
-        return failed(what, where=where, why=why, fix=fix, value=other, limit=REVERSE)
+        return failed(what, where=where, value=other, limit=REVERSE)
     if moved > OFFSET:
         what = f"a constant offset of all positions changes the prediction by {moved:.2g}"
-        why = "positions are declared relative but act as absolute ones: lengths not trained on will fail"
-        fix = 'rotate queries and keys alike, or declare positions="absolute"'
-        return failed(what, where=where, why=why, fix=fix, value=moved, limit=OFFSET)
+        return failed(what, where=where, case="M8-offset", value=moved, limit=OFFSET)
     return passed("effect of other positions", other, REVERSE)
 
 
@@ -429,30 +389,20 @@ def state_dict(subject: Subject) -> Finding:
     """A state dict loaded into a system of another seed makes it equal."""
     one, two = subject.fresh_engine(seed=1), subject.fresh_engine(seed=2)
     saved, live = one.tensors()["model"], two.tensors()["model"]
-    where, fix = source_line(type(one.system)), "register every tensor the model needs as a parameter or a persistent buffer"
-    why = "a checkpoint that does not restore the model is worthless"
+    where = source_line(type(one.system))
     if saved.keys() != live.keys():
-        return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, why=why, fix=fix)
-    wrapped = [name for name in saved if "_orig_mod" in name or name.startswith("module.")]
-    if wrapped:
+        return failed(f"names differ between two builds: {sorted(saved.keys() ^ live.keys())[:3]}", where=where, case="M9-names")
+    if wrapped := [name for name in saved if "_orig_mod" in name or name.startswith("module.")]:
         what = f"{len(wrapped)} names carry a wrapper's prefix, such as {wrapped[0]}"
-        return failed(what, where=where, why=why, fix="save the raw module, not the compiled or wrapped one")
+        return failed(what, where=where, case="M9-wrapper")
     with torch.no_grad():
         for name, tensor in live.items():
             tensor.copy_(saved[name])
         losses = [subject.loss_of(engine.system.eval(), subject.batch()) for engine in (one, two)]
     if not torch.equal(losses[0], losses[1]):
         what = f"after loading all saved tensors the loss is {float(losses[1]):.6g}, it was {float(losses[0]):.6g}"
-        return failed(what, where=where, why=why, fix=fix)
-    shared = [_sharing(engine.system) for engine in (one, two)]
-    if shared[0] != shared[1]:
-        return failed("tensors that were shared are no longer shared", where=where, why=why, fix="tie weights in the constructor")
+        return failed(what, where=where, case="M9-values")
+    tensors = [[id(p) for _, p in engine.system.named_parameters(remove_duplicate=False)] for engine in (one, two)]
+    if len({tuple(map(ids.index, ids)) for ids in tensors}) > 1:  # for each name the first of the same tensor
+        return failed("tensors that were shared are no longer shared", where=where, case="M9-shared")
     return passed(f"{len(saved)} tensors give the same loss, bit for bit")
-
-
-def _sharing(system: System) -> list[list[str]]:
-    """Names of parameters that share a tensor."""
-    names = defaultdict(list)
-    for name, param in system.named_parameters(remove_duplicate=False):
-        names[id(param)].append(name)
-    return sorted(group for group in names.values() if len(group) > 1)

@@ -36,13 +36,11 @@ def probe_loss(subject: Subject) -> Finding:
     off = abs(declared - real) / max(abs(real), 1e-12)
     if not off <= SAME:
         what = f"the training loss is {real:.6g}, the probe's objective {declared:.6g}"
-        why = "what the checks test is not what is trained, or the loss is not the objective of the prediction"
-        fix = "let loss() and probe() share the code from inputs to loss"
         described = lambda: probe.objective(probe.predict(probe.batch), probe.batch)  # noqa: E731
         batch, variant = subject.perturbed_batch(), system.variant(0, subject.small.steps)
         trained = lambda: subject.loss_of(system, batch, variant=variant)  # noqa: E731
         where = places((subject.objective_line(), *only_called_by(subject, trained, described)[:1]))
-        return failed(what, where=where, why=why, fix=fix, value=off, limit=SAME)
+        return failed(what, where=where, value=off, limit=SAME)
     return passed("trained and described loss agree", off, SAME)
 
 
@@ -61,15 +59,14 @@ def loss_reduction(subject: Subject) -> Finding:
     if not all(map(math.isfinite, parts)):
         row = next(i for i, p in enumerate(parts) if not math.isfinite(p))
         what = f"a part of one row with {weights[row]:g} targets costs {parts[row]}"
-        fix = "divide by max(1, number of targets), so that a part without targets costs nothing"
-        why = "one such part of a step makes every weight NaN"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix)
+        return failed(what, where=subject.objective_line())
     mean = sum(w * p for w, p in zip(weights, parts, strict=True) if w) / max(sum(weights), 1e-12)
     for what, value in ((f"twice the batch gives {twice / whole:.4g} times the loss", twice),
                         (f"the loss is {whole:.6g}, the mean over its rows {mean:.6g}", mean)):  # fmt: skip
         off = abs(value - whole) / max(abs(whole), 1e-12)
         if not off <= SAME:
-            return _wrong_reduction(subject, what, off, SAME, is_sum=math.isclose(twice, 2 * whole, rel_tol=1e-3))
+            severity = "" if math.isclose(twice, 2 * whole, rel_tol=1e-3) else subject.unsure
+            return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=SAME, severity=severity)
     return passed("full, doubled and row by row", abs(mean - whole) / max(abs(whole), 1e-12), SAME)
 
 
@@ -82,15 +79,8 @@ def _noisy_split(subject: Subject, system: System) -> Finding:
     error = 6 * float((one.std() / one.mean()).square() + (two.std() / two.mean()).square()) ** 0.5 / math.sqrt(NUM_DRAWS)
     if not off <= max(DOUBLED, error):
         what = f"twice the batch gives {float(two.mean() / one.mean()):.3g} times the loss, in the mean of {NUM_DRAWS} draws"
-        return _wrong_reduction(subject, what, off, DOUBLED)
+        return failed(what, where=subject.objective_line(), case="L1-reduction", value=off, limit=DOUBLED)
     return passed(f"doubled, in the mean of {NUM_DRAWS} draws", off, max(DOUBLED, error))
-
-
-def _wrong_reduction(subject: Subject, what: str, off: float, limit: float, is_sum: bool = True) -> Finding:
-    why = "the learning rate would depend on the batch size, and parts of a step would not add up to it"
-    fix = "take the mean over all targets of the batch, and let num_targets() count them"
-    severity = "" if is_sum else subject.unsure
-    return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit, severity=severity)
 
 
 @check("L2", "oracle loss", "err", humbatova=(9, 14), needs=("oracle", "objective"))
@@ -108,17 +98,12 @@ def oracle_loss(subject: Subject) -> Finding:
         return places((subject.objective_line(), *reversed(parts)))
 
     if min(worse) < best - 1e-9 or max(worse) == best:
-        what = f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}"
-        why = "minimising this loss leads away from the answer"
-        fix = "remove the minus, or check which of prediction and target comes first"
-        return failed(what, where=where(), why=why, fix=fix)
+        return failed(f"a perfect answer costs {best:.4g}, with noise on it only {min(worse):.4g}", where=where())
     bound = probe.lower_bound
     slack = 1e-3 * max(abs(sum(worse) / 5), 1e-3)
     if bound is not None and abs(best - bound) > slack:
         what = f"a perfect answer costs {best:.4g}, the smallest loss there can be is {bound:.4g}"
-        why = "the loss is not that of its prediction: probabilities taken for logits, a wrong axis or a wrong target"
-        fix = "hand raw logits to cross-entropy, and compare along the axis of classes"
-        return failed(what, where=where(), why=why, fix=fix, value=abs(best - bound), limit=slack)
+        return failed(what, where=where(), case="L2-bound", value=abs(best - bound), limit=slack)
     return passed(f"a perfect answer costs {best:.3g}, noise on it {min(worse):.3g} and more")
 
 
@@ -135,17 +120,14 @@ def loss_mask(subject: Subject) -> Finding:
         empty = float(subject.loss_of(system, nothing))
         count = float(system.num_targets(subject.perturbed_batch()))
     if masked > SAME:
-        why, fix = "the model is trained on padding", "multiply by the mask before the sum"
-        return failed("masked targets change the loss", where=where, why=why, fix=fix, value=masked)
+        return failed("masked targets change the loss", where=where, value=masked)
     if kept.any() and counted < SAME:
-        why = "the model is not trained on them"
-        return failed("targets that count do not change the loss", where=where, why=why, fix="check the mask's sign and shape")
+        return failed("targets that count do not change the loss", where=where, case="L3-counted")
     if not math.isfinite(empty) or empty != 0.0:
-        what = f"a batch of masked targets only costs {empty:.4g}"
-        return failed(what, where=where, why="one such part makes the whole step NaN", fix="divide by max(1, number of targets)")
+        return failed(f"a batch of masked targets only costs {empty:.4g}", where=where, case="L3-empty")
     if count != float(kept.sum()):
         what = f"num_targets says {count:g}, the mask keeps {int(kept.sum())}"
-        return failed(what, where=where, why="parts of a step are weighted wrongly", fix="count the mask in num_targets()")
+        return failed(what, where=where, case="L3-number")
     return passed(f"{int(kept.sum())} of {kept.numel()} targets count, and no others")
 
 
@@ -205,17 +187,14 @@ def loss_terms(subject: Subject) -> Finding:
         with _Detached() as detached, critic.register_forward_hook(scores.look) if critic else nullcontext():
             measured = system.update(subject.perturbed_batch(), recorder)
         if line := scores.same_side():
-            what = f"this loss pulls the scores of `{critic_name}` as its own loss does"
-            why, fix = "predictions are trained to be told from what is real", "raise the scores that the critic is to lower"
-            return failed(what, where=line, why=why, fix=fix)
+            return failed(f"this loss pulls the scores of `{critic_name}` as its own loss does", where=line)
         total = torch.stack([loss for loss in recorder.norms.values() if loss.requires_grad]).sum()
         sources = [(n, t, line) for n in subject.declared.terms for out, t, line in detached.found if measured.get(n) is out]
         for name, term, line in sources:
             (weight,) = torch.autograd.grad(total, term, retain_graph=True, allow_unused=True)
             if weight is None or not float(weight.abs()):
                 what = f"`{name}` is reported and is no part of what is minimised (stage {getattr(variant, 'name', variant)})"
-                why, fix = "it moves no parameter: it falls only by accident", "add it to the loss, or give it another name"
-                return failed(what, where=line or subject.loss_line(), why=why, fix=fix)
+                return failed(what, where=line or subject.loss_line(), case="L4-reported")
             grads = torch.autograd.grad(weight * term, params, retain_graph=True, allow_unused=True)
             norms[name] = float(torch.stack([g.norm() for g in grads if g is not None] or [torch.zeros(())]).norm())
         for buffer, value in kept:
@@ -225,9 +204,8 @@ def loss_terms(subject: Subject) -> Finding:
         return skipped("no declared term is reported from a value with a gradient")
     name = min(smallest, key=lambda n: smallest[n])
     if smallest[name] < SHARE:
-        what, why = f"the gradient of `{name}` is {smallest[name]:.1e} of the largest term's", "it does nothing beside the others"
-        where, fix = subject.loss_line(), "raise its weight, or drop it"
-        return failed(what, where=where, why=why, fix=fix, value=smallest[name], limit=SHARE, severity="warn")
+        what = f"the gradient of `{name}` is {smallest[name]:.1e} of the largest term's"
+        return failed(what, where=subject.loss_line(), case="L4-small", value=smallest[name], limit=SHARE, severity="warn")
     return passed(f"{', '.join(smallest)} are minimised; smallest share of the gradient", smallest[name], SHARE)
 
 
@@ -238,11 +216,9 @@ def baselines(subject: Subject) -> Finding:
     found = probe.baselines(probe.batch)
     guess = probe.at_init(probe.batch)
     shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
-    useless = [name for name, value in found.items() if value >= guess * (1 + SAME)]
-    if useless:
+    if useless := [name for name, value in found.items() if value >= guess * (1 + SAME)]:
         what = f"{useless[0]} costs {found[useless[0]]:.3f}, a guess {guess:.3f}"
-        why = "a baseline worse than guessing means that targets are noise or counted wrongly"
-        return failed(what, where=subject.objective_line(), why=why, fix="look at the targets: seedbed check --only D4")
+        return failed(what, where=subject.objective_line())
     return passed(f"to beat: {shown}; a guess costs {guess:.3f}")
 
 
@@ -253,13 +229,10 @@ def noise_level(subject: Subject) -> Finding:
     way = (clean - noise).flatten(1)
     real = ((mixture - noise).flatten(1) * way).sum(1) / way.square().sum(1)
     rest = (mixture - noise).flatten(1) - real[:, None] * way
-    off = max(float((real - level.flatten()).abs().max()), float(rest.abs().max()) / spread(mixture))
-    limit = 1e-6
+    off, limit = max(float((real - level.flatten()).abs().max()), float(rest.abs().max()) / spread(mixture)), 1e-6
     if off > limit:
         what = f"the network is given level {float(level.flatten()[0]):.4f} where the input has {float(real[0]):.4f}"
-        why = "the network learns to undo another corruption than the one in sampling"
-        fix = "use one and the same level for the mixture and the condition, drawn in float32"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=off, limit=limit)
+        return failed(what, where=subject.objective_line(), value=off, limit=limit)
     return passed("declared and real level", off, limit)
 
 

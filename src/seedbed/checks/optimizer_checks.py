@@ -4,7 +4,7 @@ import functools
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -51,21 +51,19 @@ def optimizer_groups(subject: Subject) -> Finding:
     where = source_line(param_groups)
     if missing:
         what = f"{len(missing)} of {len(wanted)} trainable tensors are in no group: {_names(missing)}"
-        return failed(what, where=where, why="they never learn", fix="give every trainable parameter to one optimizer")
+        return failed(what, where=where, case="O1-missing")
     known = {id(p) for p in engine.system.parameters()}
     if strange := [p for o in engine.optimizers.values() for p in o.params if id(p) not in known]:
-        what, why = f"the optimizer holds {len(strange)} tensors that are not the model's", "what is trained is not what is used"
-        return failed(what, where=where, why=why, fix="make the optimizer when the model is complete, from its parameters")
+        what = f"the optimizer holds {len(strange)} tensors that are not the model's"
+        return failed(what, where=where, case="O1-foreign")
     if double:
         what = f"{len(double)} tensors are in more than one group: {_names(double)}"
-        return failed(what, where=where, why="they are moved twice per step", fix="give every parameter to exactly one optimizer")
+        return failed(what, where=where, case="O1-double")
     odd = _odd_kinds(engine) if not subject.unsure else []
     if odd and (other := _twice_as_wide(subject)):  # where a matrix has as many rows as a table by coincidence, it has more there
         odd = [name for name in odd if name in _odd_kinds(other)]
     if odd:
-        why = "an optimizer for hidden matrices, or weight decay, harms embeddings and gains"
-        fix = "declare their kind with seedbed.nn.groups.declare, or correct param_groups"
-        return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, why=why, fix=fix, severity="warn")
+        return failed(f"{len(odd)} tensors in an odd group: {_names(odd)}", where=where, severity="warn")
     return passed(f"{len(wanted)} tensors, each in one of {sum(len(o.groups) for o in engine.optimizers.values())} groups")
 
 
@@ -122,10 +120,10 @@ def weights_move(subject: Subject) -> Finding:
     frozen = [n for n, p in named.items() if not p.requires_grad]
     cut_off = [n for n, p in named.items() if p.requires_grad and n not in reached]
     still = [n for n, p in named.items() if n in reached and torch.equal(p.detach(), before[n])]
-    for names, state, fix in (
-        (still, "get a gradient and do not move", "see that the optimizer holds and steps them, at a rate above 0"),
-        (cut_off, "get no gradient", "look for detach, no_grad or a module that is not called; legitimate ones: Probe.dead"),
-        (frozen, "are frozen (requires_grad=False)", "set requires_grad, or make what shall stay fixed a buffer"),
+    for names, state, case in (
+        (still, "get a gradient and do not move", "O2-still"),
+        (cut_off, "get no gradient", "O2-cut-off"),
+        (frozen, "are frozen (requires_grad=False)", "O2-frozen"),
     ):
         if names:
             what = f"{len(names)} of {len(before)} tensors {state} in {MOST_STEPS} steps: {_names(names)}"
@@ -134,12 +132,11 @@ def weights_move(subject: Subject) -> Finding:
                 where = source_line(type(system).__init__)
             elif names is still:
                 where = source_line(Optimizer.step if id(named[names[0]]) in held else param_groups)
-            why, severity = "this part of the model never learns", subject.unsure if names is frozen else ""
-            return failed(what, where=where, why=why, fix=fix, value=float(len(names)), limit=0.0, severity=severity)
+            severity = subject.unsure if names is frozen else ""
+            return failed(what, where=where, case=case, value=float(len(names)), limit=0.0, severity=severity)
     if idle := _idle_buffer(system, buffers):
         what = f"{idle} stays zero while other buffers of its module change"
-        why, fix = "what it records never happens, or is lost: the code that reads it takes another path", "write it in place"
-        return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))), why=why, fix=fix)
+        return failed(what, where=source_line(type(system.get_submodule(idle.rpartition(".")[0]))))
     return passed(f"all {len(named)} tensors get a gradient and move")
 
 
@@ -163,9 +160,7 @@ def zero_grad(subject: Subject) -> Finding:
     apart = (max(norms) - min(norms)) / max(min(norms), 1e-12)
     if not apart <= ZERO_LIMIT:
         what = f"gradient norms of the same batch at rate 0: {', '.join(f'{n:.3g}' for n in norms)}"
-        why = "gradients add up over steps, or a step at rate 0 changes something: the learning rate is not what you set"
-        fix = "clear gradients after every step; change nothing in the system but through the optimizer"
-        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=apart, limit=ZERO_LIMIT)
+        return failed(what, where=source_line(Engine.apply_gradients), value=apart, limit=ZERO_LIMIT)
     return passed("the same batch gives the same gradient three times", apart, ZERO_LIMIT)
 
 
@@ -187,16 +182,12 @@ def accumulation(subject: Subject) -> Finding:
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
         what = f"{len(split)} unequal parts give another gradient than the whole batch: {apart:.1%} off"
-        why = "short parts count for more: training depends on how a batch is split"
-        fix = "let num_targets count what the loss averages over; the engine weighs parts by it"
         where = source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets)
-        return failed(what, where=where, why=why, fix=fix, value=apart, limit=PARTS_LIMIT)
+        return failed(what, where=where, value=apart, limit=PARTS_LIMIT)
     clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
         what = f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length"
-        why = "clipping does not bound the step: one bad batch can move the weights far"
-        fix = "divide all gradients of an optimizer by max(1, norm / clip) before its step"
-        return failed(what, where=source_line(Engine.apply_gradients), why=why, fix=fix, value=clipped, limit=1e-3)
+        return failed(what, where=source_line(Engine.apply_gradients), case="O4-clip", value=clipped, limit=1e-3)
     return passed("unequal parts give the gradient of the batch; clipping works", apart, PARTS_LIMIT)
 
 
@@ -303,8 +294,7 @@ def declared_rate(schedule: Schedule, progress: float, total: float = math.inf) 
 def lr_schedule(subject: Subject) -> Finding:
     """Steps the real loop over the whole horizon with a constant gradient, and measures how far weights move."""
     job = _ConstantGradientJob(subject)
-    problem = job.standing_still() or job.unlike_the_config(subject) or job.wrong_decay()
-    if problem is not None:
+    if problem := next(job.faults(subject), None):
         return problem
     total = subject.small.steps
     points = sorted({round(i * (total - 1) / 40) for i in range(41)} | {0, 1, 2} & set(range(total)))
@@ -316,12 +306,10 @@ def lr_schedule(subject: Subject) -> Finding:
             error = abs(rate / full - wanted) / max(wanted, 0.01)
             if error > RATE_LIMIT:
                 what = f"{group} moves at {rate / full:.4g} of its rate at step {step + 1} of {total}, declared {wanted:.4g}"
-                why = "the learning rate does not follow its schedule: warm-up, peak or floor is not what you set"
-                fix = "evaluate schedule.multiplier once per update with the progress of the run, for every group"
-                return failed(what, where=job.blame(step, wanted, group), why=why, fix=fix, value=error, limit=RATE_LIMIT)
+                return failed(what, where=job.blame(step, wanted, group), value=error, limit=RATE_LIMIT)
             worst = max(worst, error)
     what = f"{len(points)} steps of {total:,}: every group follows {subject.small.schedule.kind}"
-    return job.wrong_size() or passed(what, worst, RATE_LIMIT)
+    return next(job.wrong_sizes(), None) or passed(what, worst, RATE_LIMIT)
 
 
 class _ConstantGradientJob:
@@ -389,15 +377,10 @@ class _ConstantGradientJob:
             for _, moment in part.tensors():
                 moment.zero_()
 
-    def standing_still(self) -> Finding | None:
-        still = [title for title, moved in self.full_rates.items() if not moved > 0]
-        if not still:
-            return None
-        why, fix = "this group never learns", "give it a learning rate above 0, and step it"
-        return failed(f"{still[0]} does not move at its full rate", where=self.step_of(still[0]), why=why, fix=fix)
-
-    def unlike_the_config(self, subject: Subject) -> Finding | None:
-        """Learning rates and weight decays that no setting names."""
+    def faults(self, subject: Subject) -> Iterator[Finding]:
+        """Groups that do not move, that have rates or decays which no setting names, or that decay otherwise than they say."""
+        for title in (title for title, moved in self.full_rates.items() if not moved > 0):
+            yield failed(f"{title} does not move at its full rate", where=self.step_of(title), case="O5-still")
         optim = subject.small.optim
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
@@ -405,12 +388,8 @@ class _ConstantGradientJob:
             lr *= settings_of(param)[0]
             if not math.isclose(group.lr, lr, rel_tol=1e-6) or group.weight_decay not in (0.0, decay):
                 what = f"{title} has lr {group.lr:g} and decay {group.weight_decay:g}; the config says {lr:g} and {decay:g} or 0"
-                why, fix = "what you set is not what is used", "take lr and decay of every group from config.optim"
-                return failed(what, where=source_line(param_groups), why=why, fix=fix)
-        return None
-
-    def wrong_decay(self) -> Finding | None:
-        """Without a gradient, weights of 1 shrink by lr x decay and by nothing else."""
+                yield failed(what, where=source_line(param_groups), case="O5-config")
+        # Without a gradient, weights of 1 shrink by lr x decay and by nothing else.
         self._forget()
         self.force = 0.0
         shrunk = self._movement(lambda: self._step(0, 1.0), start=1.0)
@@ -421,12 +400,9 @@ class _ConstantGradientJob:
             error = abs(shrunk[title] - wanted)
             if error > max(RATE_LIMIT * wanted, 1e-3 * group.lr, 2e-7):
                 what = f"without a gradient {title} shrinks by {shrunk[title]:.3g} a step; lr x decay is {wanted:.3g}"
-                why = "weight decay is not what you set: it is lost, counted twice, or mixed into the gradient"
-                fix = "decoupled decay: weight <- weight x (1 - lr x decay), once per step"
-                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=RATE_LIMIT * wanted)
-        return None
+                yield failed(what, where=self.step_of(title), case="O5-decay", value=error, limit=RATE_LIMIT * wanted)
 
-    def wrong_size(self) -> Finding | None:
+    def wrong_sizes(self) -> Iterator[Finding]:
         """A constant gradient moves AdamW by lr per element; Muon's step is an orthogonal matrix times its scale."""
         for title, (group, param) in self.groups.items():
             muon = group.kind == "muon"
@@ -434,10 +410,7 @@ class _ConstantGradientJob:
             error, limit = abs(self.full_rates[title] / wanted - 1.0), MUON_LIMIT if muon else RATE_LIMIT
             if error > limit:
                 what = f"{title} moves at {self.full_rates[title] / wanted:.3g} times the rate it was given"
-                why = "eps, clipping or the optimizer itself changes the step: lr means nothing"
-                fix = "lower optim.eps (1e-8), and look at what the optimizer does with lr"
-                return failed(what, where=self.step_of(title), why=why, fix=fix, value=error, limit=limit)
-        return None
+                yield failed(what, where=self.step_of(title), case="O5-size", value=error, limit=limit)
 
 
 # ---- resolution, averages ------------------------------------------------------------------------------------------
@@ -464,12 +437,9 @@ def update_rounding(subject: Subject) -> Finding:
             worst, name = stuck, key
     if worst > STUCK_LIMIT:
         kind = str(dict(system.named_parameters())[name].dtype).removeprefix("torch.")
-        coarse = kind != "float32"
         what = f"{worst:.0%} of {name} ({kind}) did not change although it has a gradient"
-        why = "updates are smaller than the weights' last digit and round away: training stalls silently"
-        fix = "keep weights in float32 and let precision=bf16 cast the arithmetic; or raise the learning rate"
-        where = source_line(type(system).__init__) if coarse else short_runs.owner_line(system, name)
-        return failed(what, where=where, why=why, fix=fix, value=worst, limit=STUCK_LIMIT)
+        where = short_runs.owner_line(system, name) if kind == "float32" else source_line(type(system).__init__)
+        return failed(what, where=where, value=worst, limit=STUCK_LIMIT)
     return passed("updates are larger than the weights' last digit", worst, STUCK_LIMIT)
 
 
@@ -495,21 +465,17 @@ def ema(subject: Subject) -> Finding:
         worst, name = max((worst, name), (error, key))
     if not worst <= AVERAGE_LIMIT:
         what = f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula"
-        why = "evaluations and samples use weights that were never trained"
-        fix = "average <- average + (1 - decay) * (weights - average), once per step, and swap it in for evaluation"
-        return failed(what, where=source_line(type(engine.ema).update), why=why, fix=fix, value=worst, limit=AVERAGE_LIMIT)
+        return failed(what, where=source_line(type(engine.ema).update), value=worst, limit=AVERAGE_LIMIT)
     if name := _lost_in_inference(subject):
-        why, fix = "samples and exports are not of the model that was evaluated", "load the group `ema` over the weights"
         what = f"a saved run is loaded for inference with other values of {name} than evaluations saw"
-        return failed(what, where=source_line(inference_weights.restore), why=why, fix=fix)
+        return failed(what, where=source_line(inference_weights.restore), case="O7-inference")
     half_life, third = math.log(2) / (1.0 - decay), subject.config.steps / 3
     # Runs on random data only measure speed.
     if half_life > third and not short_runs.nothing_to_learn(subject):
         what = f"the average's half-life is {half_life:.0f} steps, the run has {subject.config.steps}"
-        why = "the average never reaches its length, and weighs early and late weights alike"
         fix = f"ema={max(0.0, 1 - 10 / subject.config.steps):.4g} fits this length, or train longer"
         where = subject.preset_line()
-        return failed(what, where=where, why=why, fix=fix, value=half_life, limit=third, severity="warn")
+        return failed(what, where=where, case="O7-length", fix=fix, value=half_life, limit=third, severity="warn")
     return passed("the average follows its formula and fits the run", worst, AVERAGE_LIMIT)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import tomllib
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,32 +19,10 @@ if TYPE_CHECKING:
 
 # The order in which groups run and are shown: cheap ones first, and causes before their consequences.
 GROUPS = "ADMLCOHETVGI"
-# What fails as a consequence of each check's fault, by ids or groups; a cause may follow from another one.
-CONSEQUENCES = {
-    "M3": "M L C O H E T V G I",
-    "M2": "M1 M5 O2 O6 H E T2 V4",
-    "D7": "D2 D8 O4 T2 T4",
-    "D4": "D3 D6 E H V4",
-    "D5": "M1 M5 E H C4",
-    "D2": "V4 E2",
-    "M4": "L1 O4 V3 V4 M1 C1 C3 I1 I2 I6 T3",
-    "C1": "V4 E H I1 I2 M4",
-    "C2": "V4 E H L0 L2 L5 M1",
-    "L0": "M1 L1 L5",
-    "L1": "M1 O4 V2 V3 E H G2",
-    "L2": "E H M1 C2 L5",
-    "L3": "L1 O4 V2 V3 C2",
-    "M1": "H E L5",
-    "M8": "I1 I2 V2",
-    "C6": "O2 M7 E H G2",
-    "O1": "O2 O5 O6 E H M9",
-    "O2": "C6 M7 E H O6 O4",
-    "O3": "O4 E H T2 G2",
-    "O5": "H E O6",
-    "T3": "T2 T4 V1 C6",
-    "V1": "V2 V3 V4 I6 T4",
-    "I1": "I2",
-}
+# What fails as a consequence of each check's fault, by ids or groups.
+CONSEQUENCES: dict[str, str] = tomllib.loads(Path(__file__).with_name("consequences.toml").read_text())
+# Why a failure matters and what to do: by check, and by case (such as D8-ends) where it can fail in several ways.
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text())
 # The check that explains an error inside a method of a recipe; the outermost one counts.
 EXPLAINS = {"evaluate": "V1", "sample": "I6", "export": "I7", "update": "M3", "loss": "M3", "batch": "D7", "locate": "D7"}
 
@@ -102,14 +81,17 @@ def failed(
     what: str,
     *,
     where: str,
-    why: str,
-    fix: str,
+    case: str = "",
+    why: str = "",
+    fix: str = "",
     value: float | None = None,
     limit: float | None = None,
     severity: Severity | Literal[""] = "",
 ) -> Finding:
-    """A failure; `severity` overrides that of the check."""
-    return Finding("", "", "fail", severity, 0.0, what, where, why, fix, value, limit)
+    """A failure; `severity` overrides that of the check. `case` names its words in words.toml, of which `fix` may be given here;
+    without a case and words of its own it gets those of its check."""
+    words = {"why": why, "fix": fix} | (WORDS[case] if case else {})
+    return Finding("", "", "fail", severity, 0.0, what, where, words["why"], words["fix"], value, limit)
 
 
 def explained_by(error: BaseException, own: Path) -> str:

@@ -50,9 +50,8 @@ def control_lag(subject: Subject) -> Finding:
         fix = "integrate it in recorded units"
         where = source_line(found.integrate)
     if problem:
-        why = "the model must predict the past or the future of its controls: keys answer late, wrongly or not at all"
         fix = f"give the network the control of each frame: {fix}"
-        return failed(problem, where=where, why=why, fix=fix, value=found.pose_error)
+        return failed(problem, where=where, case="D1-lag", fix=fix, value=found.pose_error)
     if not found.is_clear:
         return skipped(f"no lag stands out: {found.summary}")
     return passed(found.summary, found.pose_error, POSE_LIMIT)
@@ -142,17 +141,23 @@ def rollouts(subject: Subject) -> Finding:
     elif not where and (name != "training" or "grow" in problem):
         others = [run for way, run in ways.items() if way not in problems] if name != "training" else [lambda: train(1)]
         where = places(only_called_by(subject, ways[name], *others))
-    where = where or source_line(world.windows)
-    why = "what is trained, measured or shown is not a rollout of the model: it will look better or worse than it is"
-    fix = "frame t and control t lead to frame t + 1; a rollout goes on from what was predicted, with the next control"
-    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where, why=why, fix=fix)
+    return failed(f"rollouts of {' and '.join(problems)}: {problem}", where=where or source_line(world.windows))
 
 
 @check("C9", "iteration count", "err", humbatova=(4, 6), needs=("predict",))
 def number_of_iterations(subject: Subject) -> Finding:
     """Training, evaluation and samples call repeated modules as often as the config says; what is read from a memory matters."""
-    if forgotten := _forgotten(subject):
-        return forgotten
+    known, predict = subject.declared.recall or ({}, lambda number, is_other: torch.zeros(1))
+    for number, is_read in known.items():
+        with torch.no_grad():
+            base, other = predict(number, False), predict(number, True)
+        moved, limit = float((base - other).abs().max()) / spread(base), limit_for(base)
+        if is_read != (moved > limit):
+            way = "is read and does not matter" if is_read else "is not read and matters"
+            what = f"entry {number} of the memory {way}: another one moves the prediction by {moved:.2g}"
+            runs = (torch.no_grad()(lambda n=number, other=other: predict(n, other)) for other in (False, True))
+            where = influence_ends_in(subject, *runs) or subject.loss_line()
+            return failed(what, where=where, case="C9-memory", value=moved, limit=limit)
     if subject.declared.calls is None:
         has_memory = subject.declared.recall is not None
         return passed("what is read from the memory matters") if has_memory else skipped("its probe does not declare calls")
@@ -169,27 +174,8 @@ def number_of_iterations(subject: Subject) -> Finding:
     for (name, counts), (module, (first, wanted)) in itertools.product(done.items(), calls.items()):
         if counts[first] and counts[module] != wanted * counts[first]:
             what = f"{name} calls {module} {counts[module] / counts[first]:.3g} times a prediction, the config says {wanted}"
-            why, fix = "what is measured or shown is not the model that is trained", "take the number from the config everywhere"
-            where = evaluation_line(subject) if name == "evaluation" else subject.loss_line()
-            return failed(what, where=where, why=why, fix=fix)
+            return failed(what, where=evaluation_line(subject) if name == "evaluation" else subject.loss_line())
     return passed(f"{', '.join(f'{m} {n} times' for m, (_, n) in calls.items())} in {', '.join(done)}")
-
-
-@torch.no_grad()
-def _forgotten(subject: Subject) -> Finding | None:
-    """An entry of a memory that is read and does not matter, or that matters and is not read."""
-    known, predict = subject.declared.recall or ({}, lambda number, is_other: torch.zeros(1))
-    for number, is_read in known.items():
-        base, other = predict(number, False), predict(number, True)
-        moved, limit = float((base - other).abs().max()) / spread(base), limit_for(base)
-        if is_read != (moved > limit):
-            way = "is read and does not matter" if is_read else "is not read and matters"
-            what = f"entry {number} of the memory {way}: another one moves the prediction by {moved:.2g}"
-            why, fix = "what was written is not what is read", "show the newest entries, as many as were written"
-            runs = (lambda n=number, other=other: predict(n, other) for other in (False, True))
-            where = influence_ends_in(subject, *runs) or subject.loss_line()
-            return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit)
-    return None
 
 
 @contextlib.contextmanager
@@ -226,9 +212,7 @@ def curriculum(subject: Subject) -> Finding:
     elif jump and not problem:
         problem, severity = f"{name} goes from {jump[0]:g} to {jump[1]:g} with a perfect model", "warn"
     if problem:
-        why = "what is reported is not trained, training never leaves its first stage, or a sudden change undoes what was learned"
-        fix = "let data read the stage at every batch; check thresholds, counters that restart, and the order of what is recorded"
-        return failed(problem, where=where, why=why, fix=fix, severity=severity)
+        return failed(problem, where=where, severity=severity)
     return passed(f"{name} {' '.join(f'{s:g}' for s in dict.fromkeys(stages))}", max(b / max(a, 1.0) for a, b in changes), JUMP)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from seedbed import config as configs
 from seedbed import errors
-from seedbed.checks.registry import Check, all_checks, explained_by, failed, fold, skipped
+from seedbed.checks.registry import WORDS, Check, all_checks, explained_by, failed, fold, skipped
 from seedbed.checks.subject import Subject, is_installed, preserve_global_state, short, source_line
 from seedbed.errors import UserError
 from seedbed.recipes import Recipe
@@ -81,7 +81,8 @@ def _run_one(subject: Subject, check: Check, reported: dict[str, str]) -> Findin
         warnings.simplefilter("ignore")
         try:
             found = subject.version(check)
-            return skipped(found) if isinstance(found, str) else found(subject)
+            result = skipped(found) if isinstance(found, str) else found(subject)
+            return replace(result, **WORDS.get(check.id, {})) if result.status == "fail" and not result.why else result
         except Exception as error:
             return _error_result(subject, check, error, reported)
 

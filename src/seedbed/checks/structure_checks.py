@@ -44,19 +44,13 @@ def causality(subject: Subject) -> Finding:
         select = lambda x: x[:, :seen] if x.ndim > 1 and x.shape[1] == length else None  # noqa: E731
         where = subject.first_moved(*runs, select=select) or subject.objective_line()
         what = f"outputs at positions 0-{seen - 1} move by {leak:.2g}x their mean when inputs {half}-{length - 1} change"
-        why = "the model can read its own answer: the loss will look excellent and samples will be noise"
-        fix = 'make attention causal, or declare order="full" if it is meant to see both sides'
-        return failed(what, where=where, why=why, fix=fix, value=leak, limit=limit)
+        return failed(what, where=where, value=leak, limit=limit)
     if probe.order == "full" and float(backward[0]) < CONTROL:
         what = f"the first output moves by {float(backward[0]):.2g} when the last half of the input changes"
-        why = "the model is declared to see both sides and sees one"
-        fix = 'drop the causal mask, or declare order="causal"'
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=float(backward[0]), limit=CONTROL)
+        return failed(what, where=subject.objective_line(), case="C1-one-sided", value=float(backward[0]), limit=CONTROL)
     if min(control, measured) < CONTROL:
         what = f"the last output moves by {control:.2g} when the past changes, later ones by {measured:.2g} when their input does"
-        why = "nothing leaks because nothing flows: the model ignores its context"
-        fix = "check the mask, the residual path and that the inputs reach the blocks"
-        return failed(what, where=subject.objective_line(), why=why, fix=fix, value=min(control, measured), limit=CONTROL)
+        return failed(what, where=subject.objective_line(), case="C1-nothing", value=min(control, measured), limit=CONTROL)
     return passed(f"leak from the future; the past moves the last output by {control:.2g}", leak, limit)
 
 
@@ -90,16 +84,25 @@ def target_leak(subject: Subject) -> Finding:
     changed = {**probe.batch, probe.targets: altered(probe.batch[probe.targets], (slice(None),))}
     moved = float((probe.predict(changed) - base).abs().max()) / spread(base)
     if moved > limit_for(base):
-        why = "the model copies its input: the loss falls to zero and samples are noise"
-        fix = "make the prediction from the inputs alone"
         runs = (lambda: probe.predict(probe.batch), lambda: probe.predict(changed))
-        where = subject.first_moved(*runs) or where
         what = f"predictions move by {moved:.2g} when only the targets change"
-        return failed(what, where=where, why=why, fix=fix, value=moved, limit=limit_for(base))
+        return failed(what, where=subject.first_moved(*runs) or where, value=moved, limit=limit_for(base))
     if ignored := _ignored(probe, base):
-        why, fix = "nothing is learned from it", "let every target contribute to the loss; padding needs its own id"
-        return failed(f"the loss does not see {ignored}", where=where, why=why, fix=fix, severity=subject.unsure)
-    return _follows_rule(subject, probe)
+        return failed(f"the loss does not see {ignored}", where=where, case="C2-ignored", severity=subject.unsure)
+    if probe.rule is None:
+        return passed("predictions do not see the targets")
+    expected, found = probe.rule(probe.batch).double(), probe.batch[probe.targets].double()
+    if expected.shape != found.shape:
+        share = 0.0
+    else:
+        known = ~expected.isnan() & (expected != -1)
+        share = float(((expected - found).abs() < 1e-6)[known].double().mean())
+    if share < RULE:
+        anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
+        what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
+        where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
+        return failed(what, where=where, case="C2-rule", value=share, limit=RULE)
+    return passed("targets that follow the rule", share, RULE)
 
 
 def _ignored(probe: Probe, base: Tensor) -> str:
@@ -126,25 +129,6 @@ def _ignored(probe: Probe, base: Tensor) -> str:
     return ""
 
 
-def _follows_rule(subject: Subject, probe: Probe) -> Finding:
-    if probe.rule is None:
-        return passed("predictions do not see the targets")
-    expected, found = probe.rule(probe.batch).double(), probe.batch[probe.targets].double()
-    if expected.shape != found.shape:
-        share = 0.0
-    else:
-        known = ~expected.isnan() & (expected != -1)
-        share = float(((expected - found).abs() < 1e-6)[known].double().mean())
-    if share < RULE:
-        anew = lambda: capabilities.probe(subject.perturbed(), subject.perturbed_batch())  # noqa: E731
-        what = f"{share:.1%} of the targets follow the rule (shape {tuple(found.shape)}, rule {tuple(expected.shape)})"
-        why = "the model is trained to predict something else than the next item"
-        fix = "inputs are items 0..n-1, targets items 1..n: check both slices"
-        where = made_by(subject, anew, lambda: probe.batch[probe.targets]) or subject.loss_line()
-        return failed(what, where=where, why=why, fix=fix, value=share, limit=RULE)
-    return passed("targets that follow the rule", share, RULE)
-
-
 @check("C3", "conditioning", "err", humbatova=(4, 10), needs=("predict", "inputs"))
 @torch.no_grad()
 def conditioning(subject: Subject) -> Finding:
@@ -159,23 +143,10 @@ def conditioning(subject: Subject) -> Finding:
         effects[name] = float((probe.predict({**probe.batch, name: rolled}) - base).abs().max()) / spread(base)
     if not effects:
         return skipped(f"{', '.join(constant)}: the same in every row")
-    weakest = min(effects, key=lambda name: effects[name])
-    value = effects[weakest]
-    if value < CONTROL:
-        what = f"`{weakest}` of another row moves the prediction by {value:.2g}"
-        why = "this input does not reach the output: the control will be dead"
-        fix = "connect it: follow it from the batch to the first layer that should use it"
-        where = subject.loss_line()
-        return failed(what, where=where, why=why, fix=fix, value=value, limit=CONTROL, severity="err" if value < 1e-9 else "warn")
-    if mixed := _shared_rows(probe):
-        why, fix = "values that should be told apart are mixed up", "give every value rows of its own: id * rows + arange(rows)"
-        return failed(mixed[0], where=mixed[1], why=why, fix=fix)
-    untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
-    return passed("smallest effect of " + ", ".join(effects) + untested, value, CONTROL)
-
-
-def _shared_rows(probe: Probe) -> tuple[str, str] | None:
-    """Two values of a condition that share more rows of an embedding than others do, and the line of the lookup."""
+    effect, weakest = min((effect, name) for name, effect in effects.items())
+    if effect < CONTROL:
+        what = f"`{weakest}` of another row moves the prediction by {effect:.2g}"
+        return failed(what, where=subject.loss_line(), value=effect, limit=CONTROL, severity="err" if effect < 1e-9 else "warn")
     for name in probe.uses:
         value, (low, high) = probe.batch[name], (probe.ranges or {}).get(name, (0, 0))
         if value.is_floating_point() or high - low < 3:
@@ -189,8 +160,9 @@ def _shared_rows(probe: Probe) -> tuple[str, str] | None:
         most, least = max(shared, key=shared.__getitem__), min(shared.values())
         if shared[most] > least:
             what = f"values {most[1]} and {most[0]} of `{name}` share {shared[most]} rows of a table, others {least}"
-            return what, seen.line
-    return None
+            return failed(what, where=seen.line, case="C3-rows")
+    untested = f"; the same in every row: {', '.join(constant)}" if constant else ""
+    return passed("smallest effect of " + ", ".join(effects) + untested, effect, CONTROL)
 
 
 @check("C4", "condition range", "err", humbatova=(10, 14), needs=("predict", "objective", "scalars"))
@@ -208,16 +180,13 @@ def condition_range(subject: Subject) -> Finding:
             grads = torch.autograd.grad(loss, [p for p in subject.perturbed().parameters() if p.requires_grad], allow_unused=True)
             if not torch.isfinite(loss) or not all(torch.isfinite(g).all() for g in grads if g is not None):
                 what = f"loss or gradient is not finite at {name} = {value:.7g}"
-                why = "training will draw it, and one such row makes every weight NaN"
-                fix = "keep divisors and roots away from zero, or narrow the range that is drawn"
-                return failed(what, where=subject.objective_line(), why=why, fix=fix)
+                return failed(what, where=subject.objective_line())
             losses.append(float(loss.detach()))
         peak = max(losses) / max(float(torch.tensor(losses).median()), 1e-12)
         worst = max(worst, peak)
         if peak > PEAK:
             what = f"the loss at one {name} is {peak:.2g} times the median"
-            why, fix = "a few rows own the gradient", "weight the loss by level"
-            return failed(what, where=subject.objective_line(), why=why, fix=fix, value=peak, limit=PEAK)
+            return failed(what, where=subject.objective_line(), case="C4-peak", value=peak, limit=PEAK)
     return passed(f"finite over {', '.join(probe.scalars)}; largest loss against the median", worst, PEAK)
 
 
@@ -230,14 +199,11 @@ def patches(subject: Subject) -> Finding:
     tokens, other = patchify(x, patch), x.clone()
     other[:, :, 2 * patch, 3 * patch] += 1.0  # patch 13 in raster order
     moved = (patchify(other, patch) != tokens).any(-1).any(0).nonzero().flatten().tolist()
-    what, where = "", source_line(patchify)
     if not torch.equal(back(tokens, patch, height, width), x):
-        what, where = f"an image of {height}x{width} does not come back from its {tokens.shape[1]} tokens", source_line(back)
-    elif moved != [13]:
-        what = f"a pixel of patch 13 in raster order is in tokens {moved}"
-    if what:
-        why = "the model sees a scrambled image, or its samples are: stripes and shuffled squares"
-        return failed(what, where=where, why=why, fix="rows of the grid, then columns; undo the axes in the order of the split")
+        what = f"an image of {height}x{width} does not come back from its {tokens.shape[1]} tokens"
+        return failed(what, where=source_line(back))
+    if moved != [13]:
+        return failed(f"a pixel of patch 13 in raster order is in tokens {moved}", where=source_line(patchify))
     return passed(f"images of {height}x{width} come back; one pixel is in one token")
 
 
@@ -264,10 +230,8 @@ def gradient_check(subject: Subject) -> Finding:
         what = f"the loss changes by {measured:.4g} where the gradient gives {computed:.4g}{guilty}"
         # Where most of them are wrong, it is the loss that loses gradients.
         where = subject.module_init_line(system, names[0]) if 0 < len(names) <= len(params) / 2 else subject.objective_line()
-        why = "part of the model gets no gradient and will not learn"
-        fix = "look for detach(), no_grad, .data, in-place writes or a custom backward"
         # A note on a model of others: it may be meant, and O2 names what gets no gradient at all.
-        return failed(what, where=where, why=why, fix=fix, value=off, limit=limit, severity=subject.unsure)
+        return failed(what, where=where, value=off, limit=limit, severity=subject.unsure)
     return passed("measured against computed slope" + (f"; {frozen} frozen" if frozen else ""), off, limit)
 
 
