@@ -1,6 +1,6 @@
 """What a recipe declares so that checks can test it: pure functions, roles of inputs, and expected values."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -154,6 +154,9 @@ class Probe:
     own_scores: Callable[[Path], Mapping[str, tuple[float, float, float]]] | None = None
     """Metrics of held-out items that are scored as samples, with files in a folder: what each is, what it must be, and what it is
     for noise."""
+    definitions: Mapping[str, Callable[[], Iterable[tuple]]] | None = None
+    """The recipe's own formulas, written a second time: by place (data, model, objective, evaluation, inference), tuples of what
+    it is, its functions, what they give, what they must, and the largest difference relative to that, if not 1e-4."""
     chance: tuple[str, Mapping[str, float]] | None = None
     """The module whose output are logits, and the probability that a metric counts a sample as right when they are random."""
 

@@ -53,7 +53,10 @@ def build_probe(system: EnergySystem, batch: Batch) -> Probe:
             seen.append(run_steps(contexts, counter_BT[: len(tokens_BT), t : t + 1]))
         return torch.cat(seen, 1)
 
+    from seedbed.recipes.ebt import definitions
+
     return Probe(
+        definitions=definitions.of(system),
         batch={"inputs": batch["tokens"][:, :-1], "targets": batch["tokens"][:, 1:], "counters": counter_BT},
         predict=lambda b: run_steps(model.encode_context(b["inputs"]), b["counters"][:, : b["inputs"].shape[1]]),
         objective=lambda z_BTKV, b: torch.stack([cross_entropy(z, b["targets"]) for z in z_BTKV.unbind(2)]).mean(),

@@ -30,7 +30,10 @@ def build_probe(system: Flow, batch: Batch) -> Probe:
         return patchify(x_BCHW, patch)
 
     opened = {"patches": rows(seen["input"]), "velocity": rows(seen["velocity"]), "time": seen["time"], "class": seen["class"]}
+    from seedbed.recipes.flow import definitions
+
     return Probe(
+        definitions=definitions.of(system),
         batch=opened,
         predict=lambda b: rows(system.run(_image(system, b["patches"]), b["time"], b["class"])),
         objective=lambda y_BNK, b: _score(system, y_BNK, b),

@@ -26,7 +26,10 @@ def build_probe(system: GPT, batch: dict[str, Tensor]) -> Probe:
     engine = EvalEngine(system, system.config, batch["tokens"].device)
     with torch.no_grad():
         inputs_BT, targets_BT, *_ = _given_to(model, lambda: system.loss(batch, engine))
+    from seedbed.recipes.gpt import definitions
+
     return Probe(
+        definitions={"model": lambda: definitions.model(system)},
         batch={"inputs": inputs_BT, "targets": targets_BT},
         predict=lambda b: _logits(model, b["inputs"], b["targets"]),
         objective=lambda logits_BTV, b: _score(model, logits_BTV, b["targets"]),

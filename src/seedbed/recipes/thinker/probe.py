@@ -44,12 +44,15 @@ def build_probe(system: ThinkerSystem, batch: Batch) -> Probe:
     dead = ("model.start.latent",) if 0 < loss.backprop_steps < num_steps else ()
     ranges = {name: (0.0, float(shape.vocab - 1)) for name in ("x", "y")}
     ranges["length"] = (1.0, float(task.length))
-    known = {
+    from seedbed.recipes.thinker import definitions
+
+    known: dict[str, Any] = {
         "ranges": ranges,
         "lower_bound": 0.0,
         "held": lambda: held_loss(system, batch, (num_latents, num_steps)),
         "dead": dead,
         "constant": ("length",),
+        "definitions": definitions.of(system),
     }
     recall = _recall(system, batch, num_latents, num_steps) if model.num_memory else None
     probe = Probe(batch=batch, predict=predict, objective=objective, recall=recall, **known, **_stages(system))

@@ -79,10 +79,13 @@ def open_probe(system: World, batch: Batch) -> Probe:
 
 def common_facts(system: Emulator, batch: Batch) -> dict[str, Any]:
     """What holds for every kind of network; a perfect one follows its controls without errors."""
+    from seedbed.recipes.world import definitions
+
     level_HW3 = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).expand(-1, -1, -1, 3)
     is_staged = len(system.variants(system.config.steps)) > 1
     learned = {"free_l1": 0.01, "gap": 1.0, "listens": 10.0, "free_4": 40.0}
     return {
+        "definitions": definitions.of(system, batch),
         "quantise": (to_float(level_HW3), {"the memory of play": remembered, "the rollouts of training": kept}),
         "held": lambda: held_loss(system, batch),
         "alignment": lambda data: alignment(system, data),

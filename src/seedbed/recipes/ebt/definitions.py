@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.recipes.ebt import evaluate, objective, optimize
+from seedbed.recipes.ebt import evaluate, generate, objective, optimize
 from seedbed.train.engine import EvalEngine
 
 if TYPE_CHECKING:
@@ -20,9 +21,14 @@ if TYPE_CHECKING:
 NUM, STEPS = 4096, (1, 2, 4)
 
 
+def of(system: EnergySystem) -> dict[str, Callable[[], Iterator[tuple]]]:
+    parts = {"objective": loss, "model": model, "data": data, "evaluation": metrics, "inference": samples}
+    return {place: lambda part=part: part(system) for place, part in parts.items()}
+
+
 def loss(system: EnergySystem) -> Iterator[tuple]:
     """One step of gradient descent, in probabilities and in logits, and what training draws at random."""
-    rng, num = torch.Generator().manual_seed(1), len(STEPS)
+    rng = torch.Generator().manual_seed(1)
     z, grad = (torch.randn(2, 3, 5, generator=rng, dtype=torch.float64) for _ in range(2))
     with torch.enable_grad():
         free = z.clone().requires_grad_()
@@ -39,41 +45,27 @@ def loss(system: EnergySystem) -> Iterator[tuple]:
         step = optimize.optimize_step(model, contexts[1], z, 0, 0.3, space)
         yield f"step in the space {space}", optimize.optimize_step, step.z_BTV, wanted
     seen.clear()
-    ends = [step.z_BTV for step in optimize.optimize(model, contexts[3], z, num + 2, 0.5, "mirror")]
+    ends = [step.z_BTV for step in optimize.optimize(model, contexts[3], z, 5, 0.5, "mirror")]
     yield "contexts and landscapes of the steps", (optimize.optimize_step, optimize.optimize), seen, [0, 11, 22, 22, 22]
-    yield "prediction after all steps", optimize.optimize, ends[-1], z - 0.5 * (num + 2) * grad
+    yield "prediction after all steps", optimize.optimize, ends[-1], z - 2.5 * grad
     ratio, counter_BT = max(system.mcmc.random_alpha, 2.0), torch.arange(NUM)[:, None]
     sizes = objective.step_sizes(replace(system.mcmc, random_alpha=ratio), torch.tensor(3.0), 1, counter_BT) / 3.0
     found, wanted = [sizes.min(), sizes.mean(), sizes.max()], [1.0 / ratio, (1.0 / ratio + ratio) / 2, ratio]
     yield "smallest, mean and largest random step size", objective.step_sizes, found, wanted, 0.05
     noisy = replace(system.mcmc, langevin_noise=0.7, backprop_through="all")
     moves = [objective.add_langevin_noise(torch.zeros(()), counter_BT, n, noisy, system.noise) for n in range(2)]
-    yield "standard deviation of the Langevin noise", objective.add_langevin_noise, moves[0].std(), 0.7, 0.05
-    yield "correlation of the noise of two steps", objective.add_langevin_noise, 1.0 + (moves[0] * moves[1]).mean(), 1.0, 0.1
-    start = optimize.initial_predictions(system.noise, system.mcmc, counter_BT, 2, torch.float32)
-    std = float(system.mcmc.initial_condition == "normal")
-    yield "standard deviation of initial predictions", optimize.initial_predictions, 1.0 + start.std(), 1.0 + std, 0.05
+    found = [moves[0].std() / 0.7, 1.0 + (moves[0] * moves[1]).mean()]
+    yield "spread of the Langevin noise, and what two steps share", objective.add_langevin_noise, found, [1.0, 1.0], 0.1
 
 
 def model(system: EnergySystem) -> Iterator[tuple]:
-    """Every prediction attends to the tokens so far and to itself; the gradient is that of its energy."""
-    from seedbed.recipes.ebt.model import EnergyModel, two_stream_attention
+    """A prediction stands one place after its last token."""
+    from seedbed.recipes.ebt.model import EnergyModel
 
-    rng, num, width = torch.Generator().manual_seed(2), 4, 6
-    q, k, v, real_k, real_v = (torch.randn(2, num, width, generator=rng) for _ in range(5))
-    mask_TS, wanted = torch.full((num, num), -torch.inf).triu(1), torch.zeros_like(q)
-    for t in range(num):
-        keys, values = (torch.cat((real[:, : t + 1], own[:, t : t + 1]), 1) for real, own in ((real_k, k), (real_v, v)))
-        share = (keys @ q[:, t, :, None] / width**0.5).softmax(1)
-        wanted[:, t] = (share * values).sum(1)
-    yield "attention of predictions", two_stream_attention, two_stream_attention(q, k, v, real_k, real_v, mask_TS), wanted
-    tokens_BT, vocab = torch.arange(12).view(2, 6) % system.model.vocab, system.model.vocab
-    context, z_BTV = system.model.encode_context(tokens_BT)[0], torch.randn(2, 6, vocab, generator=rng)
-    with torch.no_grad():
-        p_BTV, grad_BTV, _ = system.model(z_BTV, context, 0)
-        turn_BTV = p_BTV * torch.randn(2, 6, vocab, generator=rng)
-        ahead, behind = (system.model.energy(p_BTV + sign * 0.01 * turn_BTV, context, 0) for sign in (1.0, -1.0))
-    yield "slope of the energy", EnergyModel.forward, (grad_BTV * turn_BTV).sum(-1), (ahead - behind) / 0.02, 0.05
+    context = system.model.encode_context(torch.arange(12).view(2, 6) % system.model.vocab)[0]
+    positions_T, falls = torch.arange(6) + 1 + system.model.num_prefix, torch.arange(half := system.model.head_dim // 2) / half
+    wanted = (positions_T[:, None, None] * system.config.model.rope_base**-falls).cos()
+    yield "angles of predictions, one after their last token", EnergyModel.encode_context, context.rope[0], wanted
 
 
 def data(system: EnergySystem) -> Iterator[tuple]:
@@ -108,5 +100,23 @@ def metrics(system: EnergySystem) -> Iterator[tuple]:
     yield "energies after each number of steps", evaluate.measure, energy_NKP.mean((0, 2)), torch.tensor(STEPS) * -alpha
     yield "nats in the curves", evaluate.measure, nats_NKP.mean((0, 2)), torch.stack(wanted)
     yield "nats after each number of steps", evaluate.nats_by_steps, quick, torch.stack(wanted)
-    x_P = torch.tensor([3.0, 1.0, 4.0, 1.5, 9.0])
-    yield "rank correlation", evaluate.rank_correlation, evaluate.rank_correlation(x_P, -x_P.exp()), -1.0
+    nats_NKP = torch.rand(2, len({*evaluate.STEPS, mcmc.num_steps}), 5, generator=torch.Generator().manual_seed(3)).double()
+    at = sorted({*evaluate.STEPS, mcmc.num_steps}).index(mcmc.num_steps)
+    with patch.multiple(evaluate, measure=lambda *given: (nats_NKP, -nats_NKP), first_energy=lambda *given: 1.0):
+        found = evaluate.curve(system, source, 2)
+    one, other = nats_NKP[:, at]
+    wanted = {"lowest energy": one.maximum(other), "at random": (one + other) / 2, "oracle": one.minimum(other)}
+    wanted["average of all"] = -((-one).exp() / 2 + (-other).exp() / 2).log()
+    for name, value in wanted.items():
+        yield f"nats of two predictions, {name}", evaluate.curve, found["by_starts"][name], [one.mean(), value.mean()]
+    found, wanted = [*found["nats"], found["gap"], found["rank_correlation"]], [*nats_NKP.mean((0, 2)), 1.0 + one.mean(), -1.0]
+    yield "curves, gap and rank correlation", (evaluate.curve, evaluate.rank_correlation), found, wanted
+
+
+def samples(system: EnergySystem) -> Iterator[tuple]:
+    """Every prediction of every row and place has its own beginning."""
+    if system.mcmc.initial_condition == "normal":
+        decoder: Any = SimpleNamespace(history_BN=torch.zeros(2, 4))
+        initial = generate.InitialPredictions(system, decoder, generate.OptimizeOptions(1), 5)
+        found = torch.cat([initial.at(torch.full((2, 1), at), n) for at in (1, 2) for n in (0, 1, 2)])
+        yield "initial predictions that differ", generate.InitialPredictions.at, len(found.flatten(0, 1).unique(dim=0)), 12

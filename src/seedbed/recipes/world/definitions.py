@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from seedbed.recipes.world import metrics, player
+from seedbed.recipes.world import evaluate, metrics, player
 from seedbed.recipes.world.curriculum import Curriculum
 from seedbed.recipes.world.data import CounterNoise, WindowSource
-from seedbed.recipes.world.memory import POSE, Memory, to_float
+from seedbed.recipes.world.memory import POSE, Layout, Memory, to_float
 from seedbed.recipes.world.model import TAPS, WorldNet, transport
 from seedbed.recipes.world.objective import HIDDEN_NOISE, TrainingNoise, open_window, rows_of
 from seedbed.recipes.world.presets import NEVER
-from seedbed.recipes.world.radiance_field import flat_poses
+from seedbed.recipes.world.radiance_field import DENSITY_SCALE, flat_poses, ray_weights
 from seedbed.recipes.world.recording.recording import CLIP, scale_actions
 from seedbed.train.player import RECORDING
 
@@ -31,25 +31,27 @@ if TYPE_CHECKING:
 Batch = dict[str, Tensor]
 
 
+def of(system: Emulator, batch: Batch) -> dict[str, Callable[[], Iterator[tuple]]]:
+    parts = {"data": data, "model": model, "evaluation": scores, "inference": play}
+    return {place: lambda part=part: part(system) for place, part in parts.items()} | {"objective": lambda: loss(system, batch)}
+
+
 def data(system: Emulator) -> Iterator[tuple]:
-    """Controls in units of their axes, and every array of a window from the same rows of the recording."""
+    """Controls in units of their axes, the newest frames in a memory, and all arrays of a window from the same rows."""
     recording, source, axes = system.data.recording, system.data.train, system.data.recording.axes
     assert isinstance(source, WindowSource)
     share_T1, scale_A = np.array([[-1.7], [0.5], [9.0]]), np.array([axis.scale for axis in axes])
     raw_TA = (share_T1 + np.array([axis.is_time for axis in axes])) * scale_A
     yield "scaled controls", scale_actions, scale_actions(raw_TA, axes), share_T1.clip(-CLIP, CLIP).repeat(len(axes), 1).tolist()
-    rows = np.arange(source.low, source.low + min(64, len(source.arrays["action"])))
-    parts = {"frames": recording.frames_THWC[rows], "action": scale_actions(recording.actions_TA[rows], axes)}
-    parts |= {POSE: flat_poses(recording)[rows]} if POSE in source.arrays else {}
+    frame_BT = torch.arange(9.0).expand(2, 9)[:, :, None, None, None].expand(2, 9, 3, 4, 4) / 8.0 - 1.0
+    kept = Memory.start(frame_BT, Layout(((1, 2), (4, 5)))).kept
+    found = [kept[name][0, ::3, 0, 0] for name in ("m1", "m4")]
+    yield "frames of a memory", Memory.start, torch.cat(found), [n / 8.0 - 1.0 for n in (7, 8, 4, 5, 6, 7, 8)], 0.02
+    part = slice(source.low, source.low + 8)
+    parts = {"frames": recording.frames_THWC[part], "action": scale_actions(recording.actions_TA[part], axes)}
+    parts |= {POSE: flat_poses(recording)[part]} if POSE in source.arrays else {}
     for name in parts.keys() & source.arrays.keys():
-        yield (
-            f"{name} of the windows",
-            WindowSource.__init__,
-            torch.tensor(source.arrays[name][: len(rows)]),
-            parts[name].tolist(),
-        )
-    for name, read in zip(("frames", "action"), source.read(rows[1:2], 3, torch.device("cpu")), strict=True):
-        yield f"{name} that evaluation reads", WindowSource.read, read[0], parts[name][1:4].tolist()
+        yield f"{name} of the windows", WindowSource.__init__, source.arrays[name][:8].tolist(), parts[name].tolist()
 
 
 def loss(system: Emulator, batch: Batch) -> Iterator[tuple]:
@@ -73,6 +75,10 @@ def loss(system: Emulator, batch: Batch) -> Iterator[tuple]:
 
 def model(system: Emulator) -> Iterator[tuple]:
     """Transport by kernels of one tap: the image moves by as many strides along its rows, then its columns."""
+    density_BD11 = torch.linspace(-1.0, 3.0, 8).view(2, 4, 1, 1)
+    passes_BD = (-DENSITY_SCALE * 0.1 * F.softplus(density_BD11 - 1.0)).exp()[..., 0, 0]
+    wanted = [[float(row_D[:n].prod() * (1.0 - row_D[n])) for n in range(4)] for row_D in passes_BD]
+    yield "weights of a ray's samples", ray_weights, ray_weights(density_BD11, torch.full((4, 1, 1), 0.1))[0][..., 0, 0], wanted
     net: Any = getattr(system, "net", None)
     strides = net.strides if isinstance(net, WorldNet) else ()
     x = torch.randn(1, 3, 2 * (size := 12), 2 * size, generator=torch.Generator().manual_seed(1))
@@ -88,17 +94,36 @@ def model(system: Emulator) -> Iterator[tuple]:
 
 
 def scores(system: Emulator) -> Iterator[tuple]:
-    """Metrics of images with known differences, and of rollouts that run ahead of the truth by one level a frame."""
-    a, b = 100 / 255, 110 / 255
-    one, two = (torch.full((1, 3, 16, 16), 2.0 * share - 1.0) for share in (a, b))
+    """Metrics of images with known differences, and of rollouts of a network that adds its controls to the last frame."""
+    one, two = (torch.full((1, 3, 16, 16), level / 127.5 - 1.0) for level in (100, 110))
     yield "PSNR of 10 levels", metrics.psnr, metrics.psnr(two, one), [20.0 * math.log10(25.5)], 1e-3
-    wanted = [1.0 - (2.0 * a * b + 1e-4) / (a * a + b * b + 1e-4)]
-    yield "1 - SSIM of flat images", metrics.dissimilarity, metrics.dissimilarity(one, two), wanted, 0.02
     ramp = torch.linspace(-1, 1, 16).expand(1, 3, 16, 16)
     yield "sharpness of two ramps", metrics.sharpness, metrics.sharpness(torch.cat((ramp, ramp.mT))), [2.0 / 15.0] * 2
-    x = F.avg_pool2d(torch.randn(1, 3, 36, 36, generator=torch.Generator().manual_seed(2)), 5, 1)
-    found = metrics.shift(x, x.roll((2, -3), (2, 3)))
-    yield "shift to the left and down", metrics.shift, found.round(), [[-3.0, 2.0]]
+    source, before = system.data.valid, system.layout.num_frames
+    horizon = source.available_horizon(before, evaluate.QUICK_HORIZON)
+    start_N = source.windows(evaluate.NUM_QUICK["cpu"], before, horizon)
+    frames, action = source.read(start_N, before + horizon, torch.device("cpu"))
+    true, mean = to_float(frames), torch.from_numpy(system.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0
+    step = lambda frame, action_BA: metrics.quantise(frame + 0.02 * action_BA.sum(1)[:, None, None, None])  # noqa: E731
+    free, other, errors, wanted = true[:, before - 1], true[:, before - 1], [], {}
+    for n in range(1, horizon + 1):
+        target, action_BA = true[:, before - 1 + n], action[:, before - 2 + n]
+        forced, free = step(true[:, before - 2 + n], action_BA), step(free, action_BA)
+        errors.append((free - target).abs().mean())
+        if n == min(evaluate.NEAR, horizon):
+            wanted["gap"] = errors[-1] / (forced - target).abs().mean()
+        if n in (1, 4, 16):
+            for name, shown in {"free": free, "copy": true[:, before - 1], "mean": mean.expand_as(target)}.items():
+                wanted[f"{name}_{n}"] = metrics.psnr(shown, target).mean()
+        other = step(other, action_BA.roll(1, 0))
+        if n == (4 if horizon >= 4 else 1):
+            wanted["listens"] = metrics.psnr(free, target).mean() - metrics.psnr(other, target).mean()
+    wanted["free_l1"] = torch.stack(errors[len(errors) // 2 :]).mean()
+    predict = lambda memory, action_BA, *rest: step(memory.last, action_BA)  # noqa: E731
+    with patch.object(system, "predict_frame", predict):
+        found = evaluate.quick(system, source)
+    for name, value in wanted.items():
+        yield f"{name} of an evaluation", evaluate.quick, found[name], value, 1e-3
 
 
 def play(system: Emulator) -> Iterator[tuple]:
@@ -109,8 +134,9 @@ def play(system: Emulator) -> Iterator[tuple]:
         shown = WorldPlayer(system, "torch")
     recording, steps = system.data.recording, 3
     seeds = [n for n, at in enumerate(shown.starts) if all(recording.holds(int(at) + step) for step in range(1, steps + 2))]
-    predict = lambda memory, action_BA, index_B, turn, level=0.0: (memory.last + 0.01 * action_BA.sum()).clamp(-1, 1)  # noqa: E731
+    predict = lambda memory, action_BA, index_B, turn, level=0.0: (memory.last + 0.01 * action_BA.sum() + level).clamp(-1, 1)  # noqa: E731
     rollout: Any = WorldRollout(shown)
+    rollout.level = 0.1
     for seed in seeds[:1]:
         at = int(shown.starts[seed])
         scaled_TA = torch.from_numpy(scale_actions(recording.actions_TA[at : at + steps], recording.axes))
@@ -122,7 +148,7 @@ def play(system: Emulator) -> Iterator[tuple]:
             keeper.begin(rollout)
             for step in range(steps):
                 action_1A = scaled_TA[step : step + 1]
-                memory = system.advance(memory, action_1A, predict(memory, action_1A, None, 0))
+                memory = system.advance(memory, action_1A, predict(memory, action_1A, None, 0, 0.1))
                 if not rollout.step(np.full(len(recording.axes), 7.0, np.float32)):
                     return
                 keeper.add(rollout)
