@@ -40,6 +40,7 @@ NUM_PAIRED = 8  # rows among which entries of items are looked for
 # Long windows of large images: fewer of them, so that a check takes seconds.
 FEW_DRAWS, DRAWN_BYTES, BATCH_BYTES = 256, 1 << 27, 1 << 26
 WALK = 1_000_000
+FAR = 1_000_003  # a counter beyond any period that a mistake may have
 
 
 @check("D2", "data split", "err", humbatova=(1, 11))
@@ -232,6 +233,10 @@ def _impurities(subject: Subject, feed: Feed, again: Feed, mapped: Feed) -> Iter
     mapped.load(0)
     if not _equal(mapped.part(0), copy):
         yield "the same items differ when they are read through the memory map", source_line(Feed.load)
+    again.load(FAR)
+    is_counter = "index" in copy and torch.equal(copy["index"], torch.arange(ROWS)) and not subject.config.limit.train
+    if is_counter and not torch.equal(again.part(0)["index"], FAR + torch.arange(ROWS)):
+        yield "`index` is not the counter of the items: what follows from it, such as noise, comes again", batch
     one = subject.feed(subject.data.train, 1)
     one.load(2)
     if not _equal(one.part(0), take_rows(copy, slice(2, 3))):

@@ -29,6 +29,8 @@ from seedbed.train.job import Job
 
 MEMORY_SHARE = 0.92
 STOP, END = 3, 6
+# Seeds, and steps of each, whose variants are compared: drawn from two, all of them agree by chance once in 1e9.
+NUM_SEEDS, MANY_STEPS = 4, 32
 _NO_TOOLS = ("every.log=1", "every.eval=0", "every.sample=0", "every.save=0", "steps=12")
 
 
@@ -169,6 +171,9 @@ def randomness(subject: Subject) -> Finding:
         return failed(f"all rows of a batch draw the same {shared!r}", where=where, case="T3-rows")
     if again := _key_used_twice(subject):
         return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], case="T3-keys")
+    if _drawn_once(subject):
+        what = "what a step computes (its variant) depends on the seed, and is the same in all steps of a run"
+        return failed(what, where=source_line(type(system).variant), case="T3-step")
     return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 
@@ -184,6 +189,16 @@ def _key_used_twice(subject: Subject) -> str:
                 return f"{seen[key].partition(';')[0]} and {place}"
             seen[key] = place
     return ""
+
+
+def _drawn_once(subject: Subject) -> bool:
+    """Whether a part of the step's variant differs between seeds, but not between the steps of one."""
+    seen = []
+    for seed in range(NUM_SEEDS):
+        system = subject.recipe.build(override(subject.small, [f"seed={seed}"]), subject.data)
+        found = (system.variant(step, subject.small.steps) for step in range(MANY_STEPS))
+        seen.append([{*part} for part in zip(*(v if isinstance(v, tuple) else (v,) for v in found), strict=True)])
+    return any(all(len(one) == 1 for one in part) and len(set().union(*part)) > 1 for part in zip(*seen, strict=True))
 
 
 def _shared_noise(system: Any, batch: Any) -> str:
@@ -258,7 +273,7 @@ def _roll_back_problem(subject: Subject) -> str:
         take_steps(job, 1)
         saving.save(job)
         take_steps(job, 2)
-        spoiled = job.counter
+        spoiled, job.incidents.num_rollbacks = job.counter, 2
         with torch.no_grad():
             for tensor in (t for group in job.engine.tensors().values() for t in group.values()):
                 tensor.fill_(float("nan") if tensor.is_floating_point() else 0)
@@ -266,6 +281,10 @@ def _roll_back_problem(subject: Subject) -> str:
         name = short_runs.first_difference(kept, short_runs.named_tensors(job.engine))
     if name or job.step != 2:
         return f"after a roll-back {name or f'the step is {job.step}, not 2: it'} is not what the best checkpoint holds"
+    if job.incidents.num_rollbacks != 2:
+        return (
+            f"after a roll-back the run counts {job.incidents.num_rollbacks} of 2: one that diverges again and again never stops"
+        )
     if job.counter != spoiled:
         return f"after a roll-back the next item is {job.counter}, inside the stretch up to {spoiled} that spoiled the run"
     return ""

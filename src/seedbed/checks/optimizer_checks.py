@@ -172,18 +172,21 @@ def accumulation(subject: Subject) -> Finding:
     # Parts of unequal size: weighting by parts instead of targets shows.
     rows = [slice(stride * first, stride * last) for first, last in ((0, 9), (9, 11), (11, 16), (16, 20))]
     split = [take_rows(batch, r) for r in rows]
-    whole, parts = _gradient(subject, [batch]), _gradient(subject, split)
-    summed = _weighted_sum(subject, split)
+    (whole, loss), (parts, reported) = _gradient(subject, [batch]), _gradient(subject, split)
+    summed, loss_of_parts = _weighted_sum(subject, split)
     # A batch that cannot be sharded, as the recipe declares, changes when it is split.
     mixes = subject.declared.mixes_rows or single_rank_reason(subject.perturbed())
-    if mixes or _apart(whole, _gradient(subject, [batch], step=1)) > 1e-6:
+    if mixes or _apart(whole, _gradient(subject, [batch], step=1)[0]) > 1e-6:
         # Parts draw other noise than the batch, or legitimately use other rows: compare with the parts' weighted sum.
-        whole = summed
+        whole, loss = summed, loss_of_parts
     apart = _apart(whole, parts)
     if not apart <= PARTS_LIMIT:
         what = f"{len(split)} unequal parts give another gradient than the whole batch: {apart:.1%} off"
         where = source_line(Engine.step if _apart(summed, parts) > PARTS_LIMIT else type(subject.perturbed()).num_targets)
         return failed(what, where=where, value=apart, limit=PARTS_LIMIT)
+    if not abs(reported - loss) <= PARTS_LIMIT * max(abs(loss), 1e-6):
+        what = f"{len(split)} unequal parts report a loss of {reported:.6g}, their mean over targets is {loss:.6g}"
+        return failed(what, where=source_line(Engine.step), case="O4-reported", value=abs(reported - loss), limit=PARTS_LIMIT)
     clipped = _clip_error(subject, batch, float(_norm(whole)))
     if not clipped <= 1e-3:
         what = f"with clip set to half the gradient's norm, what reaches the optimizer is {clipped:.0%} off that length"
@@ -197,25 +200,27 @@ def _engine_for(subject: Subject, num_parts: int, clip: float) -> Engine:
     return engine
 
 
-def _gradient(subject: Subject, parts: list[Batch], step: int = 0) -> dict[str, Tensor]:
+def _gradient(subject: Subject, parts: list[Batch], step: int = 0) -> tuple[dict[str, Tensor], float]:
+    """The gradients of one step, and the loss that it reports."""
     engine = _engine_for(subject, len(parts), clip=0.0)
     with short_runs.gradients(engine.system) as seen:
         engine.begin(step, 1.0 / subject.small.steps, 0.0)
-        engine.step(lambda k: parts[k])
-    return dict(seen)
+        measured = engine.step(lambda k: parts[k])
+    return dict(seen), float(measured["loss"])
 
 
-def _weighted_sum(subject: Subject, parts: list[Batch]) -> dict[str, Tensor]:
-    """The parts' gradients weighted by their targets, with the random numbers that each gets in one step."""
+def _weighted_sum(subject: Subject, parts: list[Batch]) -> tuple[dict[str, Tensor], float]:
+    """The parts' gradients and losses weighted by their targets, with the random numbers that each gets in one step."""
     system = subject.fresh_system()
     recorder = Recorder(system, subject.small, CPU)
     recorder.variant = system.variant(0, subject.small.steps)
     recorder.seed_step(0)
     counts = torch.tensor([float(system.num_targets(part)) for part in parts])
+    loss = 0.0
     for part, share in zip(parts, counts / counts.sum().clamp_min(1.0), strict=True):
-        system.update(part, recorder)
+        loss += float(system.update(part, recorder)["loss"] * share)
         (torch.stack(list(recorder.norms.values())).sum() * share).backward()
-    return {n: p.grad for n, p in system.named_parameters() if p.grad is not None}
+    return {n: p.grad for n, p in system.named_parameters() if p.grad is not None}, loss
 
 
 def _norm(grads: dict[str, Tensor]) -> Tensor:
@@ -466,9 +471,9 @@ def ema(subject: Subject) -> Finding:
     if not worst <= AVERAGE_LIMIT:
         what = f"after 3 steps the average of {name} that evaluation sees is {worst:.1%} off its formula"
         return failed(what, where=source_line(type(engine.ema).update), value=worst, limit=AVERAGE_LIMIT)
-    if name := _lost_in_inference(subject):
-        what = f"a saved run is loaded for inference with other values of {name} than evaluations saw"
-        return failed(what, where=source_line(inference_weights.restore), case="O7-inference")
+    if lost := _lost_in_inference(subject):
+        what = f"a saved run is loaded for inference with other values of {lost[0]} than evaluations saw"
+        return failed(what, where=lost[1], case="O7-inference")
     half_life, third = math.log(2) / (1.0 - decay), subject.config.steps / 3
     # Runs on random data only measure speed.
     if half_life > third and not short_runs.nothing_to_learn(subject):
@@ -479,8 +484,8 @@ def ema(subject: Subject) -> Finding:
     return passed("the average follows its formula and fits the run", worst, AVERAGE_LIMIT)
 
 
-def _lost_in_inference(subject: Subject) -> str:
-    """The first parameter that a checkpoint, loaded for inference, does not restore to its average; empty when there is none."""
+def _lost_in_inference(subject: Subject) -> tuple[str, str] | None:
+    """The first parameter that a checkpoint, loaded for inference, does not restore to its average, and where it is lost."""
     with tempfile.TemporaryDirectory() as scratch:
         job = new_job(subject, folder=Path(scratch))
         assert job.engine.ema is not None
@@ -492,4 +497,8 @@ def _lost_in_inference(subject: Subject) -> str:
         other = EvalEngine(subject.fresh_system(subject.config.seed + 1), job.config, CPU)
         inference_weights.restore(other, saved)
     live = dict(other.system.named_parameters())
-    return next((name for name, shadow in job.engine.ema.shadow.items() if not torch.equal(live[name], shadow)), "")
+    for name, shadow in job.engine.ema.shadow.items():
+        if not torch.equal(live[name], shadow):
+            is_saved = torch.equal(saved.tensors.get("ema", live)[name], shadow)
+            return name, source_line(inference_weights.restore if is_saved else Engine.tensors)
+    return None
