@@ -1,5 +1,6 @@
 """Checks of definitions: what code computes against a second, plain implementation, of shared parts and of the recipe's own."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -11,11 +12,14 @@ from seedbed.checks.calls import places
 from seedbed.checks.registry import check, failed, passed, skipped
 from seedbed.checks.runner import source_line_of_error
 from seedbed.checks.subject import PERTURBATION, Subject, add_noise, source_line, spread
+from seedbed.config import Config, override
+from seedbed.errors import UserError
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 
 # Largest difference of two ways to compute one number, relative to its size. Measured in float32: at most 2e-6.
 SAME = 1e-4
+DEPTH = 4
 # Place, id, title, categories and summary of each check.
 FAMILY = (
     ("data", "D9", "data formulas", (1, 3), "Random numbers, items and splits are those of their definitions."),
@@ -43,12 +47,20 @@ def definitions(subject: Subject, place: str) -> Iterator[tuple]:
     """Those of a place: of parts that recipes share, and what is declared; in evaluation mode, with noise on the weights."""
     from seedbed.checks.definitions import SHARED
 
-    system = subject.fresh_system().eval()
+    system = subject.recipe.build(_deeper(subject), subject.data).eval()
     add_noise(system, PERTURBATION)  # outputs that start at zero would hide what leads to them
     yield from SHARED[place](subject, system) if place in SHARED and not subject.unsure else ()  # not of other people's models
     probe = capabilities.probe(system.eval(), subject.batch())
     own = probe.definitions if probe is not None and probe.definitions else {}
     yield from own[place]() if place in own else ()
+
+
+def _deeper(subject: Subject) -> Config:
+    """The small config with up to four layers: fewer do not show in which order something passes over layers."""
+    full, small = subject.shrunk.get("model.depth", (0, 0))
+    with contextlib.suppress(UserError):
+        return override(subject.small, [f"model.depth={max(small, min(full, DEPTH))}"]) if full else subject.small
+    return subject.small
 
 
 def compare_all(subject: Subject, place: str) -> Finding:

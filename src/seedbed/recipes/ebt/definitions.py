@@ -52,6 +52,11 @@ def loss(system: EnergySystem) -> Iterator[tuple]:
     sizes = objective.step_sizes(replace(system.mcmc, random_alpha=ratio), torch.tensor(3.0), 1, counter_BT) / 3.0
     found, wanted = [sizes.min(), sizes.mean(), sizes.max()], [1.0 / ratio, (1.0 / ratio + ratio) / 2, ratio]
     yield "smallest, mean and largest random step size", objective.step_sizes, found, wanted, 0.05
+    with torch.enable_grad():
+        size_N, pull_N = torch.zeros(4).requires_grad_(), torch.tensor([-3.0, -0.5, 0.5, 3.0])
+        (found,) = torch.autograd.grad((optimize.SeparateClip.apply(size_N) * pull_N).sum(), size_N)
+    clipped = optimize.SeparateClip.SCALE * pull_N.clamp(-1.0, 1.0)
+    yield "gradient of a step size", optimize.SeparateClip.backward, found, clipped
     noisy = replace(system.mcmc, langevin_noise=0.7, backprop_through="all")
     moves = [objective.add_langevin_noise(torch.zeros(()), counter_BT, n, noisy, system.noise) for n in range(2)]
     found = [moves[0].std() / 0.7, 1.0 + (moves[0] * moves[1]).mean()]

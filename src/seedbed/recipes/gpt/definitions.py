@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 def model(system: GPT) -> Iterator[tuple]:
     """Every block adds its attention and its feed-forward to the stream; late blocks also add the input of an early one."""
     net, config = system.model, system.config.model
+    if config.positions not in ("rope", "learned", "none"):
+        return  # an encoding of somebody's own
     tokens_BT = torch.arange(2 * net.block).view(2, -1) * 7 % net.vocab
     x_BTC, half, early = net.embed(tokens_BT), config.width // config.heads // 2, []
     angle_T1D = torch.arange(net.block)[:, None, None] * config.rope_base ** (-torch.arange(half) / half)

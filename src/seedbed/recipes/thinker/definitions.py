@@ -58,7 +58,7 @@ def loss(system: ThinkerSystem) -> Iterator[tuple]:
         table, rows = settings_tensors(config, 1, steps.high, CPU), system.program.rows(steps.high)
         found = draw_settings(table, torch.tensor(0), steps.high, None, torch.tensor(steps.high)).weight_T
         asked = {steps.high} if config.loss.steps == "last" else {*steps.values()}
-        raw = [float(config.loss.base) ** (t + 1) * rows[t][OUTPUT] * (t + 1 in asked) for t in range(steps.high)]
+        raw = [float(config.loss.base) ** (t + 1 - steps.high) * rows[t][OUTPUT] * (t + 1 in asked) for t in range(steps.high)]
         yield "weights of the steps", (settings_tensors, draw_settings), found, [value / sum(raw) for value in raw]
     logits = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(1))
     y, learn, weight_S = torch.arange(12).view(3, 4) % 6, torch.arange(12).view(3, 4) % 5 != 0, torch.tensor([0.3, 0.7])

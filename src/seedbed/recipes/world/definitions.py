@@ -15,10 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from seedbed.recipes.world import evaluate, metrics, player
+from seedbed.recipes.world.critic import Critic, critic_loss
 from seedbed.recipes.world.curriculum import Curriculum
 from seedbed.recipes.world.data import CounterNoise, WindowSource
 from seedbed.recipes.world.memory import POSE, Layout, Memory, to_float
-from seedbed.recipes.world.model import TAPS, WorldNet, transport
+from seedbed.recipes.world.model import STILL, TAPS, WorldNet, hold_still, transport
 from seedbed.recipes.world.objective import HIDDEN_NOISE, TrainingNoise, open_window, rows_of
 from seedbed.recipes.world.presets import NEVER
 from seedbed.recipes.world.radiance_field import DENSITY_SCALE, flat_poses, ray_weights
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from seedbed.recipes.world.emulator import Emulator
 
 Batch = dict[str, Tensor]
+NUM = 64
 
 
 def of(system: Emulator, batch: Batch) -> dict[str, Callable[[], Iterator[tuple]]]:
@@ -64,13 +66,32 @@ def loss(system: Emulator, batch: Batch) -> Iterator[tuple]:
     yield "noise in the memory", code, std_B[used], (given_B + HIDDEN_NOISE)[used], 0.3
     own = 1.0 + torch.stack(noise.levels(open_window(rows_of(batch), system.layout, len(given_B))))
     yield "noise in rollouts of the model's own frames", TrainingNoise.levels, own, torch.ones_like(own)
+    one, other = (system.own_noise(torch.arange(NUM), turn).flatten(1) for turn in (1, 2))
+    found = [one.std(), 1.0 + (one * other).mean(), 1.0 + (one[1:] * one[:-1]).mean()]
+    yield "spread of the own noise, and what two frames and two windows share", CounterNoise.forward, found, [1.0] * 3, 0.1
     stages, seen = Curriculum(replace(system.config.model, closed=0.0, adversarial=NEVER, rollout=64)), list[int]()
     for gap in (1.0, 1.0, 1.0, 1.0, 9.0):
         stages.measured(gap, 9.0, 1.0, 40.0)
         seen += [stages.stage(step, 100).length for step in range(3)]
     yield "lengths of rollouts after evaluations", Curriculum.stage, seen, [n for n in (4, 16, 64, 64, 16) for _ in range(3)]
+    yield from _penalties()
     level_B = 1.0 + system.noise_table.level(torch.arange(4096), 0.5)
     yield "range of the levels", CounterNoise.level, [level_B.min(), level_B.mean(), level_B.max()], [1.0, 1.25, 1.5], 0.02
+
+
+def _penalties() -> Iterator[tuple]:
+    """The critic's loss with its penalties, by double backward."""
+    critic, rng, gamma = Critic(2, 2, 1.0), torch.Generator().manual_seed(2), 0.7
+    for param in critic.parameters():
+        param.data = 0.3 * torch.randn(param.shape, generator=rng)
+    both, memory, action = (torch.randn(6, *shape, generator=rng) for shape in ((3, 8, 8), (6, 8, 8), (2,)))
+    memory, action = memory[:3].repeat(2, 1, 1, 1), action[:3].repeat(2, 1)
+    found = critic_loss(critic, both[:3], both[3:], memory[:3], action[:3], gamma)["loss_critic"]
+    score_B = critic(both.requires_grad_(), memory, action)
+    (slope,) = torch.autograd.grad(score_B.sum(), both, create_graph=True)
+    wanted = F.softplus(score_B[3:] - score_B[:3]).mean() + 0.5 * gamma * slope.square().sum() / 3
+    grads = [torch.cat([g.flatten() for g in torch.autograd.grad(one, [*critic.parameters()])]) for one in (found, wanted)]
+    yield "gradient of the critic's loss with its penalties", critic_loss, *grads, 1e-3
 
 
 def model(system: Emulator) -> Iterator[tuple]:
@@ -80,6 +101,14 @@ def model(system: Emulator) -> Iterator[tuple]:
     wanted = [[float(row_D[:n].prod() * (1.0 - row_D[n])) for n in range(4)] for row_D in passes_BD]
     yield "weights of a ray's samples", ray_weights, ray_weights(density_BD11, torch.full((4, 1, 1), 0.1))[0][..., 0, 0], wanted
     net: Any = getattr(system, "net", None)
+    memory, share_B = {"m1": torch.linspace(-1.0, 1.0, 54).view(3, 18, 1, 1)}, torch.tensor([0.0, 0.5, 1.0])
+    shown = hold_still(torch.zeros(3, 3, 1, 1), memory, share_B[:, None] * STILL)[..., 0, 0]
+    yield (
+        "last frame where nothing moves, half of it, none",
+        hold_still,
+        shown,
+        memory["m1"][:, -3:, 0, 0] * (1 - share_B)[:, None],
+    )
     strides = net.strides if isinstance(net, WorldNet) else ()
     x = torch.randn(1, 3, 2 * (size := 12), 2 * size, generator=torch.Generator().manual_seed(1))
     weights, at, row, column = torch.zeros(1, 2 * TAPS * len(strides), size, size), torch.arange(2 * size), 0, 0
@@ -102,7 +131,9 @@ def scores(system: Emulator) -> Iterator[tuple]:
     source, before = system.data.valid, system.layout.num_frames
     horizon = source.available_horizon(before, evaluate.QUICK_HORIZON)
     start_N = source.windows(evaluate.NUM_QUICK["cpu"], before, horizon)
-    frames, action = source.read(start_N, before + horizon, torch.device("cpu"))
+    recording, rows_BT = system.data.recording, start_N[:, None] + np.arange(before + horizon)
+    frames = torch.from_numpy(np.ascontiguousarray(recording.frames_THWC[rows_BT]))
+    action = torch.from_numpy(scale_actions(recording.actions_TA[rows_BT], recording.axes))
     true, mean = to_float(frames), torch.from_numpy(system.data.mean_frame).movedim(-1, 0) / 127.5 - 1.0
     step = lambda frame, action_BA: metrics.quantise(frame + 0.02 * action_BA.sum(1)[:, None, None, None])  # noqa: E731
     free, other, errors, wanted = true[:, before - 1], true[:, before - 1], [], {}
@@ -123,7 +154,7 @@ def scores(system: Emulator) -> Iterator[tuple]:
     with patch.object(system, "predict_frame", predict):
         found = evaluate.quick(system, source)
     for name, value in wanted.items():
-        yield f"{name} of an evaluation", evaluate.quick, found[name], value, 1e-3
+        yield f"{name} of an evaluation", (evaluate.quick, WindowSource.read), found[name], value, 1e-3
 
 
 def play(system: Emulator) -> Iterator[tuple]:
