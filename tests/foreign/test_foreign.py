@@ -18,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
-from planted_faults import FAULTS, LIGHTNING, MISSED, Fault
+from planted_faults import FAULTS, LIGHTNING, Fault
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from valid_models import ZOO
@@ -116,10 +116,8 @@ def is_quick(fault: Fault) -> bool:
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, id=f"{f.script}: {f.name}", marks=[] if is_quick(f) else pytest.mark.slow) for f in FAULTS]
 )
-def test_planted_fault_is_named_in_the_users_file(fault: Fault, tmp_path: Path, request: pytest.FixtureRequest):
+def test_planted_fault_is_named_in_the_users_file(fault: Fault, tmp_path: Path):
     needs_package(fault.script)
-    if fault.name in MISSED:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="no check finds it"))
     text = (SCRIPTS / f"{fault.script}.py").read_text()
     assert text.count(fault.old) == 1
     path = tmp_path / f"{fault.script}.py"
@@ -130,10 +128,8 @@ def test_planted_fault_is_named_in_the_users_file(fault: Fault, tmp_path: Path, 
     assert all(finding.what and finding.why and finding.fix for finding in found)
 
 
-def test_planted_faults_are_enough_and_most_are_found():
-    names = {fault.name for fault in FAULTS}
-    assert len(FAULTS) >= 30 and names >= MISSED
-    assert len(MISSED) <= 0.2 * len(FAULTS)
+def test_planted_faults_are_enough():
+    assert len({fault.name for fault in FAULTS}) >= 30, "each is found by the test above, not only four of five"
 
 
 @pytest.mark.parametrize("script", [pytest.param(s, marks=pytest.mark.slow) for s in BUGS])

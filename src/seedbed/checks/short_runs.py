@@ -163,7 +163,8 @@ def continue_run(subject: Subject, trace: ShortRun, num_steps: int) -> ShortRun:
         measured = take_step(subject, engine, subject.batch(step, rows), step, trace.rate * ramp(step))
         trace.losses.append(float(measured["loss"]))
         if before:
-            trace.ratios += [_ratio(p, old) for p, old in zip(matrices(engine.system), before, strict=True)]
+            pairs = zip(matrices(engine.system), before, strict=True)
+            trace.ratios += [float((p.detach() - old).norm() / old.norm().clamp_min(1e-12)) for p, old in pairs]
         if not math.isfinite(trace.losses[-1]):
             break
     trace.held_out = list(zip(trace.initial_losses, _held_out_losses(subject, engine.system), strict=True))
@@ -186,8 +187,8 @@ def real_run(subject: Subject, more_seed: int = 0) -> ShortRun:
     return subject.once(f"short_runs.real {more_seed}", lambda: train(subject, more_seed=more_seed))
 
 
-def low_lr_run(subject: Subject, more_seed: int = 0) -> ShortRun:
-    return subject.once(f"short_runs.slow {more_seed}", lambda: train(subject, 0.1, more_seed=more_seed))
+def slow_run(subject: Subject, share: float, more_seed: int) -> ShortRun:
+    return subject.once(f"short_runs.slow {share} {more_seed}", lambda: train(subject, share, more_seed=more_seed))
 
 
 def on_every_seed(find: Callable[[int], Finding], others: tuple[int, ...] = (1, 2)) -> Finding:
@@ -260,10 +261,6 @@ def _held_out_losses(subject: Subject, system: System) -> list[float]:
 def matrices(system: nn.Module) -> list[nn.Parameter]:
     """Trainable tensors with at least two axes."""
     return [p for p in system.parameters() if p.requires_grad and p.ndim >= 2]
-
-
-def _ratio(now: Tensor, before: Tensor) -> float:
-    return float((now.detach() - before).norm() / before.norm().clamp_min(1e-12))
 
 
 @contextlib.contextmanager
