@@ -6,9 +6,6 @@ MLP, CNN, RNN, VAE, DIFFUSION, GAN = "mlp_classifier", "cnn_batchnorm", "rnn_lan
 REGRESSION, GPT2, BERT, T5, LIGHTNING = "regression", "hf_gpt2", "hf_bert", "hf_t5", "lightning_module"
 
 
-# Found by no check: at 3.0 and at a tenth of it the model ends at the same plateau, which a short run cannot tell from a start.
-
-
 @dataclass(frozen=True)
 class Fault:
     """`old`, which stands in the script exactly once, becomes `new`."""
