@@ -31,7 +31,6 @@ from seedbed.errors import UserError
 from seedbed.report.findings import Finding
 from seedbed.train import capabilities
 from seedbed.train.engine import Engine
-from seedbed.train.probe import Probe
 from seedbed.train.system import Request, System
 
 # Train against evaluation loss, float32: clean at most 3e-7.
@@ -223,9 +222,10 @@ def shuffled_inputs(subject: Subject) -> Finding:
     try:
         trace.engine.seed_step(0)  # the noise that was learned with the batch
         probe = probe_of(system, subject.batch(0))
+        others = ((), (probe.inputs,), (probe.inputs, "index"))  # entries that are another row's, in the prediction only
         with torch.no_grad():
-            own = float(probe.objective(probe.predict(probe.batch), probe.batch))
-            other, noisy = (_with_others(probe, names) for names in ((probe.inputs,), (probe.inputs, "index")))
+            swaps = ({n: probe.batch[n].roll(1, 0) for n in names if n in probe.batch} for names in others)
+            own, other, noisy = (float(probe.objective(probe.predict(probe.batch | swap), probe.batch)) for swap in swaps)
     finally:
         system.train(was)
     # An initial loss far above chance halves without anything being learned.
@@ -239,12 +239,6 @@ def shuffled_inputs(subject: Subject) -> Finding:
         what = f"memorised rows score {own:.3g} with their own inputs and {other:.3g} with another row's"
         return failed(what, where=subject.loss_line(), value=kept, limit=LEAK_LIMIT, severity=subject.unsure)
     return passed(f"own inputs {own:.3g}, another row's {other:.3g}", kept, LEAK_LIMIT)
-
-
-def _with_others(probe: Probe, names: tuple[str, ...]) -> float:
-    """The loss when these entries are another row's, in the prediction only."""
-    swapped = {**probe.batch, **{name: probe.batch[name].roll(1, 0) for name in names if name in probe.batch}}
-    return float(probe.objective(probe.predict(swapped), probe.batch))
 
 
 @dataclass

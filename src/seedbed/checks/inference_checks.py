@@ -26,7 +26,7 @@ from seedbed.report.findings import Finding
 from seedbed.train import capabilities, exports, inference_weights
 from seedbed.train.engine import Engine, EvalEngine
 from seedbed.train.probe import OdeSampler
-from seedbed.train.system import Request, Sample, System
+from seedbed.train.system import Request, System
 
 # Cached against full forward, relative to the mean output: sound 1e-15 in float64, 4e-7 in float32.
 CACHE_LIMIT = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -75,9 +75,11 @@ def kv_cache(subject: Subject) -> Finding:
     return failed(problem, where=where or source_line(type(system).sample), value=worst, limit=limit)
 
 
-def _sample(engine: Engine, folder: Path, **options: Any) -> Sample:
-    with engine.evaluating():
-        return engine.system.sample(Request(folder, options), engine)
+def _sample(engine: Engine, **options: Any) -> list[Any]:
+    """The text of a sample, and what is in its files."""
+    with tempfile.TemporaryDirectory() as folder, engine.evaluating():
+        sample = engine.system.sample(Request(Path(folder), options), engine)
+        return [sample.text, *(path.read_bytes() for path in sample.files)]
 
 
 @check("I2", "sampling parity", "err", humbatova=(10,), needs=("inputs", "decode"))
@@ -97,18 +99,15 @@ def sampling_parity(subject: Subject) -> Finding:
     if not wanted:
         return skipped("no prompt survives decoding and encoding")
     # A model that starts from noise must start from that of training.
-    same_noise = {"seed": subject.small.seed} if "seed" in sample_options(engine) else {}
-    with tempfile.TemporaryDirectory() as scratch:
-
-        def continue_all() -> None:
-            options = {"tokens": NUM_TOKENS, "temperature": 0.0, **same_noise}
-            found.extend(_sample(engine, Path(scratch), prompt=p, **options).text for p, _ in wanted)
-
-        found: list[str] = []
-        try:
-            where = used_only_by(subject, continue_all, any_file=True) or source_line(type(system).sample)
-        except UserError as error:
-            return skipped(f"the recipe does not continue a prompt: {error}")
+    options = {"tokens": NUM_TOKENS, "temperature": 0.0} | (
+        {"seed": subject.small.seed} if "seed" in sample_options(engine) else {}
+    )
+    found: list[str] = []
+    continue_all = lambda: found.extend(_sample(engine, prompt=prompt, **options)[0] for prompt, _ in wanted)  # noqa: E731
+    try:
+        where = used_only_by(subject, continue_all, any_file=True) or source_line(type(system).sample)
+    except UserError as error:
+        return skipped(f"the recipe does not continue a prompt: {error}")
     for shown, (_, expected) in zip(found, wanted, strict=True):
         if shown.startswith(expected):
             continue
@@ -125,9 +124,9 @@ def _typed_inputs(subject: Subject, engine: Engine) -> Finding:
     probe = probe_of(engine.system, batch)
     for row in batch[probe.inputs]:
         prompt = probe.decode(row)
-        with tempfile.TemporaryDirectory() as scratch, Integers() as seen:
+        with Integers() as seen:
             try:
-                where = used_only_by(subject, lambda prompt=prompt: _sample(engine, Path(scratch), prompt=prompt))
+                where = used_only_by(subject, lambda prompt=prompt: _sample(engine, prompt=prompt))
             except UserError as error:
                 return skipped(f"the recipe does not take a prompt: {error}")
         alike = [v.flatten() for v in seen.tensors if v.numel() == row.numel()]
@@ -212,18 +211,17 @@ def eval_mode(subject: Subject) -> Finding:
             state = "in training mode" if system.training else "with gradients on"
             return failed(f"evaluation runs {state}", where=source_line(inspect.unwrap(Engine.evaluating)), case="I6-training")
     try:
-        with tempfile.TemporaryDirectory() as scratch:
-            where = used_only_by(subject, lambda: _sample(engine, Path(scratch), **options)) or source_line(type(system).sample)
+        where = used_only_by(subject, lambda: _sample(engine, **options)) or source_line(type(system).sample)
     except UserError as error:
         return skipped(str(error))
     shown = []
-    with tempfile.TemporaryDirectory() as scratch, register_module_forward_pre_hook(look):
+    with register_module_forward_pre_hook(look):
         for seed in (1, 2):
             advance_global_rng(seed)
-            shown.append(_fingerprint(_sample(engine, Path(scratch) / str(seed), **options)))
-        if "seed" in known and shown[0] == _fingerprint(_sample(engine, Path(scratch) / "3", **options, seed=2)):
+            shown.append(_sample(engine, **options))
+        if "seed" in known and shown[0] == _sample(engine, **options, seed=2):
             troubles.append("another seed gives the same sample")
-        troubles += _option_problems(subject, engine, known, Path(scratch) / "4")
+        troubles += _option_problems(subject, engine, known)
     if shown[0] != shown[1]:
         troubles.append("two samples of the same weights and options differ")
     changed = next((n for n, t in (*system.named_parameters(), *system.named_buffers()) if not torch.equal(t, before[n])), "")
@@ -233,7 +231,7 @@ def eval_mode(subject: Subject) -> Finding:
         troubles.append("sampling leaves the system in evaluation mode")
     if troubles:
         return failed(troubles[0], where=where)
-    if not shown[0]:
+    if not any(shown[0]):
         return skipped("the recipe shows no samples")
     return passed("samples are made in evaluation mode, without a graph, and repeat")
 
@@ -249,14 +247,14 @@ def mode_problem(module: torch.nn.Module, names: dict[int, str]) -> str:
     return f"{name} builds a graph" if is_kept else ""
 
 
-def _option_problems(subject: Subject, engine: Engine, known: dict[str, Any], folder: Path) -> list[str]:
+def _option_problems(subject: Subject, engine: Engine, known: dict[str, Any]) -> list[str]:
     """What the options of sampling do otherwise than they say."""
     found, system = [], engine.system
     if "temperature" in known:
         few = {**short_options(engine), "temperature": 1.0}
-        greedy = _fingerprint(_sample(engine, folder, **{**few, "temperature": 0.0}))
+        greedy = _sample(engine, **{**few, "temperature": 0.0})
         for name, value in (("temperature", 1e-5), ("top_k", 1), ("top_p", 1e-9)):
-            if name in known and _fingerprint(_sample(engine, folder, **{**few, name: value})) != greedy:
+            if name in known and _sample(engine, **{**few, name: value}) != greedy:
                 found.append(f"{name}={value:g} does not take the likeliest token, as temperature=0 does")
     if isinstance(system, capabilities.Completing):
         with engine.evaluating():
@@ -269,10 +267,6 @@ def _option_problems(subject: Subject, engine: Engine, known: dict[str, Any], fo
         found += [f"what {name} is to lower rises at {name}={worse[0]:g}"] if worse else []
         found += [f"{name} has no effect"] if torch.equal(first, last) else []
     return found
-
-
-def _fingerprint(sample: Sample) -> list[Any]:
-    return [x for x in (sample.text, *(path.read_bytes() for path in sample.files)) if x]
 
 
 @check("I7", "export", "err", humbatova=(8,))
