@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from faults.patching import check
+from faults.patching import check, edited
 
 from seedbed.checks import runner
 from seedbed.checks.definition_checks import FAMILY, compare
@@ -34,7 +34,7 @@ CASES = [
     ("ebt/demo", "model.mcmc.space=logit", "model.mcmc.replay_buffer=32"),
     ("world/demo", "data.frames=600", "model.kind=edm", "model.pyramid=true"),
 ]
-DEFINED = {"gpt": "D9 M10 O8 V9 I9", "flow": "D9 M10 L7 O8 V9 I9", "world": "D9 M10 L7 O8 V9 I9", "ebt": "D9 M10 L7 O8 V9 I9"}
+DEFINED = {"gpt": "D9 M10 O8 T8 V9 I9", "thinker": "D9 M10 L7 O8 T8 V9"}
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -43,7 +43,34 @@ def test_definitions_hold(case: tuple[str, ...], seed: int):
     findings = check(*case, f"seed={seed}", only=IDS).findings
     assert [f.lines(case[0]) for f in findings if f.status == "fail"] == []
     tested = {f.id for f in findings if f.status == "pass"}
-    assert tested >= {*DEFINED.get(case[0].partition("/")[0], "D9 M10 L7 O8 V9").split()}
+    assert tested >= {*DEFINED.get(case[0].partition("/")[0], "D9 M10 L7 O8 T8 V9 I9").split()}
+
+
+LOOP = {
+    "reporting": ("else value < job.best)", "else value > job.best)"),
+    "rollback": ("[0] < 50", "[0] < 500"),
+    "guard": ("if above > 0.0 and loss > self.limit():", "if above < 0.0 and loss > self.limit():"),
+}
+
+
+@pytest.mark.parametrize("name", LOOP)
+def test_loop_that_judges_otherwise_is_named(name: str):
+    with edited(f"seedbed/train/{name}.py", *LOOP[name]):
+        (finding,) = check("gpt/demo", only=["T8"]).findings
+    assert finding.status == "fail" and f"train/{name}.py" in finding.where and finding.why and finding.fix
+
+
+LAWFUL = [
+    ("gpt/demo", "optim.lr=1e-7", "optim.muon_lr=1e-7"),  # rounding of the weights is as large as a step
+    ("gpt/demo", "model.drop_path=0.9"),  # few branches are kept: their mean is far from that of evaluation
+    ("gpt/demo", "model.width=60", "model.heads=4", "model.positions=none"),  # heads of an odd width have no pairs to turn
+    ("thinker/demo", "model.loss.base=10", "model.n_step=400"),
+]
+
+
+@pytest.mark.parametrize("case", LAWFUL, ids=" ".join)
+def test_unusual_settings_violate_no_definition(case: tuple[str, ...]):
+    assert [f.lines(case[0]) for f in check(*case, only=IDS).findings if f.status == "fail"] == []
 
 
 def test_compare_is_relative_and_sees_shapes_and_missing_numbers():

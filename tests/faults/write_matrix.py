@@ -60,7 +60,7 @@ BEFORE = Path(__file__).with_name("blind_before.json")
 UNSEEN_BEFORE = Path(__file__).with_name("unseen_before.json")
 # The same of the last list, with the checks of definitions and before any was changed for it.
 FRESH_BEFORE = Path(__file__).with_name("fresh_before.json")
-DEFINED = ("D9", "M10", "L7", "O8", "V9", "I9")
+DEFINED = ("D9", "M10", "L7", "O8", "T8", "V9", "I9")
 LATER = """
 ## Faults of later lists
 

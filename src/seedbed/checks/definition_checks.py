@@ -26,6 +26,7 @@ FAMILY = (
     ("model", "M10", "layer formulas", (4, 5, 14), "Layers, and how they are joined, give what a plain implementation gives."),
     ("objective", "L7", "loss formulas", (9,), "Losses, weights, noise, times and stages are those of their definitions."),
     ("optimizer", "O8", "optimizer step", (12,), "Three steps on random gradients move weights as the formula in float64 does."),
+    ("loop", "T8", "loop formulas", (6,), "Incidents, spikes and the best evaluation are judged as they are defined."),
     ("evaluation", "V9", "metric formulas", (11,), "With known predictions, evaluation reports what follows from them."),
     ("inference", "I9", "sample formulas", (10, 11), "Generation and play read, draw and write what they were asked for."),
 )  # fmt: skip

@@ -6,14 +6,18 @@ B batch, T time, C width, V vocabulary.
 
 import contextlib
 import math
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from seedbed.checks.small_jobs import new_job
 from seedbed.checks.subject import CPU, Subject, spread
+from seedbed.config import Guard
 from seedbed.data.image_source import ImageSource, to_bytes, to_float
 from seedbed.data.text import TextData, text_metrics
 from seedbed.data.tokenise import commit
@@ -22,10 +26,11 @@ from seedbed.nn.decoding import Sampling, pick
 from seedbed.nn.init import rows_of
 from seedbed.nn.layers import EPS, MLP, QK_SCALE, Attention, LayerNorm, RMSNorm, rope_table
 from seedbed.nn.likeliest import only_likeliest
-from seedbed.train import capabilities
+from seedbed.train import capabilities, checkpoint, reporting, rollback
 from seedbed.train.engine import Engine
+from seedbed.train.guard import Incidents, SpikeWatch
 from seedbed.train.optim import MUON_COEFFICIENTS, AdamW, Muon
-from seedbed.train.system import System
+from seedbed.train.system import System, maximized
 
 NUM_DRAWN, NUM_BLOCKS, NUM_BRANCHES, NUM_IMAGES = 20_000, 4, 256, 64
 # Standard errors that the mean of random branches may be off.
@@ -185,6 +190,32 @@ def _orthogonal(x_MC: Tensor, rows: tuple[int, ...]) -> Tensor:
     return torch.cat(found)
 
 
+# ---- loop ----------------------------------------------------------------------------------------------------------------
+
+
+def loop(subject: Subject, system: System) -> Iterator[tuple]:
+    """Answers to steps that are not finite and to spikes, spikes of a noisy curve, and the best of three evaluations."""
+    guard, words = Guard(max_skips=2, max_rollbacks=2), ("warn", "skip", "rollback", "stop")
+    incidents, near, far = (Incidents(guard) for _ in range(3))
+    answers = [words.index(rollback.answer_to_nonfinite(incidents)) for _ in range(9)]
+    yield "answers to nine steps: skip 1, roll back 2, stop 3", rollback.answer_to_nonfinite, answers, [1, 1, 2] * 2 + [1, 1, 3]
+    spikes = ((near, 10), (near, 20), (near, 30), (far, 10), (far, 90), (far, 170))
+    answers = [words.index(rollback.answer_to_spike(*spike)) for spike in spikes]
+    yield "answers to three spikes near each other, and to three far apart", rollback.answer_to_spike, answers, [0, 0, 2, 0, 0, 0]
+    watch, noise = SpikeWatch(guard), torch.randn(400, generator=torch.Generator().manual_seed(7))
+    seen = torch.tensor([watch.spikes(loss) for loss in (*(3.0 + 0.1 * noise).tolist(), 9.0, 3.0, math.nan, 9.0)])
+    yield "spikes of a noisy curve", SpikeWatch.spikes, seen.nonzero().flatten(), [400, 403]
+    values, sign = (3.0, 1.0, 2.0), -1.0 if maximized(system, {"loss": 0.0}) else 1.0
+    with tempfile.TemporaryDirectory() as folder:
+        job = new_job(subject, folder=Path(folder))
+        for job.step, value in enumerate(values, 1):
+            job.system.evaluate = lambda source, engine, value=value: {"loss": sign * value}  # type: ignore[method-assign]
+            reporting.evaluate(job)
+        saved = checkpoint.best(Path(folder) / "checkpoints")
+    found = [job.best or 0.0, job.best_step, checkpoint.step_at(saved) if saved else 0]
+    yield "best of three evaluations, its step, and the checkpoint that is kept", reporting.evaluate, found, [sign, 2, 2]
+
+
 # ---- evaluation ----------------------------------------------------------------------------------------------------------
 
 
@@ -229,5 +260,5 @@ def _kept(logits_BV: Tensor, given: Sampling) -> Tensor:
 
 
 SHARED: dict[str, Callable[[Subject, System], Iterable[tuple]]] = {
-    "data": data, "model": layers, "optimizer": optimizers, "evaluation": evaluation, "inference": inference,
+    "data": data, "model": layers, "optimizer": optimizers, "loop": loop, "evaluation": evaluation, "inference": inference,
 }  # fmt: skip
