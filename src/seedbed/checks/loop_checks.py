@@ -173,7 +173,7 @@ def randomness(subject: Subject) -> Finding:
         return failed(f"a step draws twice from the same keys: {again}", where=again.partition(" and ")[2], case="T3-keys")
     if _drawn_once(subject):
         what = "what a step computes (its variant) depends on the seed, and is the same in all steps of a run"
-        return failed(what, where=source_line(type(system).variant), case="T3-step")
+        return failed(what, where=source_line(type(system).variant), case="T3-variant")
     return passed("equal steps draw equal noise, other steps draw other noise" if drawn[0] else "the loss draws nothing")
 
 
