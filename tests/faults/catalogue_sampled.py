@@ -64,7 +64,7 @@ FAULTS = [
         EBT_SYSTEM, "self.log_alpha, mean).exp()", "self.log_alpha, mean).exp().detach()"),
     ebt("evaluation", "medium", "evaluation descends the first landscape at every step",
         "Evaluations and generation follow an energy that was trained for the first step only.",
-        OPTIMIZE, "step = take(model, contexts, z_BTV, number, alpha, space)", "step = take(model, contexts, z_BTV, 0, alpha, space)"),
+        OPTIMIZE, "step = take(model, contexts, z_BTV, number,", "step = take(model, contexts, z_BTV, 0,"),
     ebt("model", "hard", "last context is read without a norm",
         "Keys and values of the last block grow with the stream: deep models attend to few tokens.",
         EBT_MODEL, "k, v = F.linear(self.norm1(x_BTC), self.qkv", "k, v = F.linear(x_BTC, self.qkv"),
