@@ -10,14 +10,16 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from seedbed.checks.small_jobs import new_job
+from seedbed.checks.small_jobs import new_job, take_steps
 from seedbed.checks.subject import CPU, Subject, spread
 from seedbed.config import Guard
+from seedbed.data.feed import Feed
 from seedbed.data.image_source import ImageSource, to_bytes, to_float
 from seedbed.data.text import TextData, text_metrics
 from seedbed.data.tokenise import commit
@@ -27,9 +29,11 @@ from seedbed.nn.init import rows_of
 from seedbed.nn.layers import EPS, MLP, QK_SCALE, Attention, LayerNorm, RMSNorm, rope_table
 from seedbed.nn.likeliest import only_likeliest
 from seedbed.train import capabilities, checkpoint, reporting, rollback
+from seedbed.train import loop as train_loop
 from seedbed.train.engine import Engine
 from seedbed.train.guard import Incidents, SpikeWatch
 from seedbed.train.optim import MUON_COEFFICIENTS, AdamW, Muon
+from seedbed.train.stepper import Stepper, StepResult
 from seedbed.train.system import System, maximized
 
 NUM_DRAWN, NUM_BLOCKS, NUM_BRANCHES, NUM_IMAGES = 20_000, 4, 256, 64
@@ -194,7 +198,8 @@ def _orthogonal(x_MC: Tensor, rows: tuple[int, ...]) -> Tensor:
 
 
 def loop(subject: Subject, system: System) -> Iterator[tuple]:
-    """Answers to steps that are not finite and to spikes, spikes of a noisy curve, and the best of three evaluations."""
+    """Answers to steps that are not finite and to spikes, spikes of a noisy curve, the best of three evaluations, and which items
+    steps take."""
     guard, words = Guard(max_skips=2, max_rollbacks=2), ("warn", "skip", "rollback", "stop")
     incidents, near, far = (Incidents(guard) for _ in range(3))
     answers = [words.index(rollback.answer_to_nonfinite(incidents)) for _ in range(9)]
@@ -203,17 +208,25 @@ def loop(subject: Subject, system: System) -> Iterator[tuple]:
     answers = [words.index(rollback.answer_to_spike(*spike)) for spike in spikes]
     yield "answers to three spikes near each other, and to three far apart", rollback.answer_to_spike, answers, [0, 0, 2, 0, 0, 0]
     watch, noise = SpikeWatch(guard), torch.randn(400, generator=torch.Generator().manual_seed(7))
-    seen = torch.tensor([watch.spikes(loss) for loss in (*(3.0 + 0.1 * noise).tolist(), 9.0, 3.0, math.nan, 9.0)])
+    curve = (3.0 + 0.1 * noise).tolist()
+    seen = torch.tensor([watch.spikes(loss) for loss in (*curve, 9.0, 3.0, math.nan, 9.0)])
     yield "spikes of a noisy curve", SpikeWatch.spikes, seen.nonzero().flatten(), [400, 403]
     values, sign = (3.0, 1.0, 2.0), -1.0 if maximized(system, {"loss": 0.0}) else 1.0
     with tempfile.TemporaryDirectory() as folder:
-        job = new_job(subject, folder=Path(folder))
+        job = new_job(subject, "every.log=1000", "guard.policy=rollback", folder=Path(folder))
         for job.step, value in enumerate(values, 1):
             job.system.evaluate = lambda source, engine, value=value: {"loss": sign * value}  # type: ignore[method-assign]
             reporting.evaluate(job)
         saved = checkpoint.best(Path(folder) / "checkpoints")
+        job.step, loads, real = 0, list[int](), Feed.load
+        with patch.object(Feed, "load", lambda feed, counter: loads.append(counter) or real(feed, counter)):
+            take_steps(job, 3)
+        accepted = [train_loop.accept_step(job, StepResult(step, loss)) for step, loss in enumerate((*curve, 9.0, 9.0, 9.0), 1)]
     found = [job.best or 0.0, job.best_step, checkpoint.step_at(saved) if saved else 0]
     yield "best of three evaluations, its step, and the checkpoint that is kept", reporting.evaluate, found, [sign, 2, 2]
+    yield "first items of three steps", (Stepper.load, train_loop.take_step), loads, [job.config.batch * n for n in range(3)]
+    wanted = [*[True] * (len(curve) + 2), False]
+    yield "steps after which a run goes on: all but the third spike", train_loop.accept_step, accepted, wanted
 
 
 # ---- evaluation ----------------------------------------------------------------------------------------------------------

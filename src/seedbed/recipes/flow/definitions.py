@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -51,6 +52,14 @@ def loss(system: Flow) -> Iterator[tuple]:
     moments = [2 * share_B.mean(), 3 * share_B.square().mean()]
     yield "moments of the times' quantiles", data.draw_time, moments, [1.0, 1.0], 0.1
     one, other = (share_B[: 2 * size] * size).long().clamp(0, size - 1).split(size)
+    gauss = 0.5 * torch.randn(4096, 1, 4, 4, generator=torch.Generator().manual_seed(5))
+    seen = data.flow_batch(gauss, many := torch.arange(4096), many, 7, replace(system.times, strata=4096))
+    t = seen["time"][:, None, None, None]
+    best = seen["input"] * (0.25 * t - (1.0 - t)) / ((1.0 - t).square() + 0.25 * t.square())  # the mean velocity, given the input
+    field = best if predict == "v" else seen["input"] + best * (1.0 - t)
+    found = objective.errors(field, seen["input"], seen["time"], seen["velocity"], predict).mean()
+    known = objective.gaussian_baseline(torch.full((1,), 0.25), objective.quantiles(system.times), predict)
+    yield "loss of the best predictor of normal values", (objective.gaussian_baseline, objective.weights), known, found, 0.05
     if system.times.strata:
         yield "strata in which a step has a time", data.draw_time, len(one.unique()), size, 0.05
         yield "steps whose times have one order", data.draw_time, torch.equal(one, other), False
@@ -61,9 +70,11 @@ def model(system: Flow) -> Iterator[tuple]:
     """Patches count along rows, then columns; each axis has its own features, and so has the time."""
     at, turned = torch.tensor([[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]), torch.tensor([1, 0])
     yield "rows and columns of patches", raster, raster(2, 3, torch.device("cpu")), at
-    for table in (lambda at: axial_table(at, 16, 100.0)[1][:, 0], lambda at: sincos_table(at, 16)):
-        one, other = table(at).chunk(2, dim=1), table(at[:, turned]).chunk(2, dim=1)
-        yield "features of rows and columns, exchanged", (axial_table, sincos_table), torch.cat(one, 1), torch.cat(other[::-1], 1)
+    falls = 100.0 ** (-torch.arange(4) / 4)
+    wanted = torch.cat((at[:, :1] * falls, at[:, 1:] * falls), 1).sin()
+    yield "sines of the angles of rows and columns", axial_table, axial_table(at, 16, 100.0)[1][:, 0], wanted
+    one, other = sincos_table(at, 16).chunk(2, dim=1), sincos_table(at[:, turned], 16).chunk(2, dim=1)
+    yield "features of rows and columns, exchanged", sincos_table, torch.cat(one, 1), torch.cat(other[::-1], 1)
     time_B = torch.tensor([0.1, 0.6, 0.9])
     angle_BF = 30.0 * time_B[:, None] * 10_000.0 ** (-torch.arange(4) / 4)
     yield "features of the time", time_features, time_features(time_B, 8, 30.0), torch.cat((angle_BF.cos(), angle_BF.sin()), 1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from seedbed.recipes.world import evaluate, metrics, player
 from seedbed.recipes.world.critic import Critic, critic_loss
 from seedbed.recipes.world.curriculum import Curriculum
-from seedbed.recipes.world.data import CounterNoise, WindowSource
+from seedbed.recipes.world.data import NUM_FITTED, CounterNoise, WindowSource, WorldData
 from seedbed.recipes.world.memory import POSE, Layout, Memory, to_float
 from seedbed.recipes.world.model import STILL, TAPS, WorldNet, hold_still, transport
 from seedbed.recipes.world.objective import HIDDEN_NOISE, TrainingNoise, open_window, rows_of
@@ -144,12 +144,18 @@ def scores(system: Emulator) -> Iterator[tuple]:
         if n == min(evaluate.NEAR, horizon):
             wanted["gap"] = errors[-1] / (forced - target).abs().mean()
         if n in (1, 4, 16):
-            for name, shown in {"free": free, "copy": true[:, before - 1], "mean": mean.expand_as(target)}.items():
-                wanted[f"{name}_{n}"] = metrics.psnr(shown, target).mean()
+            last, share = true[:, before - 1], system.data.fade(n)
+            rest = {"copy": last, "mean": mean.expand_as(target), "fade": share * last + (1.0 - share) * mean}
+            wanted |= {f"{name}_{n}": metrics.psnr(shown, target).mean() for name, shown in ({"free": free} | rest).items()}
         other = step(other, action_BA.roll(1, 0))
         if n == (4 if horizon >= 4 else 1):
             wanted["listens"] = metrics.psnr(free, target).mean() - metrics.psnr(other, target).mean()
     wanted["free_l1"] = torch.stack(errors[len(errors) // 2 :]).mean()
+    start_N = system.data.train.windows(NUM_FITTED, 1, horizon)
+    pair = (torch.from_numpy(recording.frames_THWC[start_N + n] - system.data.mean_frame) for n in (0, horizon))
+    last, target = (frames.flatten(1) for frames in pair)
+    errors_S = torch.stack([(n / 40 * last - target).square().sum(1).clamp_min(1.0).log().mean() for n in range(41)])
+    yield "best weight of the last frame against the mean", WorldData.fade, system.data.fade(horizon), errors_S.argmin() / 40
     predict = lambda memory, action_BA, *rest: step(memory.last, action_BA)  # noqa: E731
     with patch.object(system, "predict_frame", predict):
         found = evaluate.quick(system, source)
