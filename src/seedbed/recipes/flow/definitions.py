@@ -52,6 +52,9 @@ def loss(system: Flow) -> Iterator[tuple]:
     moments = [2 * share_B.mean(), 3 * share_B.square().mean()]
     yield "moments of the times' quantiles", data.draw_time, moments, [1.0, 1.0], 0.1
     one, other = (share_B[: 2 * size] * size).long().clamp(0, size - 1).split(size)
+    gap_T = torch.linspace(0.0, 1.0, NUM)
+    wanted = torch.stack(((gap_T / gap_T.clamp_min(objective.MIN_GAP)).square(), gap_T.clamp_min(objective.MIN_GAP) ** -2))
+    yield "weights of errors in the loss", objective.weights, torch.stack(objective.weights(1.0 - gap_T, "x")), wanted
     gauss = 0.5 * torch.randn(4096, 1, 4, 4, generator=torch.Generator().manual_seed(5))
     seen = data.flow_batch(gauss, many := torch.arange(4096), many, 7, replace(system.times, strata=4096))
     t = seen["time"][:, None, None, None]
