@@ -83,7 +83,7 @@ closed, so `now` says nothing about the next ones.
 SAMPLED_ONES = """
 ## Faults at places drawn at random
 
-`tests/faults/catalogue_sampled.py`: 16 faults in functions that a seeded draw chose, written after the mending for the list above
+`tests/faults/catalogue_sampled.py`: 16 faults in functions that a seeded draw chose, written after the repairs for the list above
 and counted before anything was changed for them. Chance finds what nobody would think of: many of them only measure or report.
 """
 GUESSED_ONES = """
