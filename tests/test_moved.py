@@ -144,8 +144,8 @@ def test_sample_that_cannot_be_written_does_not_end_the_run(tmp_path: Path, monk
         raise OSError(28, "No space left on device")
 
     find(TOY)
-    recipe = next(m for m in sys.modules.values() if getattr(m, "__file__", None) == TOY and hasattr(m, "Toy"))
-    monkeypatch.setattr(recipe.Toy, "sample", sample)
+    for module in [m for m in sys.modules.values() if getattr(m, "__file__", None) == TOY and hasattr(m, "Toy")]:
+        monkeypatch.setattr(module.Toy, "sample", sample)  # a test may have imported the file under another name
     assert start(tmp_path, "one", "every.sample=3") == 0
     assert "no sample could be written" in capsys.readouterr().out
 
