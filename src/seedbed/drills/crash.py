@@ -15,7 +15,7 @@ from seedbed.drills import faults
 from seedbed.drills.faults import OpenFiles, die
 from seedbed.drills.sandbox import EVERY, STEPS, Child, DrillResult, Failed, Sandbox, line_with, training
 from seedbed.track import files
-from seedbed.train import checkpoint, checkpoint_loading, loop
+from seedbed.train import checkpoint, checkpoint_loading, loop, saving
 
 
 def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
@@ -41,10 +41,10 @@ def kill_save(sandbox: Sandbox, result: DrillResult) -> None:
 def _fork_at_save(step: int, num: int, report: Path) -> None:
     """In the run: before the save at `step`, forks `num` copies that are killed during that save, then kills the run."""
 
-    @faults.wrap(loop, "save")
-    def save(real: Any, job: loop.Job) -> None:
-        if job.step != step:
-            return real(job)
+    @faults.wrap(saving, "save")
+    def save(real: Any, job: loop.Job, **how: bool) -> None:
+        if how or job.step != step:
+            return real(job, **how)
         size = report.with_suffix(".size")
         _save_in_copy(job, real, size)
         checkpoint.remove(job.run.path / "checkpoints" / checkpoint.folder_name(step))

@@ -31,7 +31,7 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
     def install(wrapper: Callable[..., Any]) -> None:
         real = getattr(owner, name)
-        setattr(owner, name, lambda *given: wrapper(real, *given))
+        setattr(owner, name, lambda *given, **named: wrapper(real, *given, **named))
 
     return install
 
