@@ -8,8 +8,8 @@ from typing import Any
 from seedbed.config import PLAIN, flat, flatten, replaced
 from seedbed.errors import UserError
 
-# Old keys, or groups of keys, with their new names; then, by new key, old values.
-RENAMED, RENAMED_VALUES = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text()).values()
+# Old keys, or groups of keys, with their new names; by new key, old values; and what runs did before a key existed.
+RENAMED, RENAMED_VALUES, BEFORE = tomllib.loads(Path(__file__).with_name("renamed.toml").read_text()).values()
 
 # Settings that may be changed when a run is resumed.
 FREE_KEYS = {"batch", "accum", "device", "precision", "keep", "steps", "budget", *(word.partition("=")[0] for word in PLAIN)}
@@ -44,7 +44,7 @@ def current_key(key: str) -> str:
 def from_json(like: Any, values: dict[str, Any]) -> Any:
     """The config that `to_json` wrote, with the types of `like`; an unknown key is an error."""
     known = flatten(like)
-    found = translated(flat(values), known)
+    found = {key: value for key, value in BEFORE.items() if key in known} | translated(flat(values), known)
     for key in (key for key in found if key not in known):
         if any(name.startswith(f"{key}.") for name in known):
             raise UserError(f"the saved config is damaged: `{key}` should hold a group of values")
