@@ -14,6 +14,7 @@ from seedbed.cli import main  # noqa: E402
 if __name__ == "__main__":
     status = main()
     if status and "RANK" in os.environ:  # connections to other ranks stay open, and threads of theirs may abort a normal exit
-        sys.stdout.flush(), sys.stderr.flush()
+        sys.stdout.flush()
+        sys.stderr.flush()
         os._exit(status)
     sys.exit(status)

@@ -32,8 +32,8 @@ RECIPES = {
     # The slope of an absolute error jumps: at the full rate what was 1e-8 at step 17 has grown to 1e-4 at step 40. Without the
     # radiance field, whose own loss is taken on other windows of the batch where there are several ranks (docs/scale.md).
     "world": [
-        "world/demo", "data.recording=box", "batch=16", "data.frames=600", "data.examined=4", "model.rollout=2", "model.pose_tracking=false",
-        "optim.lr=3e-5",
+        "world/demo", "data.recording=box", "batch=16", "data.frames=600", "data.examined=4", "model.rollout=2",
+        "model.pose_tracking=false", "optim.lr=3e-5",
     ],
 }  # fmt: skip
 DEGREES = {
