@@ -37,6 +37,7 @@ def require_equal(ranks: Ranks, **facts: Any) -> None:
     found = ranks.all_gather_object(facts)
     for name, wanted in found[0].items():
         if others := [str(rank) for rank, theirs in enumerate(found) if theirs[name] != wanted]:
+            ranks.close()  # all have answered; a process that leaves the group open may be aborted by its threads
             where = f"rank{'s' * (len(others) > 1)} {', '.join(others[:8])}"
             raise UserError(f"the {name} of {where} differs from that of rank 0; give all machines the same files and versions")
 
